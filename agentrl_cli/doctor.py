@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import AgentRLError, ModelError
 from agentrl_cli.paths import bundled_model, is_bundled, pack_names
-from agentrl_cli.threads import cores
+from agentrl_cli.registry.threads import cores
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -69,7 +69,7 @@ def check_machine(
     yield _packs()
     yield _model()
     yield _store(db)
-    if remote is not None and remote.backend and (remote.url or ":" not in remote.backend):
+    if remote is not None and remote.backend and (remote.url or remote.urls or ":" not in remote.backend):
         yield check_server(remote)
     yield _torch()
     yield _engine(model, base or Path.cwd())
@@ -268,18 +268,21 @@ def check_server(remote: RemoteConfig) -> Check:
     from agentrl_cli.policies.remote.http import Endpoint
     from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy
 
+    addresses = remote.urls or [remote.url]
+
     async def asked() -> None:
-        endpoint = Endpoint(remote.url, start=VLLMPolicy.start if remote.backend == "vllm" else "")
-        try:
-            await endpoint.reach()
-        finally:
-            await endpoint.close()
+        for url in addresses:
+            endpoint = Endpoint(url, start=VLLMPolicy.start if remote.backend == "vllm" else "")
+            try:
+                await endpoint.reach()
+            finally:
+                await endpoint.close()
 
     try:
         asyncio.run(asked())
     except AgentRLError as error:
         return Check("server", "fail", error.message, error.hint)
-    detail = f"{remote.backend} answers at {remote.url}"
+    detail = f"{remote.backend} answers at {', '.join(addresses)}"
     try:
         found = version("vllm") if remote.backend == "vllm" else ""
     except PackageNotFoundError:  # vLLM runs in another environment, or on another machine

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.sandbox import Sandbox
 
+_LOG = logging.getLogger(__name__)
 SMALL = 64 * 2**20
 """Most bytes of a store that is checked for damage before anything is written to it."""
 M_ARENA_MAX = -8
@@ -66,10 +69,14 @@ async def open_runtime(
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.cluster.pool import open_pool
     from agentrl_cli.policies.load import load_policy
+    from agentrl_cli.policies.remote.base import RemotePolicy
+    from agentrl_cli.policies.remote.servers import Servers
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
     cluster = config.cluster
+    if cluster.kind == "here" and cluster.workers > 1:
+        _LOG.warning("cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers)
     if cluster.kind != "here" and (packs is not None or hooks):
         raise ConfigError(
             f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
@@ -82,19 +89,37 @@ async def open_runtime(
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
+        engine = config.engine.start and spec in (None, config.model.name)
+        served = config
+        if engine:
+            served = await stack.enter_async_context(_engine(config, base, db.parent / "logs"))
         held = partial(conversations, found.values(), config.task.split_train)
-        loaded = load_policy(spec, config, base=base, store=store, trainable=trainable, conversations=held)
+        loaded = load_policy(spec, served, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)
+        if isinstance(loaded.policy, (RemotePolicy, Servers)):
+            await loaded.policy.reach()
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
         store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         workers = None
         if cluster.kind != "here":
-            pool = open_pool(config, base, loaded, found, store, spec=spec, trainable=trainable)
+            pool = open_pool(served, base, loaded, found, store, spec=spec, trainable=trainable)
             workers = await stack.enter_async_context(pool)
             loaded.policy = workers.policy(loaded)
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
+
+
+@contextlib.asynccontextmanager
+async def _engine(config: Config, base: Path, logs: Path) -> AsyncIterator[Config]:
+    """The run's own inference server; yields the configuration that means it."""
+    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.policies.remote.engine import started
+
+    to_stderr("Starting a vLLM server for this run …")
+    folder = model_folder(config.model.name, config, base=base)
+    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as found:
+        yield found
 
 
 def one_heap() -> None:

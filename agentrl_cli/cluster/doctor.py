@@ -73,6 +73,7 @@ async def _attempts(pool: WorkerPool, rollout: Rollout, config: Config) -> list[
             found.append((f"worker {worker.number} job", "fail", error.message, error.hint))
             continue
         bad = ended.outcome is not None and ended.outcome.is_error
-        text = f"{ended.outcome} in {ended.ended - ended.started:.1f} s{f': {ended.error}' if ended.error else ''}"
+        text = f"an episode in {ended.ended - ended.started:.1f} s, {ended.outcome}"
+        text += f": {ended.error}" if ended.error else ""
         found.append((f"worker {worker.number} job", "fail" if bad else "ok", text, ""))
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentrl_cli.policies.protocols import OnToken, TrainablePolicy
+from agentrl_cli.cluster.service import Following
+from agentrl_cli.policies.protocols import OnToken, Sleeping, TrainablePolicy
 from agentrl_cli.types import Generation, Int32, Sampling
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 class Publisher(Protocol):
     """Brings weights to workers."""
+
+    async def publish_to_servers(self, version: str, policy: Following) -> None:
+        """Let a policy publish to its servers while no worker samples from them; workers sample with it then."""
 
     async def publish(self, version: str, model: nn.Module | None) -> None:
         """Let every worker sample with the trained weights of `model` as they are now; None: only the name changes."""
@@ -65,7 +69,14 @@ class ClusterPolicy:
     def rest(self) -> None:
         self.inner.rest()
 
+    async def sleep(self) -> None:
+        if isinstance(self.inner, Sleeping):
+            await self.inner.sleep()
+
     async def publish(self, version: str) -> None:
+        if isinstance(self.inner, Following):
+            await self.workers.publish_to_servers(version, self.inner)
+            return
         await self.inner.publish(version)
         await self.workers.publish(version, self.model)
 

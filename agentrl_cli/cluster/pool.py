@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from agentrl_cli.cluster.checks import require_local, require_same
 from agentrl_cli.cluster.policy import ClusterPolicy
 from agentrl_cli.cluster.protocol import Order, Save, Setup, Variant, Weights, WorkerLost
 from agentrl_cli.cluster.remote import RemoteWorker
+from agentrl_cli.cluster.service import Following
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, BadAnswer, ConfigError, PolicyError, RunFailed
 from agentrl_cli.learning.length_shaping import Shaping
@@ -48,7 +50,9 @@ ALL_LOST = 600.0
 SHOWN = 2.0
 """Seconds between two looks of the screens at the workers."""
 
+_LOG = logging.getLogger(__name__)
 
+SERVERS = "remote/servers"
 LINKS = {
     "processes": "agentrl_cli.cluster.processes:open_links",
     "ray": "agentrl_cli.cluster.ray_actors:open_links",
@@ -72,6 +76,7 @@ class WorkerPool:
         self._save = save
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
+        self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._run_id: str | None = None
         self._alone_since = time.monotonic()
@@ -202,11 +207,23 @@ class WorkerPool:
 
     async def publish(self, version: str, model: nn.Module | None) -> None:
         """As in Publisher. A worker that is lost meanwhile gets the weights when it is back."""
-        if model is not None and self._save is not None:
-            self.weights = await asyncio.to_thread(self._save, model, version)
-        self.version = version
-        loads = [worker.load(version, self.weights) for worker in self.workers if worker.ready]
-        for error in await asyncio.gather(*loads, return_exceptions=True):
+        async with self._changing:
+            if model is not None and self._save is not None:
+                self.weights = await asyncio.to_thread(self._save, model, version)
+            self.version = version
+            await self._each(lambda worker: worker.load(version, self.weights))
+
+    async def publish_to_servers(self, version: str, policy: Following) -> None:
+        """As in Publisher."""
+        async with self._changing:
+            await self._each(RemoteWorker.hold)
+            await policy.publish(version)
+            self.version, self.weights = version, policy.published()
+            await self._each(lambda worker: worker.load(version, self.weights))
+
+    async def _each(self, call: Callable[[RemoteWorker], Awaitable[None]]) -> None:
+        calls = [call(worker) for worker in self.workers if worker.ready]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(error, BaseException) and not isinstance(error, WorkerLost):
                 raise error
 
@@ -218,11 +235,12 @@ class WorkerPool:
             for found in worker.metrics:
                 for name, value in found.items():
                     old = own.get(name, 0.0)
-                    level = name.startswith("rollout/kv")
+                    level = name == SERVERS or name.startswith("rollout/kv")
                     own[name] = max(old, value) if name.endswith("peak") else value if level else old + value
             worker.metrics.clear()
             for name, value in own.items():
-                total[name] = total.get(name, 0.0) + value
+                old = total.get(name, 0.0)
+                total[name] = min(total.get(name, value), value) if name == SERVERS else old + value
         return total
 
     def describe(self) -> str:
@@ -233,12 +251,9 @@ class WorkerPool:
     async def _admit(self, worker: RemoteWorker) -> None:
         """Start a worker, and let it take jobs once it has the newest weights."""
         await worker.open()
-        while True:
-            version, weights = self.version, self.weights
-            await worker.load(version, weights)
-            if version == self.version:
-                break
-        worker.ready = True
+        async with self._changing:
+            await worker.load(self.version, self.weights)
+            worker.ready = True
         self._wake()
 
     async def _replace(self, worker: RemoteWorker) -> None:
@@ -261,6 +276,8 @@ class WorkerPool:
             self._report("info", f"Worker {worker.number} is back.")
 
     def _report(self, level: str, text: str) -> None:
+        if level == "warn":
+            _LOG.warning(text)
         if self.store is not None:
             self.store.journal.add_log(self._run_id, level, text)
             self.store.journal.add_event(self._run_id, "worker", {"text": text})
@@ -315,10 +332,11 @@ async def open_pool(
     `same=False`: nodes may have other versions or other code than this process.
     """
     kind = config.cluster.kind
-    if trainable and getattr(loaded.policy, "separate_weights", False):
+    served = isinstance(loaded.policy, Following)
+    if trainable and not served and getattr(loaded.policy, "separate_weights", False):
         raise ConfigError(
-            f"cluster.kind is {kind}, and {loaded.policy.name} samples with weights that a server has.",
-            hint="Train with cluster.kind: here: one process keeps several servers busy.",
+            f"cluster.kind is {kind}, and {loaded.policy.name} samples with weights that workers cannot be given.",
+            hint="Train with cluster.kind: here, or give it `hold`, `adopt` and `published` as the vllm backend has.",
         )
     name = spec or config.model.name
     where = str(loaded.folder) if "@" in name and loaded.folder is not None else name
@@ -327,6 +345,7 @@ async def open_pool(
 
     threads = torch.get_num_threads()  # with deterministic the same arithmetic as here
     threads = threads if config.deterministic else max(1, threads // config.cluster.workers)
+    trainable = trainable and not served  # servers have the weights: a worker loads none
     setup = Setup(config.model_copy(update={"rollout": rollout}), base, where, trainable, threads=threads)
     recorder, discard = None, (lambda episode_id: None)
     if store is not None:

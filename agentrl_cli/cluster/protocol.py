@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 Message = tuple[Any, ...]
 Emit = Callable[[Message], None]
 Weights = Any
-"""A safetensors file or its bytes, or a link's reference to these; None: those that the model's own files have."""
+"""A safetensors file or its bytes, or a link's reference to these; Published: the servers have them.
+
+None: those that the model's own files have.
+"""
 Save = Callable[["nn.Module", str], Weights]
 """Makes the trained weights of a model, under a version's name, what workers can load."""
 

@@ -113,6 +113,10 @@ class RemoteWorker:
             await self._lose(f"it could not load {version}: {error}")
             raise WorkerLost(f"Worker {self.number} could not load the weights {version}: {error}")
 
+    async def hold(self) -> None:
+        """Let no turn begin until the next `load`; returns once none runs. Raises WorkerLost."""
+        await self._ask("held", ("hold",))
+
     async def run(self, orders: Sequence[Order]) -> AsyncGenerator[Finished, None]:
         """As in Worker. The caller that stops listening cancels what is left."""
         loop = asyncio.get_running_loop()
@@ -173,6 +177,8 @@ class RemoteWorker:
     async def _ask(self, answer: str, message: Message) -> Message:
         """Send a message and wait for its answer, without its name."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        # Read even if `_send` fails first, so that it is not reported as never retrieved.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._answers[answer] = future
         await self._send(message)
         return await future
@@ -194,7 +200,7 @@ class RemoteWorker:
 
     def _take(self, message: Message) -> None:
         name, *values = message
-        if name in self._answers and name in ("ready", "loaded", "echo"):
+        if name in self._answers and name in ("ready", "loaded", "held", "echo"):
             self._answer(name, tuple(values))
         elif name == "refused":
             self._answer("ready", error_of(values[0], f"Worker {self.number}: {values[1]}", values[2]))

@@ -25,6 +25,7 @@ from agentrl_cli.errors import AgentRLError, NotFound
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.policies.protocols import require_trainable
+from agentrl_cli.policies.remote.token_ids import Published
 from agentrl_cli.rollout.parts import Parts, open_parts
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode
@@ -44,6 +45,24 @@ class Swapping(Protocol):
 
     async def swap(self, version: str, change: Callable[[], None]) -> None:
         """Call `change` while nothing is computed; later turns have this version."""
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A policy on servers, to which one process brings the weights for all."""
+
+    def published(self) -> Published:
+        """The weights of the last `publish`."""
+        ...
+
+    async def hold(self) -> None:
+        """Wait for running turns and let none begin until `adopt`."""
+
+    async def adopt(self, version: str, published: Published) -> None:
+        """Sample with the weights that another process had the servers load."""
+
+    async def publish(self, version: str) -> None:
+        """Let the servers load the trained weights."""
 
 
 def hello(packs: dict[str, Pack]) -> Hello:
@@ -81,6 +100,10 @@ async def use_weights(loaded: Loaded, version: str, weights: Weights) -> None:
     policy = loaded.policy
     if weights is None:
         policy.weights_version = version
+        return
+    if isinstance(weights, Published):
+        assert isinstance(policy, Following)
+        await policy.adopt(version, weights)
         return
     from agentrl_cli.models.trained import put_weights
 
@@ -147,6 +170,12 @@ class Service:
             self.emit(("ready", hello(self._parts.packs)))
         except AgentRLError as error:
             self.emit(("refused", *problem(error)))
+
+    async def _hold(self) -> None:
+        assert self._loaded is not None
+        if isinstance(self._loaded.policy, Following):
+            await self._loaded.policy.hold()
+        self.emit(("held",))
 
     async def _load(self, version: str, weights: Weights) -> None:
         assert self._loaded is not None

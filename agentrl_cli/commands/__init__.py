@@ -18,10 +18,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from agentrl_cli import trust
 from agentrl_cli._version import __version__
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
+from agentrl_cli.registry import trust
 from agentrl_cli.types.plain import is_text, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
     "optimize": ("Run", "agentrl_cli.commands.optimize:command", "Better prompts instead of better weights"),
     "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
+    "engine": ("Run", "agentrl_cli.commands.engine:app", "Install and start a vLLM server of the model"),
     "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
     "import": ("Run", "agentrl_cli.commands.import_model:command", "Another project's model (minimind), and back"),
     "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),
@@ -148,7 +149,7 @@ def _new_project() -> bool:
 def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
     if COMMANDS[name][0] == "Run":
-        from agentrl_cli.threads import limit_openmp
+        from agentrl_cli.registry.threads import limit_openmp
 
         limit_openmp()
     module_name, _, attribute = COMMANDS[name][1].partition(":")

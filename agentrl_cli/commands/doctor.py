@@ -14,6 +14,7 @@ from agentrl_cli.commands.common import (
     JsonOption,
     ModelOption,
     ProjectOption,
+    SetOption,
     echo,
     echo_json,
     harmless,
@@ -57,6 +58,7 @@ def command(
     cluster: ClusterOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
+    sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 if something will not work.
@@ -79,11 +81,11 @@ def command(
     store = find_db(project, db, must_exist=False)
     found = []
     if model is not None:
-        checks: Iterable[Check] = _abilities(model, project, store)
+        checks: Iterable[Check] = _abilities(model, project, store, sets)
     elif cluster:
-        checks = _workers(project, store)
+        checks = _workers(project, store, sets)
     else:
-        checks = _guarantees(level) if sandbox else check_machine(store, *_settings(project))
+        checks = _guarantees(level) if sandbox else check_machine(store, *_settings(project, sets))
     for check in checks:
         found.append(check)
         if not as_json:
@@ -98,22 +100,24 @@ def command(
 
 
 def _settings(
-    project: Path | None,
+    project: Path | None, sets: list[str] | None
 ) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None]:
     """The project's sandbox, model, folder and server.
 
     The defaults without a project, or if its configuration is invalid.
     """
     try:
-        found = open_project(project, required=False)
+        found = open_project(project, sets=sets, required=False)
         config = found.config
-        return config.sandbox, config.model, found.project, config.remote
+        return config.sandbox, config.model, found.project, None if config.engine.start else config.remote
     except ConfigError as problem:
+        if sets:
+            raise
         warn(f"{problem.message} Using the default settings.")
         return None, None, None, None
 
 
-def _abilities(model: str, project: Path | None, db: Path) -> list[Check]:
+def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
     """What a model does of its own accord, as checks: often is ok, sometimes a warning, never a failure."""
     import asyncio
 
@@ -122,7 +126,7 @@ def _abilities(model: str, project: Path | None, db: Path) -> list[Check]:
     from agentrl_cli.policies.load import load_policy
     from agentrl_cli.store import Store
 
-    context = open_project(project, required=False)
+    context = open_project(project, sets=sets, required=False)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(db, readonly=True)) if db.is_file() else None
         loaded = load_policy(model, context.config, base=context.project, store=store)
@@ -145,14 +149,14 @@ def _abilities(model: str, project: Path | None, db: Path) -> list[Check]:
     return [*checks, Check("verdict", "ok" if said.startswith("RL can begin") else "fail", said)]
 
 
-def _workers(project: Path | None, db: Path) -> list[Check]:
+def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
     """The workers that the project's configuration asks for, as a run would start them."""
     import asyncio
 
     from agentrl_cli.cluster.doctor import check_workers
     from agentrl_cli.doctor import Check
 
-    context = open_project(project)
+    context = open_project(project, sets=sets)
     if context.config.cluster.kind == "here":
         text = "cluster.kind is here: the process of a run makes the episodes itself"
         return [Check("cluster", "ok", text, "--set cluster.kind=processes or ray asks for workers")]

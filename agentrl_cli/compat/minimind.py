@@ -14,8 +14,8 @@ from typing import Any
 
 from agentrl_cli.compat.verl_reward import Parameters, accepted
 from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.context import RewardContext
-from agentrl_cli.threads import call
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import Episode, Origin, Task, ToolResult, Turn
 from agentrl_cli.types.content import content_text

@@ -15,8 +15,8 @@ from typing import Any
 from agentrl_cli.compat.verl_reward import accepted
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
+from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.rules import environment_reward
-from agentrl_cli.threads import call
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Task, ToolResult

@@ -15,8 +15,8 @@ from typing import Any
 
 from agentrl_cli.compat.verl_reward import Parameters, accepted
 from agentrl_cli.errors import EnvError
+from agentrl_cli.registry.threads import call, name_of
 from agentrl_cli.rewards.context import RewardContext, split
-from agentrl_cli.threads import call, name_of
 from agentrl_cli.types import Episode, Message, Origin, Turn
 from agentrl_cli.types.content import content_text
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.context import RewardContext
-from agentrl_cli.threads import call
 from agentrl_cli.types import Episode
 
 NAMES = {"solution_str", "ground_truth"}

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
 from agentrl_cli.config.cluster import ClusterConfig
-from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.config.remote import EngineConfig, RemoteConfig
 from agentrl_cli.types import Sampling
 
 Stop = Literal[
@@ -305,6 +305,7 @@ class Config(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="a vLLM server that is started here")
     cluster: ClusterConfig = Field(
         default_factory=ClusterConfig, description="workers that make the episodes; several GPUs and machines"
     )

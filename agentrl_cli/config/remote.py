@@ -6,7 +6,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl_cli.config.base import Count, Seconds, Section
+from agentrl_cli.config.base import Count, Seconds, Section, Unit
+
+
+class EngineConfig(Section):
+    """A vLLM server on this machine, in an environment of its own."""
+
+    start: bool = Field(default=False, description="a run starts it for itself, and ends it (backend vllm)")
+    env: str | None = Field(
+        default=None, description="its environment, see `agentrl engine install`; null: ~/.cache/agentrl/PACKAGE"
+    )
+    package: str = Field(default="vllm==0.32.0", description="what is installed there")
+    memory: Unit = Field(default=0.45, description="share of the GPU's memory that it takes")
+    options: list[str] = Field(default=[], description="further arguments of `vllm serve`")
 
 
 class RemoteConfig(Section):
@@ -34,6 +46,11 @@ class RemoteConfig(Section):
     )
     sync_dir: str | None = Field(
         default=None, description="folder for new weights, readable by the server; null: runs/remote"
+    )
+    sleep: bool = Field(
+        default=False,
+        description="vllm: the server frees its GPU memory during updates (--enable-sleep-mode and"
+        " VLLM_SERVER_DEV_MODE=1): one GPU for both",
     )
     timeout: Seconds = Field(default=600.0, description="seconds of one request")
     retries: Count = Field(default=3, description="times that a failed request is tried again")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.llm_client import Asked, ask
-from agentrl_cli.threads import call
 from agentrl_cli.types import Message, Task
 
 

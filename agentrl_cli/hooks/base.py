@@ -37,7 +37,7 @@ from typing import Any, cast
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.registry import resolve
-from agentrl_cli.threads import Quit, call, is_async
+from agentrl_cli.registry.threads import Quit, call, is_async
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
 Fields = Mapping[str, Any]

@@ -15,7 +15,7 @@ from agentrl_cli.lightning.spans import Span, SpanCoreFields
 from agentrl_cli.lightning.store import LightningStore
 from agentrl_cli.lightning.tracer import Tracer
 from agentrl_cli.lightning.types import AttemptedRollout, NamedResources, ParallelWorkerBase, Rollout, RolloutMode
-from agentrl_cli.threads import in_thread
+from agentrl_cli.registry.threads import in_thread
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

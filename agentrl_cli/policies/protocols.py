@@ -102,6 +102,14 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class Sleeping(Protocol):
+    """A policy that can free the memory of its server."""
+
+    async def sleep(self) -> None:
+        """Return once the server has freed its memory; the next `publish` wakes it. No effect if it keeps it."""
+
+
 @dataclass
 class PolicySource:
     """What a backend makes its policy from. The model is loaded when it is first asked for."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError
 from agentrl_cli.registry import adapter
+from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.rewards.context import RewardContext, Scored
-from agentrl_cli.threads import call, contained
 from agentrl_cli.types import Episode, RewardPart
 
 __all__ = ["Reward", "RewardContext", "Scored", "finite", "score"]

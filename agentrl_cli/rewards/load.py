@@ -16,8 +16,8 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import adapter, resolve
+from agentrl_cli.registry.threads import stay_in_loop
 from agentrl_cli.rewards import Reward
-from agentrl_cli.threads import stay_in_loop
 
 KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError
+from agentrl_cli.registry.threads import in_thread
 from agentrl_cli.rewards.context import RewardContext, Scored, split
-from agentrl_cli.threads import in_thread
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.threads import call, in_thread
+from agentrl_cli.registry.threads import call, in_thread
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
+from agentrl_cli.registry.threads import contained
 from agentrl_cli.rewards import RewardContext, finite, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.tasks import Pack
-from agentrl_cli.threads import contained
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
 
 CLOSING = 30.0

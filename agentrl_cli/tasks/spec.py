@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli import trust
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.paths import find_pack
-from agentrl_cli.registry import adapter, load_file, resolve
+from agentrl_cli.registry import adapter, load_file, resolve, trust
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.sandbox.options import read_options

@@ -19,7 +19,7 @@ from agentrl_cli.learning.batch import Batch
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.policies.load import Loaded
-from agentrl_cli.policies.protocols import require_trainable
+from agentrl_cli.policies.protocols import Sleeping, require_trainable
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.context import Workers
 from agentrl_cli.rollout.greedy import Greedy
@@ -210,6 +210,8 @@ class Trainer:
             update = await run_in_thread(lambda: self.learner.update(kept, step, baselines))
         else:
             self.policy.rest()
+            if isinstance(self.policy, Sleeping):
+                await self.policy.sleep()
             update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
         update.metrics |= await probe(self.policy, self.learner.compute, kept, self.config)

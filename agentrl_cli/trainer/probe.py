@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentrl_cli.cluster.policy import ClusterPolicy
 from agentrl_cli.config import Config
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.learning.compute import Compute, MicroBatch
@@ -35,6 +36,7 @@ async def probe(
 
     A server that fails here is left to the next turn, and one whose report is of another distribution is not compared.
     """
+    policy = policy.inner if isinstance(policy, ClusterPolicy) else policy
     servers = policy.reachable if isinstance(policy, Servers) else [policy] if isinstance(policy, IdServer) else []
     episodes = [episode for group in groups[:CONTEXTS] for episode in group[:1]]
     limit = config.rollout.max_tokens - TOKENS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,6 +88,13 @@ def require_possible(config: Config) -> None:
     for found_wrong, message, hint in wrong:
         if found_wrong:
             raise ConfigError(f"{message}.", hint=hint)
+    if cluster.nodes > 1:
+        host, _ = address(cluster.rendezvous)
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            text = f"The host {host} of cluster.rendezvous cannot be found: {error.strerror}."
+            raise EnvironmentProblem(text, hint="It is the first machine, by a name that all know.") from error
 
 
 def count_given(config: Config, given: Place) -> None:

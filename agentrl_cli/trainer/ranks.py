@@ -17,6 +17,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -108,6 +109,10 @@ class Team:
     def _await_all(self) -> None:
         """Wait until every rank has reported its versions."""
         ends, waiting = time.monotonic() + STARTUP, [f"here/{rank}" for rank in range(1, self.place.size)]
+        far = len(waiting) - len(self.children)
+        if far:
+            at = f"{self.place.host}:{self.place.port} (at most {STARTUP:g} s)"
+            print(f"Waiting for {far} ranks of other machines at {at} …", file=sys.stderr, flush=True)
         while waiting:
             lost = next((child for child in self.children if child.ended()), None)
             if lost is not None:
@@ -242,12 +247,13 @@ def join_as(place: Place, children: Sequence[Child] = ()) -> None:
 
 def join_from(node: int, config: Config, logs: Path) -> None:
     """The ranks of a further machine, of which this process is the first. Raises RunFailed if one of them fails."""
-    require_possible(config)
     cluster = config.cluster
     if not 0 < node < cluster.nodes:
         raise ConfigError(f"--node {node} is not one of {cluster.nodes} machines.", hint="They count from 0.")
+    require_possible(config)
     here = max(cluster.gpus or 1, cluster.ranks)
     host, port = address(cluster.rendezvous)
+    await_rank_0(host, port)
     places = [Place(node * here + n, n, cluster.size, host, port) for n in range(here)]
     children = spawn(places[1:], logs, here)
     try:
@@ -255,6 +261,24 @@ def join_from(node: int, config: Config, logs: Path) -> None:
     finally:
         for child in children:
             child.end(10.0)
+
+
+def await_rank_0(host: str, port: int, patience: float = STARTUP) -> None:
+    """Wait until the first machine listens. Raises EnvironmentProblem if it does not."""
+    ends, waiting = time.monotonic() + patience, False
+    while True:
+        try:
+            socket.create_connection((host, port), 5.0).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > ends:
+            text = f"No rank 0 answers at {host}:{port} after {patience:g} s: {reason}."
+            raise EnvironmentProblem(text, hint="Start the training on the first machine, with the same --rendezvous.")
+        if not waiting:
+            print(f"Waiting for rank 0 at {host}:{port} (at most {patience:g} s) …", file=sys.stderr, flush=True)
+            waiting = True
+        time.sleep(1.0)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
 ORDER = (
-    "types errors threads paths trust registry config hooks store chat models inference learning policies sandbox "
+    "types errors paths registry config hooks store chat models inference learning policies sandbox "
     "tools rewards envs tasks compat rollout agents cluster evaluate analysis sft trainer prompts servers lightning "
     "tui commands"
 ).split()

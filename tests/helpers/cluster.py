@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable
 
 from agentrl_cli.cluster.protocol import Hello, Message, Order, Status, WorkerLost
 from agentrl_cli.cluster.relay import Relay
+from agentrl_cli.cluster.service import Service
 from agentrl_cli.rollout.attempt import new_episode
 from agentrl_cli.types import Episode
 
@@ -87,3 +89,31 @@ def copy_of(episode: Episode) -> Play:
         return ended
 
     return play
+
+
+class ServiceLink:
+    """A worker in this process; messages are pickled on their way."""
+
+    def __init__(self) -> None:
+        self._out: asyncio.Queue[Message] = asyncio.Queue()
+        self._service = Service(self._out.put_nowait)
+        self._serving: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        self._serving = asyncio.ensure_future(self._service.serve())
+        self._serving.add_done_callback(lambda _: self._out.put_nowait(("ended",)))
+
+    async def send(self, message: Message) -> None:
+        self._service.take(pickle.loads(pickle.dumps(message)))
+
+    async def receive(self) -> list[Message]:
+        found = await self._out.get()
+        if found[0] == "ended":
+            raise WorkerLost("it ended")
+        return [found]
+
+    async def kill(self) -> str:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+        return ""

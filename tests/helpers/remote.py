@@ -162,6 +162,8 @@ class StandIn:
             self.policies[name] = self._policy(Path(body["lora_path"]))
             return 200, f"Success: LoRA adapter '{name}' added successfully.".encode() if vllm else {"success": True}
         if path.removeprefix("/v1") == "/unload_lora_adapter" and (path != "/unload_lora_adapter") == vllm:
+            if name not in self.policies:
+                return 404, {"error": {"message": f"The lora adapter '{name}' cannot be found."}}
             await self.policies.pop(name).close()
             return 200, b"Success" if vllm else {"success": True}
         if (path == "/collective_rpc" and vllm) or (path == "/update_weights_from_disk" and not vllm):

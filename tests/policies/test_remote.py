@@ -180,5 +180,6 @@ def test_eval_with_a_text_only_server(tmp_path: Path, model: Path) -> None:
             return await asyncio.to_thread(main, ["eval", "--project", str(tmp_path)])
 
     assert asyncio.run(run()) == 0
+    assert bodies.pop(0)["path"] == "/v1/models", "it is asked before anything runs"
     assert len(bodies) == 2 and all(body["path"] == "/v1/chat/completions" for body in bodies)
     assert bodies[0]["messages"][-1]["content"].startswith("Go ") and bodies[0]["model"] == "gpt"

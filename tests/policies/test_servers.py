@@ -35,11 +35,13 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         policies = [VLLMPolicy(url, "base", api_key="k", retries=0, context_length=256) for url in urls]
         policy = Servers(policies, patience=5.0, pause=0.05)
         said = [await turn(policy, key) for key in ("a", "b", "a", "b", "a")]
+        stands.sort(key=lambda one: -one.generated)
         assert [one.generated for one in stands] == [3, 2], "an episode stays on its server"
         stands[0].down_until = time.monotonic() + 0.6
         said += await asyncio.gather(turn(policy, "a"), turn(policy, "c"))
         assert stands[1].generated == 4 and policy.describe() == "vllm on 2 servers, 1 of them unreachable"
-        assert policy.take_metrics() == {"remote/servers": 1.0, "remote/moved_turns": 2.0}
+        moved = policy.take_metrics()  # c may begin on either server
+        assert moved["remote/servers"] == 1.0 and moved["remote/moved_turns"] in (1.0, 2.0)
         policy._folder, policy.weights_version = model, "run@1"  # published while the first was lost
         ends = time.monotonic() + 10
         while len(policy.reachable) < 2 and time.monotonic() < ends:

@@ -27,11 +27,11 @@ from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.registry.threads import THREADS, contained, in_thread
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.threads import THREADS, contained, in_thread
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.types import Episode, Message, Outcome, RewardPart, Task
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack, write_project

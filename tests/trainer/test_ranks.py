@@ -78,6 +78,7 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
         (["--ranks", "2", "--set", "cluster.shard=full", "--set", "train.optimizer=muon"], "train.optimizer: muon"),
         (["--ranks", "2", "--nodes", "2"], "cluster.rendezvous names no HOST:PORT"),
         (["--ranks", "2", "--set", "model.device=cuda"], "model.device is cuda, and the ranks are on the CPU"),
+        (["--ranks", "2", "--nodes", "2", "--rendezvous", "a.invalid:1"], "host a.invalid of cluster.rend"),
         (["--ranks", "2", "--nodes", "2", "--node", "2", "--rendezvous", "a:1"], "--node 2 is not one of 2 machines"),
     ],
 )

@@ -20,8 +20,8 @@ from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended
 from agentrl_cli.agents.runners.supervisor import SUPERVISOR
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry.threads import in_thread
 from agentrl_cli.tasks import AgentSpec
-from agentrl_cli.threads import in_thread
 from agentrl_cli.types.plain import parse_json
 
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM", "SYSTEMROOT")

@@ -11,8 +11,8 @@ from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.registry import resolve
+from agentrl_cli.registry.threads import contained, in_thread, is_async
 from agentrl_cli.tasks import AgentSpec
-from agentrl_cli.threads import contained, in_thread, is_async
 
 NAMES = ("task", "base_url", "api_key", "model", "emit_reward", "event_url")
 """What a function may take, by name."""

@@ -15,6 +15,10 @@ class RemotePolicy:
 
     endpoint: Endpoint
 
+    async def reach(self) -> None:
+        """Raise PolicyError unless the server answers within seconds."""
+        await self.endpoint.reach()
+
     async def close(self) -> None:
         await self.endpoint.close()
 

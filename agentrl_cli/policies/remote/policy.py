@@ -90,17 +90,12 @@ class VLLMPolicy(IdServer):
         found = alternatives(tops, len(out), _named, self.vocabulary)
         return out, logps, found, _stop_reason(finish(choice.get("finish_reason"), FINISH), out, sampling)
 
-    async def load_adapter(self, path: str, version: str) -> None:
-        """Serve a new LoRA adapter from now on."""
-        self.lora = True
-        await self.load_weights(path, version)
-
-    async def _take(self, folder: Path, version: str, old: str) -> None:
+    async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
         root, url = self.endpoint.root, self.endpoint.url
         if self.lora:
-            await self._load_adapter(f"{url}/load_lora_adapter", folder, version)
+            await self._load_adapter(f"{url}/load_lora_adapter", folder, label)
             if old:
-                await self.endpoint.command(f"{url}/unload_lora_adapter", {"lora_name": old})
+                await self._unload_adapter(f"{url}/unload_lora_adapter", old)
             return
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self.endpoint.command(f"{root}/collective_rpc", body)

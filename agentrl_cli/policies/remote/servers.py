@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
 from agentrl_cli.policies.protocols import OnToken, Policy, PolicySource
 from agentrl_cli.policies.remote.http import ServerError, Unreachable
 from agentrl_cli.policies.remote.policy import VLLMPolicy
 from agentrl_cli.policies.remote.sglang import SGLangPolicy
-from agentrl_cli.policies.remote.token_ids import IdServer
+from agentrl_cli.policies.remote.token_ids import IdServer, Published
 from agentrl_cli.types import Generation, Int32, Sampling
 
 LONGEST_PAUSE = 60.0
@@ -46,6 +47,8 @@ class Servers:
     def __init__(self, policies: Sequence[IdServer], patience: float, pause: float = 1.0) -> None:
         """`patience`: seconds that a turn waits if no server can be reached; `pause`: before the first new attempt."""
         self.members = [Member(policy) for policy in policies]
+        for policy in policies:
+            policy.mark = policies[0].mark
         self.name = policies[0].name
         self.context_length = min(policy.context_length for policy in policies)
         self.weights_version = policies[0].weights_version
@@ -53,6 +56,7 @@ class Servers:
         self.pause = pause
         self._folder: Path | None = None
         self._changing = asyncio.Lock()
+        self._held = False
         self._homes: dict[str, Member] = {}
         self._moved = 0
 
@@ -105,11 +109,43 @@ class Servers:
                     raise error
         first.drop_older(folder)
 
+    async def sleep(self) -> None:
+        """As in Sleeping, all servers."""
+        await asyncio.gather(*(member.policy.sleep() for member in self.members if not member.lost))
+
+    def published(self) -> Published:
+        """As in IdServer."""
+        assert self._folder is not None, "nothing was published"
+        lost = frozenset(one.policy.endpoint.url for one in self.members if one.lost)
+        return Published(self._folder, f"{self.weights_version}-{self.members[0].policy.mark}", lost)
+
+    async def hold(self) -> None:
+        """As in IdServer. A lost server is not given the old weights meanwhile."""
+        self._held = True
+        async with self._changing:
+            await asyncio.gather(*(member.policy.hold() for member in self.members))
+
+    async def adopt(self, version: str, published: Published) -> None:
+        """As in IdServer. A server without the weights gets them from here before it gets turns."""
+        async with self._changing:
+            self._folder, self.weights_version = published.folder, version
+            for member in self.members:
+                await member.policy.adopt(version, published)
+                if member.policy.endpoint.url in published.lost and not member.lost:
+                    self._lose(member, PolicyError(f"{member.policy.endpoint.url} has older weights."))
+            self._held = False
+
     async def release(self, key: str) -> None:
         """The episode is over: its server has room for another."""
         member = self._homes.pop(key, None)
         if member is not None:
             member.episodes.discard(key)
+
+    async def reach(self) -> None:
+        """Raise PolicyError if a server does not answer within seconds: that is a wrong address more often than not."""
+        asked = await asyncio.gather(*(member.policy.reach() for member in self.members), return_exceptions=True)
+        for error in filter(None, asked):
+            raise error
 
     async def close(self) -> None:
         tasks = [member.returning for member in self.members if member.returning is not None]
@@ -139,7 +175,9 @@ class Servers:
             reachable = [one for one in self.members if not one.lost]
             if not reachable:
                 return None
-            member = self._homes[key] = min(reachable, key=lambda one: len(one.episodes))
+            # By the key if several are as free: other processes sample from the same servers.
+            order = {id(one): zlib.crc32(f"{one.policy.endpoint.url} {key}".encode()) for one in reachable}
+            member = self._homes[key] = min(reachable, key=lambda one: (len(one.episodes), order[id(one)]))
             member.episodes.add(key)
         return member
 
@@ -157,6 +195,8 @@ class Servers:
             try:
                 await member.policy.endpoint.reach()
                 async with self._changing:
+                    if self._held:
+                        continue
                     if self._folder is not None:
                         await member.policy.restore(self._folder, self.weights_version)
                     member.lost = ""
@@ -173,7 +213,16 @@ def _lost(error: PolicyError) -> bool:
 
 def vllm(source: PolicySource) -> Policy:
     """One vLLM server, or several."""
-    return _of(VLLMPolicy, source)
+    policy = _of(VLLMPolicy, source)
+    if source.config.remote.sleep and source.trainable:
+        if source.config.rollout.async_staleness:
+            raise ConfigError(
+                "remote.sleep and rollout.async_staleness exclude each other: a server asleep does not sample.",
+                hint="Set one of them to its default.",
+            )
+        for server in policy.reachable if isinstance(policy, Servers) else [policy]:
+            server.sleeps = True
+    return policy
 
 
 def sglang(source: PolicySource) -> Policy:
@@ -181,7 +230,7 @@ def sglang(source: PolicySource) -> Policy:
     return _of(SGLangPolicy, source)
 
 
-def _of(kind: type[IdServer], source: PolicySource) -> Policy:
+def _of(kind: type[IdServer], source: PolicySource) -> IdServer | Servers:
     remote = source.config.remote
     if not remote.urls:
         return kind.of(source)

@@ -78,15 +78,15 @@ class SGLangPolicy(IdServer):
         body = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "top_logprobs_num": TOP_K}
         return {**body, "lora_path": self.model} if self.lora and self._folder is not None else body
 
-    async def _take(self, folder: Path, version: str, old: str) -> None:
+    async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
         root = self.endpoint.root
         if self.lora:
             url = f"{root}/load_lora_adapter"
-            said = await self._load_adapter(url, folder, version)
+            said = await self._load_adapter(url, folder, label)
             if said:
                 _check(url, said)
             if old:
-                await self.endpoint.command(f"{root}/unload_lora_adapter", {"lora_name": old})
+                await self._unload_adapter(f"{root}/unload_lora_adapter", old)
             return
         # The server drops its prefix cache with the old weights.
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": True}

@@ -8,9 +8,11 @@ server that was restarted loads them again.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +29,17 @@ STABLE = "STABLE"
 NO_IMAGES = "Servers are sent token ids alone, without images."
 Answer = tuple[list[int], Float32, list[list[tuple[int, float]]], StopReason]
 """Ids, their log-probabilities as reported, the likeliest (id, log-probability) at each, why it stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that one process had the servers load, for other processes that sample from the same servers."""
+
+    folder: Path
+    label: str
+    """The servers' name of an adapter."""
+    lost: frozenset[str] = frozenset()
+    """Addresses of the servers that do not have them yet."""
 
 
 class IdServer(RemotePolicy):
@@ -70,6 +83,10 @@ class IdServer(RemotePolicy):
         self.save = save
         self.sync_dir = sync_dir
         self._base = model
+        self.sleeps = False
+        """Whether `sleep` frees the server's memory (vLLM)."""
+        self.mark = secrets.token_hex(3)
+        """In the server's names of adapters: another run of this name may have left one of the same version."""
         self._folder: Path | None = None
         self._running = 0
         self._idle = asyncio.Condition()
@@ -184,12 +201,41 @@ class IdServer(RemotePolicy):
             self._held = True
             try:
                 await self._idle.wait_for(lambda: not self._running)
-                old = self.weights_version if self._folder is not None else ""
-                await self._take(Path(folder), version, old)
+                old = self.model if self._folder is not None else ""
+                adopted = version == self.weights_version and self.model != self._base
+                label = self.model if adopted else f"{version}-{self.mark}"
+                if self.sleeps:
+                    await self.endpoint.command(f"{self.endpoint.root}/wake_up", {})
+                await self._take(Path(folder), version, label, old)
                 self._folder, self.weights_version = Path(folder), version
             finally:
                 self._held = False
                 self._idle.notify_all()
+
+    async def sleep(self) -> None:
+        """As in Sleeping. Level 1: with level 2 vLLM loses its adapters."""
+        if self.sleeps:
+            await self.hold()
+            await self.endpoint.command(f"{self.endpoint.root}/sleep?level=1", {})
+
+    def published(self) -> Published:
+        """The weights of the last `publish`."""
+        assert self._folder is not None, "nothing was published"
+        return Published(self._folder, self.model)
+
+    async def hold(self) -> None:
+        """Wait for running turns and let none begin until `adopt`: another process changes the server's weights."""
+        async with self._idle:
+            self._held = True
+            await self._idle.wait_for(lambda: not self._running)
+
+    async def adopt(self, version: str, published: Published) -> None:
+        """Sample with the weights that another process had the server load."""
+        async with self._idle:
+            self._folder, self.weights_version = published.folder, version
+            self.model = published.label if self.lora else self.model
+            self._held = False
+            self._idle.notify_all()
 
     async def release(self, key: str) -> None:
         """Nothing to forget: the server has a prefix cache of its own."""
@@ -206,25 +252,36 @@ class IdServer(RemotePolicy):
     async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
         raise NotImplementedError
 
-    async def _take(self, folder: Path, version: str, old: str) -> None:
-        """Let the server load weights, or an adapter, and drop what the old ones computed. `old`: "" for none."""
+    async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
+        """Let the server load weights, or an adapter under the name `label`, and drop what the old ones computed.
+
+        `old`: the adapter to unload; "" for none.
+        """
         raise NotImplementedError
 
     async def _recover(self) -> None:
         """After a lost connection: the server may be a new process with its first weights."""
         if self._folder is not None:
-            await self._take(self._folder, self.weights_version, "")
+            await self._take(self._folder, self.weights_version, self.model, "")
 
-    async def _load_adapter(self, url: str, folder: Path, version: str) -> str:
+    async def _load_adapter(self, url: str, folder: Path, label: str) -> str:
         """Both servers' command for an adapter; its answer, "" if the server has it already."""
         try:
-            said = await self.endpoint.command(url, {"lora_name": version, "lora_path": str(folder)})
+            said = await self.endpoint.command(url, {"lora_name": label, "lora_path": str(folder)})
         except ServerError as error:
             if "already" not in error.message:
                 raise
             said = ""
-        self.model = version
+        self.model = label
         return "" if "already" in said else said
+
+    async def _unload_adapter(self, url: str, old: str) -> None:
+        """Both servers' command; no error if the server, restarted since, does not have it."""
+        try:
+            await self.endpoint.command(url, {"lora_name": old})
+        except ServerError as error:
+            if error.status >= 500:
+                raise
 
     def _meaning(self, logps: Float32, sampling: Sampling) -> tuple[Float32, Float32]:
         """(logp_sampled, logp_policy) of what the server reported; NaN if unknown."""

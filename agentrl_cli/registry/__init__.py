@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl_cli.errors import EnvError, NotFound
-from agentrl_cli.threads import from_outside
+from agentrl_cli.registry.threads import from_outside
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:

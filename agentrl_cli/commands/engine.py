@@ -1,0 +1,88 @@
+"""`agentrl engine`: a vLLM server of the project's model, in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl_cli.commands.common import ConfigOption, ModelOption, ProjectOption, SetOption, echo, narrate, open_project
+
+if TYPE_CHECKING:
+    from agentrl_cli.commands.common import Context
+
+app = typer.Typer(name="engine", help="A vLLM server of the project's model, in its own environment.")
+EnvOption = Annotated[Path | None, typer.Option("--env", metavar="FOLDER", help="The environment; engine.env.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
+
+
+@app.callback()
+def group() -> None:
+    """A vLLM server of the project's model, in its own environment."""
+
+
+@app.command()
+def install(
+    env: EnvOption = None, project: ProjectOption = None, config: ConfigOption = None, sets: SetOption = None
+) -> None:
+    """Install the pinned vLLM into an environment of its own, with uv or pip; prints the folder."""
+    from agentrl_cli.policies.remote.engine import install as make
+
+    context = open_project(project, None, config, sets, {"engine.env": _text(env)}, required=False)
+    echo(str(make(context.config, narrate)))
+
+
+@app.command()
+def start(
+    model: ModelOption = None,
+    port: PortOption = 8000,
+    env: EnvOption = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Serve the project's model on the loopback, with what training with it needs; Ctrl-C ends it.
+
+    Prints the address. `agentrl train --set engine.start=true` starts one that ends with the run.
+    """
+    flags = {"model.name": model, "engine.env": _text(env), "remote.backend": "vllm"}
+    asyncio.run(_serve(open_project(project, None, config, sets, flags, required=False), port))
+
+
+async def _serve(context: Context, port: int) -> None:
+    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.policies.remote.engine import KEY, started
+
+    ending, loop = asyncio.Event(), asyncio.get_running_loop()
+    folder = model_folder(context.config.model.name, context.config, base=context.project)
+    log = context.runs / "logs" / f"engine-{os.getpid()}.log"
+    serving = asyncio.ensure_future(ending.wait())
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, ending.set)
+    narrate(f"Starting vLLM for {context.config.model.name}; its log: {log}")
+    entered = started(context.config, folder, log, port)
+    opening = asyncio.ensure_future(entered.__aenter__())
+    await asyncio.wait([opening, serving], return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():
+        opening.cancel()
+        await asyncio.wait([opening])
+        return
+    remote = opening.result().remote
+    try:
+        echo(remote.url)
+        narrate(f"export {KEY}={os.environ[KEY]}")
+        narrate(
+            f"agentrl train --set remote.backend=vllm --set remote.url={remote.url} --set remote.model={remote.model}"
+            f" --set remote.api_key_env={KEY} --set remote.processed_logprobs=true"
+        )
+        await serving
+    finally:
+        await entered.__aexit__(None, None, None)
+
+
+def _text(env: Path | None) -> str | None:
+    return str(env) if env is not None else None
