@@ -35,6 +35,16 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "thr
 """
 
 GIB = 1024**3
+PARTS = {
+    "device": ("plain forward", ""),
+    "generate": ("generate", "It is only the yardstick: the engines below are what is used."),
+    "paged": ("paged engine", "The fallback engine samples on this device."),
+    "fallback": ("fallback engine", "Models that the paged engine does not serve cannot be sampled on this device."),
+    "packed": ("packed update", "Episodes are padded in training on this device."),
+    "padded": ("padded update", "Models whose episodes cannot be packed cannot be trained on this device."),
+    "graphs": ("CUDA graphs", "`rollout.cuda_graphs: auto` is ignored on this device."),
+}
+"""Parts of a device's trial, and what follows if one fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,29 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     fix = "" if hard else "start as root, or: systemd-run --user --scope -p Delegate=yes agentrl train"
     how = "a container's limit, and each session watched" if found == "docker" else cgroup.describe()
     return found, [*checks, Check("hard limit", "ok" if hard else "warn", f"memory is {how}", fix)]
+
+
+def check_device(device: str | None = None, seconds: float | None = None) -> Iterator[Check]:
+    """Samples and updates a small model on a GPU, or on another device of torch, beside transformers; keeps the result.
+
+    Raises EnvironmentProblem without such a device.
+    """
+    from agentrl_cli.policies.device_check import SECONDS, keep, try_device
+
+    verdict = keep(try_device(device or "cuda", SECONDS if seconds is None else seconds))
+    yield Check("device", "ok", ", ".join(f"{key} {value}" for key, value in verdict.identity.items() if value))
+    for name, part in verdict.parts.items():
+        label, instead = PARTS[name]
+        speed = f"; {part.tokens_per_second:,.0f} tokens a second" if part.tokens_per_second else ""
+        detail = part.problem or (f"differs by at most {part.worst:.1g}" if name != "generate" else "works") + speed
+        status = "ok" if not part.problem else "warn" if instead else "fail"
+        yield Check(label, status, detail, instead or "Use another driver or torch." if part.problem else "")
+    if verdict.starved:
+        fix = "Close what else uses the GPU, and run this again."
+        yield Check("memory", "warn", "the GPU's memory was full: nothing is kept", fix)
+    both = (("paged", "fallback"), ("packed", "padded"))
+    if any(verdict.problem(one) and verdict.problem(other) for one, other in both):
+        yield Check("verdict", "fail", "this device cannot be used", "--set model.device=cpu, or another driver.")
 
 
 def audit_template(folder: Path) -> AuditReport:

@@ -151,6 +151,20 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
     return None
 
 
+def device_fault(error: BaseException) -> str:
+    """The message of a fault after which this process cannot use its GPU again; empty for any other error.
+
+    CUDA repeats it at every later call. Libraries hide it behind a later error, so the whole chain is searched.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        fault = re.search(r"\b(CUDA|HIP) error: .*", str(found))
+        if fault and "out of memory" not in fault[0]:
+            return fault[0].strip()
+        found = found.__cause__ or found.__context__
+    return ""
+
+
 def _number_in(text: str) -> int | None:
     """The errno in the message of a library written in Rust."""
     number = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", text)

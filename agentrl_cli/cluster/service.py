@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.cluster.protocol import Emit, Hello, Message, Order, Setup, Status, Variant, Weights
 from agentrl_cli.cluster.relay import Relay
-from agentrl_cli.errors import AgentRLError, NotFound
+from agentrl_cli.errors import AgentRLError, NotFound, device_fault
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.policies.protocols import require_trainable
@@ -208,6 +208,8 @@ class Service:
             found = await rollout.attempt(pack, order.job).run()
         except AgentRLError as error:
             self.emit(("failed", order.number, *problem(error)))
+            if device_fault(error):  # only another process can use this GPU again; the run starts one
+                self._inbox.put_nowait(("close",))
         except asyncio.CancelledError:
             self.emit(("failed", order.number, "CancelledError", "", ""))
         except Exception as error:  # noqa: BLE001 - any failure must reach the run, or it waits for ever

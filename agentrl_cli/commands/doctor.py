@@ -44,6 +44,15 @@ LevelOption = Annotated[
 ClusterOption = Annotated[
     bool, typer.Option("--cluster", help="Start the project's workers, compare them, send each a job.")
 ]
+GpuOption = Annotated[
+    bool, typer.Option("--gpu", help="Sample and update on the GPU for a minute, beside transformers; keep the result.")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="With --gpu: a device of torch (cuda:1, cpu); default: the first GPU.")
+]
+SecondsOption = Annotated[
+    float | None, typer.Option("--seconds", min=0, help="With --gpu: seconds of sampling; default: 20.")
+]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 WIDTH = 18
 """Of the longest ability's name."""
@@ -56,6 +65,9 @@ def command(
     level: LevelOption = None,
     model: ModelOption = None,
     cluster: ClusterOption = False,
+    gpu: GpuOption = False,
+    device: DeviceOption = None,
+    seconds: SecondsOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
     sets: SetOption = None,
@@ -64,32 +76,33 @@ def command(
     """Check Python, torch, GPU, disk, sandbox, model and store. Exit 3 if something will not work.
 
     JSON: [{"name": "sandbox", "status": "ok|warn|fail", "detail": "ns", "fix": ""}];
-    with --sandbox: the same with an entry for each guarantee;
-    with --model: the same with an entry for each thing that a task with tools asks of a model, from about 30 seconds of
-    attempts at temperature 1, and a last entry for whether RL can begin;
-    with --cluster: the same with entries for every worker, for versions, code, clocks and the store;
+    with --sandbox: the same for each guarantee;
+    with --model: the same for what a task with tools asks of a model (30 s), and last for whether RL can begin;
+    with --cluster: the same for every worker, versions, code, clocks and the store;
+    with --gpu: the same for each engine and way of updating, which training then obeys;
     with --template: {"append_only", "append_only_without", "stop_token_trained", "thinking_by_design", "problems": [],
     "would_skip": []}
     """
-    from agentrl_cli.doctor import check_machine
-
     if level is not None and not sandbox:
         raise UsageError("--level chooses what --sandbox attacks.", hint=f"agentrl doctor --sandbox --level {level}")
+    if not gpu and (device is not None or seconds is not None):
+        raise UsageError("--device and --seconds belong to --gpu.", hint="agentrl doctor --gpu --device cuda:0")
     if template is not None:
         _audit(template, as_json)
         return
-    store = find_db(project, db, must_exist=False)
-    found = []
-    if model is not None:
-        checks: Iterable[Check] = _abilities(model, project, store, sets)
+    store, found = find_db(project, db, must_exist=False), []
+    if gpu:
+        checks: Iterable[Check] = _device(device, seconds)
+    elif model is not None:
+        checks = _abilities(model, project, store, sets)
     elif cluster:
         checks = _workers(project, store, sets)
     else:
-        checks = _guarantees(level) if sandbox else check_machine(store, *_settings(project, sets))
+        checks = _guarantees(level) if sandbox else _machine(project, store, sets)
     for check in checks:
         found.append(check)
         if not as_json:
-            width = WIDTH if model or cluster else 10
+            width = WIDTH if model or cluster or gpu else 10
             echo(f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True)
             if check.fix:
                 echo(f"  {'':10} → {check.fix}")
@@ -97,6 +110,19 @@ def command(
         echo_json(found)
     if any(check.status == "fail" for check in found):
         raise typer.Exit(3)
+
+
+def _machine(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
+    from agentrl_cli.doctor import check_machine
+
+    return check_machine(db, *_settings(project, sets))
+
+
+def _device(device: str | None, seconds: float | None) -> Iterable[Check]:
+    from agentrl_cli.doctor import check_device
+
+    narrate("sampling and updating a small model, beside transformers: about a minute")
+    return check_device(device, seconds)
 
 
 def _settings(

@@ -38,6 +38,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.dry import DryOption, FitOption, GpuMemoryOption, PresetOption, VerboseOption, Wanted
 from agentrl_cli.commands.progress import Progress
+from agentrl_cli.commands.restart import is_project, restarting
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
 
 if TYPE_CHECKING:
@@ -189,10 +190,11 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
 
 def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
     """Train in this process and report the result."""
-    with data_stdout():
+    begun: list[str] = []
+    with restarting(context, begun, as_json=as_json), data_stdout():
         announce_loading()
         with Progress("train", context.config.train.steps) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
-            run = asyncio.run(_train(context, resume, run_id, as_json, bar))
+            run = asyncio.run(_train(context, resume, run_id, as_json, bar, begun))
         if as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
     if run.status == "stopped":
@@ -269,14 +271,13 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(
-    context: Context, resume: str | None, run_id: str | None, as_json: bool, bar: Progress | None
+    context: Context, resume: str | None, run_id: str | None, as_json: bool, bar: Progress | None, begun: list[str]
 ) -> RunRow:
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import run_training
     from agentrl_cli.store import Store
 
     config = context.config
-    begun: list[str] = []
 
     def begin(runtime: Runtime) -> RunRow:
         run = _row(runtime, context, resume, run_id)
@@ -351,7 +352,7 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
     if watch:
         from agentrl_cli.commands.watch import command as look
 
-        look(name, plain=not is_terminal(), project=context.project if _is_project(context) else None, db=context.db)
+        look(name, plain=not is_terminal(), project=context.project if is_project(context) else None, db=context.db)
         if _report_if_finished(context.db, name):
             return
     narrate(f"{name}: process {process.pid}. Watch it: agentrl watch {name}. Its log: {log}")
@@ -372,12 +373,6 @@ def _report_if_finished(db: Path, name: str) -> bool:
     after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
     narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
     return True
-
-
-def _is_project(context: Context) -> bool:
-    from agentrl_cli.paths import PROJECT_FILE
-
-    return (context.project / PROJECT_FILE).is_file()
 
 
 def _wait_for_run(process: subprocess.Popen[bytes], wanted: str, db: Path, log: Path) -> str:

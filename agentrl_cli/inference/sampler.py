@@ -83,14 +83,16 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
     numbers = torch.tensor([r.uniform for r in requests], dtype=torch.float64)
     drawn = draw(logits, samplings, numbers, steered, single)
     found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).float()
-    tops = (drawn.top_ids.to(torch.int32).view(torch.float32), drawn.top_logps.float())
-    records = torch.cat((found, *tops), 1).cpu().numpy()
+    ids = torch.cat((drawn.top_ids, drawn.ids[:, None]), 1).to(torch.int32).view(torch.float32)
+    # One tensor: the only time that a step waits for the device.
+    table = torch.cat((found, ids[:, :-1], drawn.top_logps.float(), ids[:, -1:]), 1).cpu().numpy()
+    records, tokens = table[:, :-1], np.ascontiguousarray(table[:, -1]).view(np.int32).tolist()
     if not bool(np.isfinite(records[:, :NUMBERS]).all()):
         raise PolicyError(
             "The model's probabilities are not numbers.",
             hint="Its weights have diverged: take an older checkpoint.",
         )
-    for n, (request, token) in enumerate(zip(requests, drawn.ids.tolist(), strict=True)):
+    for n, (request, token) in enumerate(zip(requests, tokens, strict=True)):
         request.take(token, records[n], limit, forced[n], drawn.support[n])
 
 
@@ -136,7 +138,8 @@ def draw(
     logp = torch.log_softmax(logits if divisor is None else logits / divisor, dim=-1)
     probs = logp.exp()
     entropy = -(probs * logp).sum(-1)
-    if bool(entropy.isnan().any()):  # a token without probability has logp −inf, and counts nothing
+    # A token without probability has logp −inf, and counts nothing. To ask a GPU whether there is one takes longer.
+    if logits.device.type != "cpu" or bool(entropy.isnan().any()):
         entropy = -(probs * logp.clamp(min=-1e4)).sum(-1)
     drawn_logp, drawn_probs = logp, probs
     if steered is not None:

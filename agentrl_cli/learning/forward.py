@@ -8,7 +8,7 @@ time. Transformers' own packing by position_ids leaks attention across episodes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,8 @@ from agentrl_cli.models.vision import positions, reader_of
 _LOG = logging.getLogger(__name__)
 _WAYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """Models that were tried, and the way in which their episodes are computed."""
+_AVOIDED: WeakKeyDictionary[Any, Mapping[str, str]] = WeakKeyDictionary()
+"""Ways that are not taken with a model, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ def logprobs(
     return WAYS[way](base, packed, temperature, chunk, checkpoint)
 
 
+def avoid(model: nn.Module, ways: Mapping[str, str]) -> None:
+    """Do not compute a model's episodes in some ways; the reasons are logged if another way is taken for that."""
+    _AVOIDED[transformer(model)] = ways
+
+
 def way_of(base: Any) -> str:
     """How episodes of a model are computed; each way is compared with its plain forward the first time.
 
@@ -97,7 +104,10 @@ def _tried(base: Any) -> str:
         with short_windows(base):
             wanted = _plain_logps(base, packed)
             for way in ("packed", "padded", "whole"):
+                avoided = _AVOIDED.get(base, {}).get(way)
                 try:
+                    if avoided:
+                        raise ModelError(avoided)
                     found = WAYS[way](base, packed, 1.0, None, False).logp
                     off = difference(found.float(), wanted.float())
                     error = "" if off <= tolerance else f"{type(base).__name__} {way} differs by {off:.2g} nats"

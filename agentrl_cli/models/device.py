@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import torch
 
+from agentrl_cli._version import __version__
 from agentrl_cli.errors import ModelError
 
 
@@ -38,3 +42,15 @@ def free_memory(device: torch.device) -> int:
         return int(found.split()[1]) * 1024
     except (OSError, StopIteration, ValueError):  # not Linux
         return 4 * 2**30
+
+
+def identity(device: torch.device) -> dict[str, str]:
+    """What a device's numbers depend on: its name, the driver, and the versions of what computes."""
+    import transformers
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    driver = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\d+(\.\d+)+", driver.read_text(encoding="ascii")) if driver.is_file() else None
+    build = torch.version.cuda or torch.version.hip or "cpu"
+    versions = {"torch": f"{torch.__version__} ({build})", "transformers": transformers.__version__}
+    return {"device": name, "driver": found[0] if found else "", **versions, "agentrl": __version__}

@@ -19,9 +19,11 @@ from agentrl_cli.chat.tokenizer import BaseTokenizer, ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
+from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.memory import cuda_graphs_enabled, parse_memory, rollout_memory
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.learning.forward import avoid
 from agentrl_cli.models.adapter import ADAPTER_FILE, add_adapter, name_base, twin
 from agentrl_cli.models.device import pick_device
 from agentrl_cli.models.load import (
@@ -37,6 +39,7 @@ from agentrl_cli.models.quantise import check_trainable
 from agentrl_cli.models.vision import attach
 from agentrl_cli.paths import portable
 from agentrl_cli.policies import POLICIES, backend_name
+from agentrl_cli.policies.device_check import Verdict, verdict_of
 from agentrl_cli.policies.protocols import Backend, Policy, PolicySource, require_trainable
 from agentrl_cli.registry import resolve
 
@@ -119,6 +122,9 @@ def make_policy(
 
     In a training the KV cache takes no more than its episodes can need, which is what the memory plan counts.
     """
+    device = next(model.parameters()).device
+    verdict = verdict_of(device)
+    verdict.require_engine()
     length = context_length(model)
     memory = parse_memory(config.rollout.memory)
     if trainable:
@@ -133,7 +139,7 @@ def make_policy(
         decode=decode,
         slot_length=min(length, config.rollout.max_tokens),
         memory=memory,
-        runner=runner_for(config, next(model.parameters()).device),
+        runner=runner_for(config, device, verdict),
     )
     ahead = trainable and config.rollout.async_staleness
     policy = make(twin(model), source=model) if ahead else make(model)
@@ -144,9 +150,25 @@ def make_policy(
     return policy
 
 
-def runner_for(config: Config, device: torch.device) -> Callable[[nn.Module], ModelRunner] | None:
-    """What runs the model on a GPU if the configuration allows CUDA graphs; None: the policy's own choice."""
+def runner_for(
+    config: Config, device: torch.device, verdict: Verdict | None = None
+) -> Callable[[nn.Module], ModelRunner] | None:
+    """What runs the model on a device, by what was found on it; None: the policy's own choice.
+
+    With CUDA graphs if the configuration allows them. A runner that refuses leaves the model to the fallback engine.
+    """
+    problem = "" if verdict is None else verdict.problem("paged")
+    if problem:
+
+        def refuse(_: nn.Module) -> ModelRunner:
+            raise NotServed(problem)
+
+        return refuse
     if device.type != "cuda" or not cuda_graphs_enabled(config):
+        return None
+    graphs = "" if verdict is None else verdict.problem("graphs")
+    if graphs:
+        _LOG.warning("no CUDA graphs: %s", graphs)
         return None
     return partial(GraphRunner, make=partial(CudaCapture, device))
 
@@ -177,6 +199,8 @@ def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainab
             name_base(model, name, config.model.revision)
         elif (inside := portable(str(folder), (base,))) != str(folder):
             name_base(model, inside, None)
+    if trainable:
+        avoid(model, verdict_of(next(model.parameters()).device).ways)
     return model
 
 

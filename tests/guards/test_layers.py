@@ -33,6 +33,7 @@ MAY_BE_HEAVY = (
         "learning/padded_forward",
         "learning/attention",
         "learning/logprobs",
+        "learning/device_trial",
         "learning/fused_",
         "learning/losses",
         "learning/objective",

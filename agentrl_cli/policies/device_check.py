@@ -1,0 +1,174 @@
+"""What a GPU was found to compute like transformers, tried once for each GPU, driver and version.
+
+The trial (learning/device_trial.py) runs in a process of its own, as a fault of a GPU can end it; then the part that
+ran has failed, and another process tries the rest. The verdict is kept in the user's state folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import EnvironmentProblem
+
+_LOG = logging.getLogger(__name__)
+SECONDS = 20.0
+"""Of sampling, by all engines together."""
+PARTS = ("device", "generate", "paged", "fallback", "packed", "padded", "graphs")
+"""In this order: a failed capture may leave a GPU in a state of its own."""
+PROGRAM = (sys.executable, "-m", "agentrl_cli.learning.device_trial")
+FULL = "out of memory"
+LIMIT = 300.0
+"""Seconds after which a trial has failed, beside those of its sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one part of a trial came to."""
+
+    part: str
+    problem: str = ""
+    """Empty if its numbers are transformers'."""
+    worst: float = 0.0
+    """The largest difference: nats of a log-probability, or of gradients relative to the largest."""
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a device can be used for."""
+
+    identity: dict[str, str] = field(default_factory=dict)
+    """GPU, driver and versions."""
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def problem(self, part: str) -> str:
+        """Why a part is not used on this device; empty if it is, or was not tried."""
+        found = self.parts.get(part)
+        if found is None or not found.problem or FULL in found.problem.lower():
+            return ""
+        return f"`agentrl doctor --gpu` found on this GPU: {found.problem}"
+
+    @property
+    def starved(self) -> bool:
+        """Whether something else took the memory, so that the trial shows nothing about the GPU."""
+        return any(FULL in part.problem.lower() for part in self.parts.values())
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """Ways of an update that are not used, and why."""
+        return {way: self.problem(way) for way in ("packed", "padded") if self.problem(way)}
+
+    def require_engine(self) -> None:
+        """Raises EnvironmentProblem if no engine of this package has the right numbers on this device."""
+        if self.problem("paged") and self.problem("fallback"):
+            raise EnvironmentProblem(
+                f"No engine samples correctly here: {self.problem('fallback')}.",
+                hint="Use another driver or torch, or --set model.device=cpu; `agentrl doctor --gpu` tries again.",
+            )
+
+
+def state_dir() -> Path:
+    """The user's folder for what programs remember, by the XDG base directory specification."""
+    given = os.environ.get("XDG_STATE_HOME")
+    return (Path(given) if given else Path.home() / ".local/state") / "agentrl"
+
+
+def verdict_of(device: Any) -> Verdict:
+    """The kept verdict of a torch device; a GPU that was never used is tried now. A CPU needs none."""
+    from agentrl_cli.models.device import identity
+
+    if device.type != "cuda":
+        return Verdict()
+    wanted = identity(device)
+    with _locked():  # of several processes the first tries, and the others read
+        known = _read().get(_key(wanted))
+        if known is not None:
+            return known
+        _LOG.warning("first use of %s: comparing it with transformers, about a minute", wanted["device"])
+        return keep(try_device(str(device)))
+
+
+def try_device(
+    device: str, seconds: float = SECONDS, *, program: Sequence[str] = PROGRAM, limit: float = LIMIT
+) -> Verdict:
+    """Try a device in processes of its own. Raises EnvironmentProblem if none gets so far as to name it."""
+    identity: dict[str, str] = {}
+    left = [part for part in PARTS if part != "graphs" or device.startswith("cuda")]
+    found: dict[str, Part] = {}
+    while left:
+        text, reason = _run([*program, device, f"{seconds:g}", *left], limit + seconds)
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        if not lines:
+            raise EnvironmentProblem(f"{device} could not be tried: {reason}", hint="`agentrl doctor` checks torch.")
+        identity = lines[0]
+        found |= {line["part"]: Part(**line) for line in lines[1:]}
+        left = [part for part in left if part not in found]
+        if left:
+            found[left[0]] = Part(left[0], problem=reason)
+            del left[0]
+    return Verdict(identity, found)
+
+
+def _run(command: Sequence[str], limit: float) -> tuple[str, str]:
+    """What a trial printed, and how it ended if not in order."""
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        return said.decode(errors="replace") if isinstance(said, bytes) else said, f"no answer within {limit:g} s"
+    last = (child.stderr.strip().splitlines() or ["no message"])[-1][:200]
+    return child.stdout, f"exit status {child.returncode}: {last}"
+
+
+def keep(verdict: Verdict) -> Verdict:
+    """Store a verdict, unless memory was short; if the folder cannot be written, the next use tries again."""
+    if verdict.starved:
+        return verdict
+    file = state_dir() / "devices.json"
+    known = {**_read(), _key(verdict.identity): verdict}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps({key: asdict(one) for key, one in known.items()}, indent=1), encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        _LOG.warning("%s could not be written (%s): the next use of this GPU tries it again", file, error.strerror)
+    return verdict
+
+
+def _read() -> dict[str, Verdict]:
+    try:
+        found = json.loads((state_dir() / "devices.json").read_text(encoding="utf-8"))
+        return {
+            key: Verdict(one["identity"], {name: Part(**part) for name, part in one["parts"].items()})
+            for key, one in found.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # missing, damaged or of another version
+        return {}
+
+
+def _key(identity: dict[str, str]) -> str:
+    return " / ".join(identity.values())
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    try:
+        state_dir().mkdir(parents=True, exist_ok=True)
+        file = (state_dir() / "devices.lock").open("w")
+    except OSError:  # read-only: every process tries for itself
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
