@@ -74,14 +74,7 @@ async def open_runtime(
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
-    cluster = config.cluster
-    if cluster.kind == "here" and cluster.workers > 1:
-        _LOG.warning("cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers)
-    if cluster.kind != "here" and (packs is not None or hooks):
-        raise ConfigError(
-            f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
-            hint="Name them in task.packs and hooks, so that workers can load them.",
-        )
+    _require_loadable(config, objects=packs is not None or bool(hooks))
     async with contextlib.AsyncExitStack() as stack:
         opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
         parts = await stack.enter_async_context(opened)
@@ -103,11 +96,23 @@ async def open_runtime(
         tokenizer = loaded.chat.tokenizer
         store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
         workers = None
-        if cluster.kind != "here":
+        if config.cluster.kind != "here":
             pool = open_pool(served, base, loaded, found, store, spec=spec, trainable=trainable)
             workers = await stack.enter_async_context(pool)
             loaded.policy = workers.policy(loaded)
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
+
+
+def _require_loadable(config: Config, *, objects: bool) -> None:
+    """Raise ConfigError if workers cannot load what a script made; warn of workers that would not be used."""
+    cluster = config.cluster
+    if cluster.kind == "here" and cluster.workers > 1:
+        _LOG.warning("cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers)
+    if cluster.kind != "here" and objects:
+        raise ConfigError(
+            f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
+            hint="Name them in task.packs and hooks, so that workers can load them.",
+        )
 
 
 @contextlib.asynccontextmanager

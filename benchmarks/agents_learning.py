@@ -1,8 +1,9 @@
 """The bundled model learns through the gateway: calc-task by examples/math_agent, beside the built-in loop.
 
-    python benchmarks/agents_learning.py [--seeds 0 1 2] [--steps 80] [--work DIR]
+    python benchmarks/agents_learning.py [--ways agent built-in lightning] [--seeds 0 1 2] [--steps 80] [--work DIR]
 
-Both packs have the same tasks, settings and seeds. For each way and seed: `agentrl train`, then `agentrl eval` of the
+All have the same tasks, settings and seeds. `lightning` is the LitAgent of examples/lightning/calculator.py under
+`Trainer.fit`, evaluated as math-agent. For each way and seed: the training, then `agentrl eval` of the
 base and of the last checkpoint on the validation split (4 attempts each at temperature 1). CPU seconds are those of
 the training's process. Needs the openai client. With --work a second call does what the first had not done.
 Writes benchmarks/results/agents_learning.json after every run, and prints a Markdown table.
@@ -26,15 +27,17 @@ sys.path.insert(0, str(ROOT))
 from agentrl_cli.store import Store  # noqa: E402  # works without an installation
 
 RESULTS = ROOT / "benchmarks" / "results" / "agents_learning.json"
-PACKS = {"agent": (str(ROOT / "examples" / "math_agent"), "math-agent"), "built-in": ("calc-task", "calc-task")}
+AGENT = (str(ROOT / "examples" / "math_agent"), "math-agent")
+PACKS = {"agent": AGENT, "built-in": ("calc-task", "calc-task"), "lightning": AGENT}
+SCRIPT = ROOT / "examples" / "lightning" / "calculator.py"
 CURVE = 10
 """Points of a curve."""
 
 
-def agentrl(*args: str, cwd: Path) -> str:
+def agentrl(*args: str, cwd: Path, program: tuple[str, ...] = ("-m", "agentrl_cli"), **env: str) -> str:
     """Run the command line like a user; returns its stdout."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "agentrl_cli", *args]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, *program, *args]
     return subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -47,7 +50,10 @@ def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
         f"model: {{name: tiny}}\ntask: {{packs: [{pack}]}}\ntrain: {{eval_every: 0}}\n"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    agentrl("train", "--steps", str(steps), "--seed", str(seed), cwd=project)
+    if way == "lightning":
+        agentrl("--steps", str(steps), cwd=project, program=(str(SCRIPT),), AGENTRL_SEED=str(seed))
+    else:
+        agentrl("train", "--steps", str(steps), "--seed", str(seed), cwd=project)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = next(row for row in store.runs.all() if row.kind == "train")
@@ -88,13 +94,14 @@ def _number(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", choices=[*PACKS], nargs="+", default=["agent", "built-in"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--work", type=Path)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if given.work and RESULTS.is_file() else []
     with tempfile.TemporaryDirectory() as folder:
-        for way in PACKS:
+        for way in given.ways:
             for seed in given.seeds:
                 if not any((row["way"], row["seed"], row["steps"]) == (way, seed, given.steps) for row in rows):
                     rows.append(measure(way, seed, given.steps, given.work or Path(folder)))

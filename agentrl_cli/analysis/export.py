@@ -138,6 +138,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
     row = _fields(turn)
     row["calls"] = [_fields(call) for call in turn.calls]
     row["results"] = [_result(result) for result in turn.results]
+    row["images"] = [base64.b64encode(image).decode() for image in turn.images]
     return row
 
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.store.images import data_uri, short_runs
+from agentrl_cli.store.images import short_runs
 from agentrl_cli.store.mask_secrets import mask
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.types import Episode, TrainSignals
-from agentrl_cli.types.content import content_text
+from agentrl_cli.types.content import content_text, data_uri
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
@@ -121,7 +121,7 @@ def _turns(episode: Episode) -> list[dict[str, Any]]:
             "stop": str(turn.stop_reason or ""),
             "seconds": round(turn.seconds, 3),
             "messages": [content_text(message.get("content")) for message in turn.messages],
-            "images": [data_uri(image) for result in turn.results for image in result.images],
+            "images": [data_uri(image) for image in turn.shown],
             "calls": [[call.name, call.raw if call.arguments is None else call.arguments, call.error or ""]
                       for call in turn.calls],
             "results": [[result.error or "", round(result.seconds * 1000), result.level] for result in turn.results],

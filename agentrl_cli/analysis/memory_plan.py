@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.learning.advantages import needs
 
@@ -135,7 +136,7 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     folder, config = _under(folder, config)
     absent = gpu_bytes is not None and config.model.dtype == "auto"  # taken to have bfloat16
     size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
-    shape = _shape(folder)
+    shape = _shape(folder, config.model)
     count = shape["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
@@ -301,19 +302,20 @@ def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
     return float(rest + shape["linear_weights"] * BYTES[bits])
 
 
-def _shape(folder: Path) -> dict[str, int]:
+def _shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
     """Sizes of a model, built without memory."""
     import torch
     from transformers import AutoConfig
 
     from agentrl_cli.inference.memory import inner_size, prefill_tokens
     from agentrl_cli.learning.fused_forward import FAMILIES
-    from agentrl_cli.models.load import auto_class
+    from agentrl_cli.models.load import auto_class, remote_code
 
+    more = remote_code(folder, settings)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **more)
         with torch.device("meta"):
-            model = auto_class(folder).from_config(config)
+            model = auto_class(folder).from_config(config, **more)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
     text: Any = config.get_text_config()

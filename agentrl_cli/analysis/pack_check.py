@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.media import image_bytes, image_size
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
@@ -16,6 +18,7 @@ from agentrl_cli.tasks import SPLITS, Pack, question
 from agentrl_cli.tasks.scaffold.draft import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.types import Message, Outcome, Task
+from agentrl_cli.types.content import HASH, digest, is_image
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
@@ -125,7 +128,7 @@ async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None)
 
 
 async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
-    chat = Chat(ByteTokenizer())
+    chat = _chat(task)
     if not pack.solver:
         return await _blank(pack, task, chat, sandbox)
     try:
@@ -151,13 +154,31 @@ async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) ->
 
 def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
     """Compare the solver's tool results with the real ones: demonstrations must be true."""
-    claimed = [m["content"] for m in said if m["role"] == "tool"]
-    real = [m["content"] for m in got if m["role"] == "tool"]
+    claimed = [_seen(m["content"]) for m in said if m["role"] == "tool"]
+    real = [_seen(m["content"]) for m in got if m["role"] == "tool"]
     return [
         Problem(task.id, f"the solver has the tool answer {a!r}; it answers {b!r}")
         for a, b in zip(claimed, real, strict=False)
         if a != b
     ]
+
+
+def _chat(task: Task) -> Chat:
+    """A chat whose tokens are bytes, and an image one token if the task has any."""
+    if not any(isinstance(message.get("content"), list) for message in task.prompt):
+        return Chat(ByteTokenizer())
+    tokenizer = ByteTokenizer(tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS))
+    token = tokenizer.id_of(IMAGE_TOKENS[2])
+    assert token is not None
+    return Chat(tokenizer, images=Images(token, lambda data: (*image_size(data), 1, ())))
+
+
+def _seen(content: Any) -> Any:
+    """A tool's answer without what depends on a model: its texts, and its images by hash."""
+    if not isinstance(content, list):
+        return content
+    images = [p["image"] if is_image(p) else HASH + digest(image_bytes(p)) for p in content if p["type"] == "image"]
+    return [*images, *(part["text"] for part in content if part["type"] == "text" and part["text"])]
 
 
 async def _run(pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None) -> Any:

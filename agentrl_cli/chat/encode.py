@@ -24,13 +24,12 @@ class Encoder:
         self.images = images
 
     def encode(self, text: str, plain: Sequence[Range], messages: Sequence[Message]) -> tuple[list[int], Offsets]:
-        """Ids and offsets; the placeholder of an image is repeated as often as the model wants it."""
-        ids, offsets = self.tokenizer.encode_offsets(text, plain)
-        return (ids, offsets) if self.images is None else self.images.expand(ids, offsets, messages)
+        """Ids and offsets; each image is spelt as the model's processor writes it."""
+        if self.images is None:
+            return self.tokenizer.encode_offsets(text, plain)
+        return self.images.spell(text, plain, messages, self.tokenizer)
 
-    def encode_after(
-        self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()
-    ) -> list[int]:
+    def encode_after(self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()) -> list[int]:
         """Ids of a text that follows `stop`: some tokenizers put a space at the start of a text."""
         shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
         return self.encode(stop + text, shifted, messages)[0][1:]

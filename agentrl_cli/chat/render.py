@@ -62,7 +62,7 @@ class Chat:
             tokenizer.chat_template, tokenizer.tool_template, tokenizer.specials, variables, now or datetime.now()
         )
         self.source = templates.source
-        reserved = tokenizer.token_text(images.token) if images is not None else ""
+        reserved = [tokenizer.token_text(images.token), images.written] if images is not None else []
         self._syntax = find_syntax(tokenizer, templates, parser, reserved)
         self.parser, self.able, self.stops = self._syntax.parser, self._syntax.able, self._syntax.stops
         self._encoder = Encoder(tokenizer, images)
@@ -92,6 +92,11 @@ class Chat:
     def shows_images(self) -> bool:
         """True if the model reads images and the template writes those of tool results."""
         return self.images is not None and self.images.shown(self.extend)
+
+    @cached_property
+    def reads_images(self) -> bool:
+        """True if the model reads images and the template writes those of users."""
+        return self.images is not None and self.images.shown(self.extend, "user")
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
         """The whole of `messages` and the generation prompt, ready for the model's first turn.

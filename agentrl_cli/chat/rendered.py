@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.types import Message, Tokens
+from agentrl_cli.types.content import images_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,16 @@ class Rendered:
             count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
             own, left = tuple(left[:count]), left[count:]
             yield role, own, Tokens.given(self.ids[start:end], self.origin[start:end])
+
+    def with_images(
+        self, messages: Sequence[Message], images: Sequence[bytes]
+    ) -> Iterator[tuple[str, tuple[Message, ...], Tokens, tuple[bytes, ...]]]:
+        """`by_role` with the images of each span; `images` are those of all messages in order."""
+        done = 0
+        for role, own, tokens in self.by_role(messages):
+            count = sum(len(images_of(message)) for message in own)
+            yield role, own, tokens, tuple(images[done : done + count])
+            done += count
 
 
 def joined(parts: Sequence[Rendered]) -> Rendered:

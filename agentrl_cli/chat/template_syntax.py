@@ -28,15 +28,20 @@ class TemplateSyntax:
     """The text level of a chat. Everywhere `ask` adds the generation prompt."""
 
     def __init__(
-        self, tokenizer: BaseTokenizer, templates: ModelTemplates, able: Abilities, parser: Parser, reserved: str = ""
+        self,
+        tokenizer: BaseTokenizer,
+        templates: ModelTemplates,
+        able: Abilities,
+        parser: Parser,
+        reserved: Sequence[str] = (),
     ) -> None:
-        """`reserved`: a token that the model must not write either, such as an image's placeholder.
+        """`reserved`: tokens that the model must not write either, such as an image's placeholder.
 
         Raises TemplateError if no special token ends an assistant turn.
         """
         self.tokenizer, self.templates, self.able, self.parser = tokenizer, templates, able, parser
         self.stops = find_stops(self.text, tokenizer, parser.markers)
-        ends = [*self.stops.texts, self.stops.history, tokenizer.specials.get("eos_token", ""), reserved]
+        ends = [*self.stops.texts, self.stops.history, tokenizer.specials.get("eos_token", ""), *reserved]
         self.guard = Guard(tokenizer, templates.source + " ".join(parser.markers), ends)
 
     def text(self, messages: Sequence[Message], tools: Tools, ask: bool) -> str:
@@ -111,7 +116,7 @@ class TemplateSyntax:
 
 
 def find_syntax(
-    tokenizer: BaseTokenizer, templates: ModelTemplates, parser: str, reserved: str = ""
+    tokenizer: BaseTokenizer, templates: ModelTemplates, parser: str, reserved: Sequence[str] = ()
 ) -> TemplateSyntax:
     """The syntax with the parser of that name; with "auto" the first one that reads what the template writes.
 

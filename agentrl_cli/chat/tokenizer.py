@@ -43,6 +43,19 @@ class AddedToken:
     """True for control tokens (`<|im_end|>`), False for words that were merely added (`<think>` in Qwen3)."""
 
 
+PARTS = """\
+{{%- macro parts(content) %}}
+    {{%- if content is string %}}{{{{- content }}}}{{%- else %}}
+        {{%- for part in content %}}{{{{- '{image}' if part.type == 'image' else part.text }}}}{{%- endfor %}}
+    {{%- endif %}}
+{{%- endmacro %}}
+"""
+"""A macro of templates that show images."""
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+"""What a template of the Qwen family writes for an image."""
+
+
 class BaseTokenizer:
     """What `Chat`, policies and screens need of a tokenizer; subclasses encode and decode.
 
@@ -201,7 +214,7 @@ class Tokenizer(BaseTokenizer):
         ids = {backend.token_to_id(f"{self._nonce}x{token.id}x"): token.id for token in self.added}
         return backend, {renamed: original for renamed, original in ids.items() if renamed is not None}
 
-    def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, _Back]:
+    def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, MovedText]:
         """`text` with its markup outside `plain` renamed, and the map of positions back."""
         parts: list[str] = []
         moves = [(0, 0)]
@@ -215,10 +228,10 @@ class Tokenizer(BaseTokenizer):
             length += start - done
             moves += [(length, start), (length + len(name), end)]
             done, length = end, length + len(name)
-        return "".join([*parts, text[done:]]), _Back(moves)
+        return "".join([*parts, text[done:]]), MovedText(moves)
 
 
-class _Back:
+class MovedText:
     """Positions in a renamed text to positions in the original: exact outside names, the name's start inside."""
 
     def __init__(self, moves: list[tuple[int, int]]) -> None:
@@ -292,9 +305,17 @@ class ByteTokenizer(BaseTokenizer):
             offsets.extend([(position, position + 1)] * len(data))
 
 
-def tiny_template() -> str:
-    """The chat template of the bundled tiny-agent model: Qwen style, short, append-only."""
-    return resources.files("agentrl_cli.chat").joinpath("templates/tiny.jinja").read_text(encoding="utf-8")
+def tiny_template(images: bool = False) -> str:
+    """The chat template of the bundled tiny-agent model: Qwen style, short, append-only.
+
+    `images`: it shows images, too.
+    """
+    text = resources.files("agentrl_cli.chat").joinpath("templates/tiny.jinja").read_text(encoding="utf-8")
+    if not images:
+        return text
+    for before in ("<tool_response>\\n' + ", "message.role + '\\n' + "):
+        text = text.replace(f"{before}message.content", f"{before}parts(message.content)")
+    return f"{PARTS.format(image=IMAGE_MARK)}{text}"
 
 
 def _backend(tokenizer_json: str) -> tokenizers.Tokenizer:

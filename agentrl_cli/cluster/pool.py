@@ -228,20 +228,8 @@ class WorkerPool:
                 raise error
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts are summed, peaks and levels too, each worker's own largest and last."""
-        total: dict[str, float] = {}
-        for worker in self.workers:
-            own: dict[str, float] = {}
-            for found in worker.metrics:
-                for name, value in found.items():
-                    old = own.get(name, 0.0)
-                    level = name == SERVERS or name.startswith("rollout/kv")
-                    own[name] = max(old, value) if name.endswith("peak") else value if level else old + value
-            worker.metrics.clear()
-            for name, value in own.items():
-                old = total.get(name, 0.0)
-                total[name] = min(total.get(name, value), value) if name == SERVERS else old + value
-        return total
+        """As in Workers."""
+        return _taken(self.workers)
 
     def describe(self) -> str:
         return f"{self.count} workers ({self.config.cluster.kind})"
@@ -313,6 +301,23 @@ class WorkerPool:
             error=seen.error,
             at=time.time(),
         )
+
+
+def _taken(workers: Sequence[RemoteWorker]) -> dict[str, float]:
+    """Counts are summed, peaks and levels too, each worker's own largest and last."""
+    total: dict[str, float] = {}
+    for worker in workers:
+        own: dict[str, float] = {}
+        for found in worker.metrics:
+            for name, value in found.items():
+                old = own.get(name, 0.0)
+                level = name == SERVERS or name.startswith("rollout/kv")
+                own[name] = max(old, value) if name.endswith("peak") else value if level else old + value
+        worker.metrics.clear()
+        for name, value in own.items():
+            old = total.get(name, 0.0)
+            total[name] = min(total.get(name, value), value) if name == SERVERS else old + value
+    return total
 
 
 @contextlib.asynccontextmanager

@@ -95,10 +95,10 @@ def command(
         checks: Iterable[Check] = _device(device, seconds)
     elif model is not None:
         checks = _abilities(model, project, store, sets)
-    elif cluster:
-        checks = _workers(project, store, sets)
+    elif cluster or not sandbox:
+        checks = (_workers if cluster else _machine)(project, store, sets)
     else:
-        checks = _guarantees(level) if sandbox else _machine(project, store, sets)
+        checks = _guarantees(level)
     for check in checks:
         found.append(check)
         if not as_json:

@@ -113,9 +113,7 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
         check(config.algo)
         if wanted.gpu_bytes is None:
             check_trainable(config, pick_device(config.model.device))
-        found = plan(
-            config, model_folder(config.model.name, config, base=context.project), gpu_bytes=wanted.gpu_bytes
-        )
+        found = plan(config, model_folder(config.model.name, config, base=context.project), gpu_bytes=wanted.gpu_bytes)
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
         elif verbose:

@@ -39,8 +39,12 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="SOURCE",
-        help="Make it from rows.jsonl, tool.py, agent.py, openapi.json or mcp:COMMAND; repeatable.",
+        help="Make it from rows.jsonl, tool.py, agent.py, openapi.json, mcp:COMMAND, verifiers:PACKAGE or "
+        "inspect:PACKAGE@TASK; repeatable.",
     ),
+]
+PythonOption = Annotated[
+    str, typer.Option("--python", metavar="PATH", help="Interpreter that has verifiers or inspect_ai; default: this.")
 ]
 LevelOption = Annotated[
     str | None, typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare.")
@@ -52,6 +56,7 @@ def command(
     folder: FolderArgument = None,
     blank: BlankOption = None,
     sources: FromOption = None,
+    python: PythonOption = "",
     list_packs: ListOption = False,
     force: ForceOption = False,
     model: ModelOption = None,
@@ -75,7 +80,7 @@ def command(
             raise UsageError("The new task needs a name.", hint="agentrl init NAME --from SOURCE")
         target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
         with tempfile.TemporaryDirectory() as place:
-            source, notes = _new_pack(Path(name).name, sources or [], Path(place))
+            source, notes = _new_pack(Path(name).name, sources or [], python, Path(place))
             files = _project_files(source, model or TOOL_MODEL, {})
             _refuse_loss(target, files, force)
             _write(target, files)
@@ -92,7 +97,7 @@ def command(
     _report(target, source.name, [*files], as_json)
 
 
-def _new_pack(name: str, sources: list[str], place: Path) -> tuple[Path, list[str]]:
+def _new_pack(name: str, sources: list[str], python: str, place: Path) -> tuple[Path, list[str]]:
     """Write a pack of that name under `place`; returns its folder, and what the user should know."""
     from agentrl_cli.tasks.scaffold import Draft, add_source, blank, build, finish
 
@@ -100,7 +105,7 @@ def _new_pack(name: str, sources: list[str], place: Path) -> tuple[Path, list[st
         raise UsageError(f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens.")
     draft = Draft(name)
     for source in sources:
-        add_source(draft, source)
+        add_source(draft, source, python)
     if not sources:
         blank(draft)
     finish(draft)

@@ -27,6 +27,7 @@ class What(StrEnum):
     evals = "evals"
     tags = "tags"
 
+
 LEAST = ("tags", "#", "turns", "tokens", "calls", "adv", "run", "step", "flags")
 """Columns of episodes that a narrow terminal does without, in this order."""
 

@@ -133,6 +133,7 @@ def _messages(turn: Turn) -> Iterator[str]:
         plain = {**message, "tool_calls": None}
         for text in message_texts(plain):
             yield from text.splitlines()
+    yield from (f"  ▣ {image_line(image)}" for image in turn.images)
     for call in turn.calls:
         given = call.raw if call.arguments is None else ", ".join(f"{k}={v!r}" for k, v in call.arguments.items())
         yield f"→ {call.name or 'call'}({given})" + (f"   MALFORMED: {call.error}" if call.error else "")

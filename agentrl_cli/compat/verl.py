@@ -176,8 +176,10 @@ class Verl(MetaPathFinder):
     `gsm8k_tool.py` of the folder, or `verl/tools/gsm8k_tool.py`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, more: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """`more` are stubs besides STAND_INS, with what they hold."""
         self.folder = (folder or Path()).absolute()
+        self.stubs = {**STAND_INS, **(more or {})}
         self.installed = importlib.util.find_spec("verl") is not None
         self._named: dict[str, Path] = {}
 
@@ -202,7 +204,7 @@ class Verl(MetaPathFinder):
     def __enter__(self) -> Self:
         sys.path.insert(0, str(self.folder))
         sys.meta_path.append(self)
-        for name, content in {} if self.installed else STAND_INS.items():
+        for name, content in {} if self.installed else self.stubs.items():
             module = ModuleType(name)
             module.__dict__.update({"__path__": [], **content})
             sys.modules[name] = module

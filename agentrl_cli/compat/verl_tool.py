@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from agentrl_cli.chat.media import frames_of, image_bytes
 from agentrl_cli.compat.verl import OpenAIFunctionToolSchema, wants_verl
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.tools.base import Tool, ToolContext, as_result, image_bytes
+from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.types import Task, ToolResult
 
 
@@ -67,12 +68,11 @@ class VerlTool(Tool):
         answer = await self.wrapped.execute(state.id, given, agent_data=state.context, **state.of("execute"))
         response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
         numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
-        images = tuple(image_bytes(image) for image in getattr(response, "image", None) or ())
-        if getattr(response, "video", None):
-            raise EnvError(f"The tool {self.name} returned a video, which is not supported.")
+        images = [image_bytes(image) for image in getattr(response, "image", None) or ()]
+        images += [frame for video in getattr(response, "video", None) or () for frame in frames_of(video)]
         text = response.text if hasattr(response, "text") else as_result(response).text
         step = None if reward is None else float(reward)
-        return ToolResult(text or "", reward=step, metrics=numbers, images=images)
+        return ToolResult(text or "", reward=step, metrics=numbers, images=tuple(images))
 
     async def reward(self, state: Instance) -> float | None:
         """`calc_reward`, for tools that the row's `tools_kwargs` name. Anything but a number gives no part."""

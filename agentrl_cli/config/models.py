@@ -63,6 +63,9 @@ class ModelConfig(Section):
     )
     parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
     offline: bool = Field(default=False, description="never contact the hub: cache and local folders only")
+    trust_remote_code: bool = Field(
+        default=False, description="run the Python files of a model's folder, which some models need; false: refuse"
+    )
 
 
 class LoraConfig(Section):

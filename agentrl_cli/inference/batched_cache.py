@@ -57,6 +57,8 @@ class Kept:
 
     ids: Int32
     cache: Any
+    shift: int = 0
+    """What the position of its next token is ahead of its number, after images."""
 
 
 def merge(batches: Sequence[Batch]) -> Batch:

@@ -19,7 +19,8 @@ from agentrl_cli.inference.kv_cache import common
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.model_runner import PIECE, sampling_mode
 from agentrl_cli.inference.request import Request
-from agentrl_cli.models.vision import positions, reader_of
+from agentrl_cli.models.vision import Seen, reader_of
+from agentrl_cli.types.content import digest
 
 WORTH = 512
 """Tokens that a common prefix of several prompts must save to be computed before them."""
@@ -50,6 +51,10 @@ class BatchedForward:
         """A request has ended or left."""
         self._shifts.pop(id(request), None)
 
+    def shift(self, request: Request) -> int:
+        """What the position of its next token is ahead of its number."""
+        return self._shifts.get(id(request), 0)
+
     def clear(self) -> None:
         """All requests have left."""
         self._shifts.clear()
@@ -73,8 +78,8 @@ class BatchedForward:
                 parts.append(self.forward.plain([request.context for request in some]))
             else:
                 ids = torch.from_numpy(some[0].context.astype(np.int64))[None].to(self.forward.device)
-                seen = self._seen(some[0], 0)
-                parts.append(self.model(input_ids=ids, use_cache=False, **seen).logits[:, -1])
+                given = self._reader.arguments(self._seen(some, [0]), [0], ids.shape[1])
+                parts.append(self.model(input_ids=ids, use_cache=False, **given).logits[:, -1])
         return torch.cat(parts)
 
     def joined(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -97,23 +102,26 @@ class BatchedForward:
             return [batch]
         out: list[Batch] = []
         continued: list[Batch] = []
+        looking: list[Batch] = []
         prompts: dict[bytes, list[Request]] = {}
         for request in fresh:
             turn = kept(request)
-            if self._reader is not None and request.images:
-                out.append(self._with_images(request, turn))
-            elif turn is not None:
-                continued.append(Batch([request], [len(turn.ids)], turn.cache))
+            images = request.images if self._reader is not None else ()
+            if turn is not None and (self.abilities.extends or not images):
+                batch, self._shifts[id(request)] = Batch([request], [len(turn.ids)], turn.cache), turn.shift
+                new = bool(images) and bool((request.context[len(turn.ids) :] == self._token).any())
+                (looking if new else continued).append(batch)
             else:
                 alone = b"" if self.abilities.batches != "single" else b"%d" % request.order  # its cache is not copied
-                prompts.setdefault(request.context.tobytes() + alone, []).append(request)
+                key = request.context.tobytes() + alone + "".join(map(digest, images)).encode()
+                prompts.setdefault(key, []).append(request)
         for batch in self.joined(continued):
             out += self._extended(batch)
-        return out + self._prompts(list(prompts.values()))
+        return [*out, *self._looking(looking), *self._prompts(list(prompts.values()))]
 
     def _feed(self, batch: Batch, ids: Tensor) -> None:
         """Feed as many tokens [B, n] of each sequence."""
-        shifts = [self._shifts.get(id(request), 0) for request in batch.requests]
+        shifts = [self.shift(request) for request in batch.requests]
         batch.logits, batch.cache = self.forward(ids, batch.lengths, batch.cache, shifts=shifts)
         batch.lengths = [length + ids.shape[1] for length in batch.lengths]
 
@@ -140,11 +148,15 @@ class BatchedForward:
         first = sorted((requests[0] for requests in prompts), key=lambda request: request.length)
         copies = {id(requests[0]): requests for requests in prompts}
         out: list[Batch] = []
-        for batch in self._first(first):
+        shown = [request for request in first if self._reader is not None and request.images]
+        plain = [request for request in first if self._reader is None or not request.images]
+        for batch in [*(self._first(plain) if plain else ()), *self._pictured(shown)]:
             several = [n for n, request in enumerate(batch.requests) for _ in copies[id(request)]]
             everyone = [request for request in batch.requests for request in copies[id(request)]]
             if len(several) > len(batch.requests):
                 batch = batch.part(several)
+            for request in batch.requests:
+                self._shifts |= dict.fromkeys(map(id, copies[id(request)]), self.shift(request))
             batch.requests = everyone
             out.append(batch)
         return out
@@ -193,31 +205,43 @@ class BatchedForward:
             line[len(line) - request.length :] = request.context
         padding = [max(lengths) - length for length in lengths]
         given = torch.from_numpy(ids).to(self.forward.device)
-        batch.logits, batch.cache = self.forward(given, batch.lengths, None, padding=padding)
+        images = self._reader is not None and any(request.images for request in batch.requests)
+        seen = self._seen(batch.requests, batch.lengths) if images else None
+        batch.logits, batch.cache = self.forward(given, batch.lengths, None, padding=padding, seen=seen)
         self.prefilled += sum(lengths)
         batch.lengths = lengths
         return batch
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    def _with_images(self, request: Request, kept: Kept | None) -> Batch:
-        """A request with images, alone: their pixels belong to its own tokens."""
-        start = 0 if kept is None or not self.abilities.extends else len(kept.ids)
-        new = torch.from_numpy(request.context[start:].astype(np.int64))[None].to(self.forward.device)
-        cache = kept.cache if kept is not None and start else None
-        batch = Batch([request], [request.length], None)
-        batch.logits, batch.cache = self.forward(new, [start], cache, seen=self._seen(request, start))
-        self.prefilled += new.shape[1]
-        return batch
+    @property
+    def _token(self) -> int:
+        """Id of an image's placeholder."""
+        return -1 if self._reader is None else self._reader.token
 
-    def _seen(self, request: Request, start: int) -> dict[str, Tensor]:
-        """Positions and new images of a context from `start` on."""
+    def _pictured(self, requests: list[Request]) -> list[Batch]:
+        """Different contexts with images on empty caches, as many at a time as a forward may hold; none is cut."""
+        return [self._padded(Batch(some, [0] * len(some), None)) for some in self._alike(requests)]
+
+    def _looking(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Later turns with new images: those that lack equally many tokens together, as an image is not cut."""
+        sets: dict[int, list[Batch]] = {}
+        for batch in batches:
+            sets.setdefault(batch.requests[0].length - batch.lengths[0], []).append(batch)
+        out = [batch for some in sets.values() for batch in self.joined(some)]
+        for batch in out:
+            ids = [request.context[at:] for request, at in zip(batch.requests, batch.lengths, strict=True)]
+            new = torch.from_numpy(np.stack(ids).astype(np.int64)).to(self.forward.device)
+            seen = self._seen(batch.requests, batch.lengths)
+            batch.logits, batch.cache = self.forward(new, batch.lengths, batch.cache, seen=seen)
+            batch.lengths = [request.length for request in batch.requests]
+            self.prefilled += new.numel()
+        return out
+
+    def _seen(self, requests: Sequence[Request], starts: Sequence[int]) -> Seen:
+        """Positions and new images of contexts from `starts` on."""
         assert self._reader is not None
-        ids = torch.from_numpy(request.context.astype(np.int64)).to(self.forward.device)
-        everything = self._reader.inputs(ids, request.images)
-        where = positions(self.model, ids, everything, self._reader.token)
-        found = self._reader.inputs(ids, request.images, start) if start else everything
-        if where is None:
-            return found
-        self._shifts[id(request)] = int(where.max()) + 1 - len(ids)
-        return {**found, "position_ids": where[..., start:]}
+        contexts = [torch.from_numpy(request.context.astype(np.int64)).to(self.forward.device) for request in requests]
+        seen = self._reader.seen(self.model, contexts, [request.images for request in requests], starts)
+        self._shifts |= {id(request): shift for request, shift in zip(requests, seen.shifts, strict=True)}
+        return seen

@@ -7,7 +7,7 @@ compared with one plain forward over whole sequences, whose windows are made so 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.batched_cache import NotJoined, has_columns, join, nbytes, select
 from agentrl_cli.models.adapter import short, transformer
-from agentrl_cli.models.vision import reader_of
+from agentrl_cli.models.vision import Seen, plain_logits, reader_of, trial
 from agentrl_cli.types import Int32
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
@@ -53,7 +53,8 @@ class CachedForward:
         self._cache = next((name for name in ("past_key_values", "cache_params", "state") if name in names), "")
         self._names = set(names)
         rule = getattr(getattr(base, "model", None), "get_rope_index", None)
-        self._three = reader_of(model) is not None and rule is not None
+        self.reader = reader_of(model)
+        self._three = self.reader is not None and rule is not None
 
     @property
     def caches(self) -> bool:
@@ -69,7 +70,7 @@ class CachedForward:
         padding: Sequence[int] | None = None,
         shifts: Sequence[int] | None = None,
         every: bool = False,
-        seen: Mapping[str, Tensor] | None = None,
+        seen: Seen | None = None,
     ) -> tuple[Tensor, Any]:
         """Feed new tokens [B, n]; logits [B, V] after the last one, or [B, n, V] of `every` one, and the new cache.
 
@@ -77,7 +78,7 @@ class CachedForward:
             lengths: [B] tokens that the cache has of each sequence; it is padded on the left to the longest.
             padding: [B] how many of the new tokens are padding, on the left; for an empty cache only.
             shifts: [B] what a position is ahead of its token's number, after images.
-            seen: Pixels, and positions that take the place of the ones made here.
+            seen: Images among the new tokens, and positions that take the place of the ones made here.
         """
         held = list(lengths) if self.columns else [0] * len(lengths)
         width, count = max(held, default=0), ids.shape[1]
@@ -86,7 +87,9 @@ class CachedForward:
         if "attention_mask" in self._names and any(skipped):
             first = self.integers(skipped)[:, None]
             given["attention_mask"] = (torch.arange(width + count, device=self.device)[None] >= first).long()
-        if "position_ids" in self._names and "position_ids" not in (seen or {}):
+        if seen is not None and self.reader is not None:
+            given |= self.reader.arguments(seen, padding or [0] * len(lengths), count, width)
+        if "position_ids" in self._names and "position_ids" not in given:
             starts = self.integers(lengths if padding is None else [-n for n in padding])
             places = (starts[:, None] + torch.arange(count, device=self.device)).clamp(min=0)
             if self._three:
@@ -95,7 +98,7 @@ class CachedForward:
             given["position_ids"] = places
         if "logits_to_keep" in self._names and not every:
             given["logits_to_keep"] = 1
-        out = self.model(input_ids=ids, **given, **(seen or {}))
+        out = self.model(input_ids=ids, **given)
         logits: Tensor = out.logits
         return logits if every else logits[:, -1], out.get(self._cache)
 
@@ -206,6 +209,10 @@ class _Trial:
         elif self._tried(lambda: self._joined([0, 0], [start, start], [self.prompts[0]] * 2)):
             batches = "equal"
         pads = batches == "any" and bool(self._tried(self._padded))
+        if forward.reader is not None and not (batches == "any" and pads and self._tried(lambda: self._sees([0, 1]))):
+            if not self._tried(lambda: self._sees([0])):
+                return Abilities(batches="single")
+            batches, pads = "single", False
         few, some, many = (nbytes(self._prompt(0, length)) for length in (8, 16, self.prompts[0] - 8))
         near, far = max((some - few) // 8, 0), max((nbytes(start) - many) // 8, 0)
         return Abilities(True, extends, batches, pads, forward.columns, max(few - 8 * near, 0), (near, far))
@@ -259,6 +266,23 @@ class _Trial:
         found = _logp(logits)
         same = all(self._same(found[n, padding[n] :], self.wanted[n][: self.prompts[n]]) for n in (0, 1))
         return same and self._steps([0, 1], cache, self.prompts)
+
+    def _sees(self, which: Sequence[int]) -> bool:
+        """Conversations with images in one forward, then a decode step."""
+        forward, reader = self.forward, self.forward.reader
+        assert reader is not None
+        found = trial(reader, forward.vocabulary, forward.device)
+        texts, images = [found[n][0] for n in which], [found[n][1] for n in which]
+        wanted = [_logp(plain_logits(forward.model, reader, *found[n])) for n in which]
+        lengths = [len(ids) - 1 for ids in texts]
+        padding = [max(lengths) - n for n in lengths]
+        ids = torch.stack([nn.functional.pad(ids[:-1], (left, 0)) for ids, left in zip(texts, padding, strict=True)])
+        seen = reader.seen(forward.model, [ids[:-1] for ids in texts], images, [0] * len(which))
+        logits, cache = forward(ids, [0] * len(which), None, padding=padding, seen=seen)
+        before = torch.stack([line[-2] for line in wanted])
+        last = torch.stack([ids[-1] for ids in texts])[:, None]
+        after = forward(last, lengths, cache, shifts=seen.shifts)[0]
+        return self._same(_logp(logits), before) and self._same(_logp(after), torch.stack([w[-1] for w in wanted]))
 
     def _np(self, n: int) -> Int32:
         return self.ids[n].cpu().numpy().astype(np.int32)

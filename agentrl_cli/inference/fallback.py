@@ -155,7 +155,8 @@ class FallbackEngine:
                 continue
             for n in leaving if self.abilities.cached else ():
                 request, alone = batch.requests[n], batch.part([n])
-                self._turns[request.key] = Kept(request.context[: alone.lengths[0]], alone.cache)
+                ids, shift = request.context[: alone.lengths[0]], self.forward.shift(request)
+                self._turns[request.key] = Kept(ids, alone.cache, shift)
             staying = [n for n in range(len(batch.requests)) if n not in leaving]
             self._batches[number] = batch.part(staying)
         self._batches = [batch for batch in self._batches if batch.requests]

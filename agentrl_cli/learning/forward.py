@@ -26,9 +26,9 @@ from agentrl_cli.learning.attention import NotPackable, Packing, packed_attentio
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside
 from agentrl_cli.learning.packing import Packed, Segment, pack
-from agentrl_cli.learning.padded_forward import decoder_of, padded_states, whole_logits
+from agentrl_cli.learning.padded_forward import decoder_of, padded_states, pictured_states, whole_logits
 from agentrl_cli.models.adapter import transformer
-from agentrl_cli.models.vision import positions, reader_of
+from agentrl_cli.models.vision import plain_logits, reader_of, trial
 
 _LOG = logging.getLogger(__name__)
 _WAYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -83,14 +83,45 @@ def way_of(base: Any) -> str:
     """How episodes of a model are computed; each way is compared with its plain forward the first time.
 
     `packed`: a row of all episodes; `padded`: side by side (recurrent layers, attention of its own); `whole`: padded,
-    and the logits are the model's own, because its head is more than a linear layer; `images`: one by one.
+    and the logits are the model's own, because its head is more than a linear layer; `images`: padded, with pixels;
+    `apart`: those one by one.
     Raises ModelError if none of them gives the model's numbers.
     """
     if base not in _WAYS:
-        _WAYS[base] = "images" if reader_of(base) is not None else _tried(base)
-        if _WAYS[base] == "images":
-            _LOG.warning("%s reads images: episodes are computed one by one in training", type(base).__name__)
+        _WAYS[base] = _tried_images(base) if reader_of(base) is not None else _tried(base)
+        if _WAYS[base] == "apart":
+            _LOG.warning("%s: episodes with images are computed one by one in training", type(base).__name__)
     return _WAYS[base]
+
+
+@torch.no_grad()
+def _tried_images(base: Any) -> str:
+    """The first way whose log-probabilities after images are those of the model's own forward."""
+    reader, weight, training = reader_of(base), base.get_input_embeddings().weight, base.training
+    assert reader is not None
+    base.eval()
+    try:
+        found = trial(reader, int(weight.shape[0]), weight.device)
+        segments = [
+            Segment(ids.cpu().numpy().astype(np.int32), np.arange(len(ids)) >= len(ids) - 4, images)
+            for ids, images in found
+        ]
+        logits = [plain_logits(base, reader, *one)[:-1].float().log_softmax(-1) for one in found]
+        wanted = torch.cat(
+            [line.gather(1, ids[1:, None])[-4:, 0] for line, (ids, _) in zip(logits, found, strict=True)]
+        )
+        packed = pack([segments])
+        for way in ("images", "apart"):
+            off = difference(WAYS[way](base, packed, 1.0, None, False).logp.float(), wanted)
+            if off <= TOLERANCE.get(weight.dtype, 1e-3):
+                _differentiate(base, way, packed)
+                return way
+    except CAUGHT as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{type(base).__name__} cannot be trained with images ({why}).") from error
+    finally:
+        base.train(training)
+    raise ModelError(f"{type(base).__name__} cannot be trained: after images its numbers differ by {off:.2g} nats.")
 
 
 @torch.no_grad()
@@ -203,13 +234,16 @@ def _by_whole(base: Any, packed: Packed, temperature: float, chunk: int | None, 
     return Logprobs(logp, -(every.exp() * every.clamp(min=-1e4)).sum(-1), states)
 
 
-def _by_images(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+def _by_images(
+    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool, *, apart: bool = False
+) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
-        hidden = _states_with_images(base, packed, base.get_input_embeddings().weight.device)
+        hidden = pictured_states(base, packed, apart=apart)
     return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
 
 
 WAYS = {"packed": _by_packing, "padded": _by_padding, "whole": _by_whole, "images": _by_images}
+WAYS["apart"] = partial(_by_images, apart=True)
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
@@ -235,24 +269,6 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     return cast(Tensor, out.last_hidden_state[0])
 
 
-def _states_with_images(base: Any, packed: Packed, device: torch.device) -> Tensor:
-    """The same rows from one forward per episode with its images; a shared prefix is read off the first."""
-    ids, reader = torch.from_numpy(packed.input_ids).to(device), reader_of(base)
-    assert reader is not None
-    parts: list[Tensor] = []
-    images = iter(packed.images)
-    for block in packed.blocks:
-        prefix = block.own - block.start
-        for number, (begin, end) in enumerate(block.segments or ((block.own, block.own),)):
-            episode = torch.cat([ids[block.start : block.own], ids[begin:end]])
-            seen = reader.inputs(episode, next(images, ()) if end > begin else ())
-            where = positions(base, episode, seen, reader.token)
-            seen |= {} if where is None else {"position_ids": where}
-            state = decoder_of(base)(input_ids=episode[None], use_cache=False, **seen).last_hidden_state[0]
-            parts.append(state[prefix if number else 0 :])
-    return torch.cat(parts)
-
-
 def trained_logprobs(
     model: nn.Module,
     groups: Sequence[Sequence[Segment]],
@@ -273,6 +289,7 @@ def width(model: nn.Module) -> int:
 
 def logit_rules(config: Any) -> tuple[float, float | None]:
     """(factor on the logits, soft cap): what some families do between head and softmax."""
+    config = config.get_text_config()
     factor = float(getattr(config, "logit_scale", None) or 1.0)
     factor /= float(getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)

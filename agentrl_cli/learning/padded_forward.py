@@ -21,6 +21,7 @@ from agentrl_cli.inference.batched_cache import select
 from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.learning.attention import Block
 from agentrl_cli.learning.packing import Packed
+from agentrl_cli.models.vision import reader_of
 
 _LOG = logging.getLogger(__name__)
 _CARRIES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -39,7 +40,22 @@ def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
     share = share and any(block.own > block.start and len(block.segments) > 1 for block in packed.blocks)
     if share and carries(base):
         return torch.cat([continued(decoder, ids, block) for block in packed.blocks])
-    return _spread(ids, packed, lambda rows, length: _states(decoder, rows, length))
+    return _spread(ids, packed, lambda rows, length, _: _states(decoder, rows, length))
+
+
+def pictured_states(base: Any, packed: Packed, *, apart: bool = False) -> Tensor:
+    """[T, D] hidden states of a packed row whose episodes have images, several at a time unless `apart`."""
+    decoder, reader = decoder_of(base), reader_of(base)
+    assert reader is not None
+    given = iter(packed.images)
+    images = [next(given, ()) if end > begin else () for block in packed.blocks for begin, end in _members(block)]
+    device = base.get_input_embeddings().weight.device
+
+    def states(rows: list[Tensor], length: int, numbers: list[int]) -> Tensor:
+        seen = reader.seen(base, rows, [images[n] for n in numbers], [0] * len(rows))
+        return _states(decoder, rows, length, **reader.arguments(seen, [0] * len(rows), length))
+
+    return _spread(torch.from_numpy(packed.input_ids).to(device), packed, states, apart=apart)
 
 
 def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
@@ -47,7 +63,7 @@ def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
     device = base.get_input_embeddings().weight.device
     wanted = torch.from_numpy(packed.rows).to(device)
 
-    def both(rows: list[Tensor], length: int) -> Tensor:
+    def both(rows: list[Tensor], length: int, _: list[int]) -> Tensor:
         out = base(input_ids=_stacked(rows, length), use_cache=False, output_hidden_states=True)
         return torch.cat([out.logits, out.hidden_states[-1]], -1)
 
@@ -56,14 +72,17 @@ def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
     return found[:, :size], found[:, size:]
 
 
-def _spread(ids: Tensor, packed: Packed, compute: Callable[[list[Tensor], int], Tensor]) -> Tensor:
+def _spread(
+    ids: Tensor, packed: Packed, compute: Callable[[list[Tensor], int, list[int]], Tensor], *, apart: bool = False
+) -> Tensor:
     """[T, …] what whole episodes give, in the order of a packed row; a shared prefix is read off the last of them."""
     places = [np.r_[block.start : block.own, begin:end] for block in packed.blocks for begin, end in _members(block)]
     parts: list[Tensor] = []
     source = np.zeros(packed.tokens, np.int64)
     at = 0
-    for number, length in _alike([len(place) for place in places]):
-        parts.append(compute([ids[torch.from_numpy(places[n]).to(ids.device)] for n in number], length))
+    lengths = [len(place) for place in places]
+    for number, length in [([n], length) for n, length in enumerate(lengths)] if apart else _alike(lengths):
+        parts.append(compute([ids[torch.from_numpy(places[n]).to(ids.device)] for n in number], length, number))
         for line, n in enumerate(number):
             source[places[n]] = at + line * length + np.arange(len(places[n]))
         at += len(number) * length
@@ -87,7 +106,8 @@ def _alike(lengths: list[int]) -> list[tuple[list[int], int]]:
 
 def _states(decoder: Any, rows: list[Tensor], length: int, **given: Any) -> Tensor:
     """[B, length, D] states of sequences padded on the right."""
-    return cast(Tensor, decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given}).last_hidden_state)
+    out = decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given})
+    return cast(Tensor, out[0] if isinstance(out, tuple) else out.last_hidden_state)  # minimind's own code
 
 
 def _stacked(rows: list[Tensor], length: int) -> Tensor:

@@ -131,11 +131,8 @@ class Learner:
         if not any(groups):
             return result
         now, algo = Step.of(step, groups), self.config.algo
-        if self.config.rollout.replay_truncation and any(e.tokens.support is None for e in now.episodes):
-            raise ConfigError(
-                "rollout.replay_truncation is set, and an episode has no record of the tokens that could be drawn.",
-                hint="Episodes from a server or an older run have none: leave the setting out.",
-            )
+        if self.config.rollout.replay_truncation:
+            _require_support(now.episodes)
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
         early = algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
         if (early and not algo.bypass) or algo.reject != "none":
@@ -303,6 +300,15 @@ class Learner:
         members = now.in_batch(range(len(segments)))
         for member, values in zip(members, teacher.server([segments[b][m] for b, m in members]), strict=True):
             now.seen[member].teacher = values
+
+
+def _require_support(episodes: Sequence[Episode]) -> None:
+    """Raise ConfigError if truncated sampling cannot be replayed."""
+    if any(episode.tokens.support is None for episode in episodes):
+        raise ConfigError(
+            "rollout.replay_truncation is set, and an episode has no record of the tokens that could be drawn.",
+            hint="Episodes from a server or an older run have none: leave the setting out.",
+        )
 
 
 def _beyond(source: Source, segment: Segment) -> Segment:

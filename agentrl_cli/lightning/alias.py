@@ -13,7 +13,7 @@ from agentrl_cli.lightning.semconv import AGENTLIGHTNING as NAME
 HERE = "agentrl_cli.lightning"
 SAME = (
     "types litagent runner store adapter adapter.base adapter.triplet adapter.messages tracer algorithm algorithm.base"
-    " algorithm.verl emitter llm_proxy trainer env_var semconv execution utils utils.otel"
+    " algorithm.apo algorithm.verl emitter llm_proxy trainer env_var semconv execution utils utils.otel"
 ).split()
 """Modules that have the same name there and here."""
 OTHER = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import multiprocessing
 import threading
 from collections.abc import Awaitable, Callable
+from multiprocessing.context import BaseContext
 from typing import Literal, Protocol
 
 from agentrl_cli.lightning.env_var import (
@@ -16,7 +17,6 @@ from agentrl_cli.lightning.env_var import (
 )
 from agentrl_cli.lightning.store import LightningStore
 
-_LOG = logging.getLogger(__name__)
 AlgorithmBundle = Callable[[LightningStore, "ExecutionEvent"], Awaitable[None]]
 RunnerBundle = Callable[[LightningStore, int, "ExecutionEvent"], Awaitable[None]]
 
@@ -34,6 +34,11 @@ class ExecutionEvent(Protocol):
 
 
 ThreadingEvent = threading.Event
+
+
+def MultiprocessingEvent(*, ctx: BaseContext | None = None) -> ExecutionEvent:
+    """An event that other processes see, for a strategy of the user's own."""
+    return (ctx or multiprocessing).Event()
 
 
 class ExecutionStrategy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 from pydantic import BaseModel
 
@@ -25,6 +25,26 @@ class LightningResourceAttributes(Enum):
     ATTEMPT_ID = "agentlightning.attempt_id"
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
     TRACER_NAME = "agentlightning.tracer.name"
+
+
+class SpanNames(StrEnum):
+    """Names of spans and of resource attributes; older than this module's constants."""
+
+    REWARD = AGL_REWARD
+    MESSAGE = AGL_MESSAGE
+    OBJECT = AGL_OBJECT
+    EXCEPTION = AGL_EXCEPTION
+    VIRTUAL = AGL_VIRTUAL
+    ROLLOUT_ID = "agentlightning.rollout_id"
+    ATTEMPT_ID = "agentlightning.attempt_id"
+    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
+
+
+class SpanAttributeNames(StrEnum):
+    """The attributes of 0.1."""
+
+    MESSAGE = "message"
+    OBJECT = "object"
 
 
 class LightningSpanAttributes(Enum):

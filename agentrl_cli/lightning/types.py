@@ -8,6 +8,8 @@ from typing import Annotated, Any, Generic, Literal, Protocol, SupportsIndex, Ty
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
+from agentrl_cli.lightning.semconv import SpanAttributeNames as SpanAttributeNames
+from agentrl_cli.lightning.semconv import SpanNames as SpanNames
 from agentrl_cli.lightning.spans import Attributes as Attributes
 from agentrl_cli.lightning.spans import AttributeValue as AttributeValue
 from agentrl_cli.lightning.spans import Event as Event

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from agentrl_cli.chat.tokenizer import Tokenizer
@@ -91,18 +92,14 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
     quiet()
-    if "minimind" in str(_json(folder / "config.json").get("model_type", "")):
-        raise ModelError(
-            f"The model in {folder} is in minimind's own form, which is code of that folder.",
-            hint=f"Import it first: agentrl import minimind {folder} OUT",
-        )
+    more = remote_code(folder, config)
     loader = auto_class(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    more = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
+    quantised = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
     try:
         model, found = loader.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more, **quantised
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         raise ModelError(
@@ -122,8 +119,33 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
             f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
             hint="transformers would make them up at random. Copy or download the folder again.",
         )
-    ready: nn.Module = model.eval() if more else model.to(device).eval()  # quantised weights are there already
+    ready: nn.Module = model.eval() if quantised else model.to(device).eval()  # quantised weights are there already
+    if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
+        with torch.no_grad():
+            ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
     return ready
+
+
+def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
+    """What transformers' loaders need to run a model's own code; empty if it has none.
+
+    Raises ModelError if it has, and `model.trust_remote_code` is off.
+    """
+    from transformers import CONFIG_MAPPING
+
+    given = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    own = [str(value).rpartition("--")[2] for value in (given.get("auto_map") or {}).values() if isinstance(value, str)]
+    files = sorted({f"{value.partition('.')[0]}.py" for value in own})
+    minimind = "minimind" in str(given.get("model_type", ""))
+    if (not files and not minimind) or given.get("model_type") in CONFIG_MAPPING:  # transformers has its code
+        return {}
+    if files and config.trust_remote_code:
+        return {"trust_remote_code": True}
+    what = f"runs code of its own, {', '.join(files)}" if files else "is in minimind's own form"
+    hints = ["read it, then set model.trust_remote_code=true"] * bool(files)
+    hints += [f"import it without its code: agentrl import minimind {folder} OUT"] * minimind
+    text = "; or ".join(hints)
+    raise ModelError(f"The model in {folder} {what}.", hint=f"{text[0].upper()}{text[1:]}.")
 
 
 def require_undamaged(folder: Path) -> None:
@@ -189,6 +211,7 @@ def _download(name: str, config: ModelConfig) -> Path:
 
     offline = config.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
+    wanted += ["*.py"] * config.trust_remote_code
     try:
         return Path(snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline))
     except GatedRepoError as error:

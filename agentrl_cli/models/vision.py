@@ -1,17 +1,19 @@
 """Vision-language models: images through the model's own processor, positions by the model's own rule.
 
 A `Reader` stands at the model (`attach`), so that the sampling engine and the training forward hand the same pixels to
-the same layers. How many tokens an image takes is the processor's word; the tokens themselves are in the episode's ids.
+the same layers. What an image takes in the ids is the processor's rule; the tokens themselves are in the episode's ids.
 """
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import io
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +22,52 @@ from torch import Tensor
 
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import EnvError, MissingDependency, ModelError
+from agentrl_cli.errors import EnvError
 from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.processor import load_processor
+from agentrl_cli.types.content import Layout, digest
 
 _LOG = logging.getLogger(__name__)
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 KEPT = 64
 """Images whose pixels are kept ready, the latest ones."""
-_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-"""What a processor answers beside pixels."""
+UNUSED = {"rows", "cols", "num_crops"}
+"""What image processors return for the text alone."""
+NESTED = {"pixel_values": 5, "pixel_attention_mask": 4}
+"""Dimensions of an image's tensors if the tiles of a conversation are one batch (Idefics 3, SmolVLM)."""
+Measured = tuple[int, int, int, Layout]
+"""(width, height, tokens, layout); see chat/images.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a forward over some tokens of several sequences takes besides their ids."""
+
+    pixels: Mapping[str, Tensor]
+    """Of the images among those tokens, in order."""
+    marks: tuple[Tensor, ...]
+    """[n] of each sequence: whether a token is an image's."""
+    places: tuple[Tensor, ...] | None
+    """[3, n] positions of each sequence; None: the model counts them."""
+    shifts: tuple[int, ...]
+    """By sequence: what the position of a later token is ahead of its number."""
 
 
 class Reader:
-    """Turns images into what the model's forward takes.
+    """Turns images into what the model's forward takes."""
 
-    `processor`: the model's image processor, or its whole processor where the number of tokens is not the patches'.
-    """
+    def __init__(self, processor: Any, token: int, unsaid: Sequence[int] = (), types: str = "") -> None:
+        """`processor`: the model's own, `token`: id of the placeholder, `types`: the forward's argument that marks it.
 
-    def __init__(self, processor: Any, token: int, unsaid: Sequence[int] = ()) -> None:
-        """`token`: id of the placeholder; `unsaid`: further tokens that the model must not write (video)."""
+        `unsaid`: further tokens that the model must not write (video, the start of an image).
+        """
         self.processor = processor
         self.token = token
+        self.types = types
         self.unsaid = (token, *unsaid)
-        self._ready: OrderedDict[str, tuple[tuple[int, int, int], dict[str, Tensor]]] = OrderedDict()
+        self.mark = str(processor.tokenizer.convert_ids_to_tokens(token))
+        self._ready: OrderedDict[str, tuple[Measured, dict[str, Tensor]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reader:
@@ -53,14 +77,15 @@ class Reader:
     @property
     def images(self) -> Images:
         """What a chat needs to know."""
-        return Images(self.token, self.measure)
+        written = str(self.processor.image_token)
+        return Images(self.token, self.measure, "" if written == self.mark else written)
 
-    def measure(self, data: bytes) -> tuple[int, int, int]:
-        """(width, height, tokens) of an image. Raises EnvError for bytes that are none."""
+    def measure(self, data: bytes) -> Measured:
+        """Size, tokens and layout of an image. Raises EnvError for bytes that are none."""
         return self._read(data)[0]
 
     def inputs(self, ids: Tensor, images: Sequence[bytes], start: int = 0) -> dict[str, Tensor]:
-        """What a forward over ids[start:] takes besides the ids: pixels of its images, on the device of `ids` [n].
+        """The pixels of the images in ids[start:], on the device of `ids` [n].
 
         `images`: those of the whole conversation in order; the ones whose tokens are not in `ids` yet are left out.
         Raises EnvError where images and tokens do not fit together.
@@ -72,17 +97,45 @@ class Reader:
         for data in images:
             if done == total:
                 break
-            (_, _, count), pixels = self._read(data)
+            (_, _, count, _), pixels = self._read(data)
             if done >= before:
                 parts.append(pixels)
             done += count
         if done != total:
             raise EnvError(f"The images of this episode take {done} tokens, and its ids have {total} for them.")
-        names = parts[0] if parts else ()
-        return {name: torch.cat([part[name] for part in parts]).to(ids.device) for name in names}
+        return {name: value.to(ids.device) for name, value in together(parts).items()}
 
-    def _read(self, data: bytes) -> tuple[tuple[int, int, int], dict[str, Tensor]]:
-        key = hashlib.sha256(data).hexdigest()
+    def seen(
+        self, model: Any, contexts: Sequence[Tensor], images: Sequence[Sequence[bytes]], starts: Sequence[int]
+    ) -> Seen:
+        """What a forward over context[start:] of several conversations takes. Raises EnvError as `inputs` does."""
+        parts, marks, places, shifts = [], [], [], []
+        for ids, own, start in zip(contexts, images, starts, strict=True):
+            whole = self.inputs(ids, own)
+            where = positions(model, ids, whole, self.token)
+            parts.append(self.inputs(ids, own, start) if start else whole)
+            marks.append(ids[start:] == self.token)
+            if where is not None:
+                places.append(where[:, 0, start:])
+            shifts.append(0 if where is None else int(where.max()) + 1 - len(ids))
+        return Seen(together(parts), tuple(marks), tuple(places) if places else None, tuple(shifts))
+
+    def arguments(self, seen: Seen, left: Sequence[int], width: int, held: int = 0) -> dict[str, Tensor]:
+        """Arguments of a forward over `width` new tokens, `left` of each sequence's being padding on the left.
+
+        `held`: columns of the cache.
+        """
+        given = dict(seen.pixels)
+        if seen.places is not None:
+            places = [_padded(where, n, width) for where, n in zip(seen.places, left, strict=True)]
+            given["position_ids"] = torch.stack(places, 1)
+        if self.types and seen.pixels:
+            marks = torch.stack([_padded(m.long(), n, width) for m, n in zip(seen.marks, left, strict=True)])
+            given[self.types] = torch.nn.functional.pad(marks, (held, 0))
+        return given
+
+    def _read(self, data: bytes) -> tuple[Measured, dict[str, Tensor]]:
+        key = digest(data)
         with self._lock:
             found = self._ready.get(key)
             if found is None:
@@ -92,25 +145,40 @@ class Reader:
             self._ready.move_to_end(key)
             return found
 
-    def _processed(self, data: bytes) -> tuple[tuple[int, int, int], dict[str, Tensor]]:
+    def _processed(self, data: bytes) -> tuple[Measured, dict[str, Tensor]]:
         from PIL import Image
 
         try:
             with Image.open(io.BytesIO(data)) as opened:
                 image = opened.convert("RGB")
-            whole = hasattr(self.processor, "tokenizer")
-            given = {"text": [self.processor.image_token]} if whole else {}
-            out = self.processor(images=[image], return_tensors="pt", **given)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise EnvError(f"A tool's image of {len(data)} bytes cannot be read: {error}") from error
-        count = int((out["input_ids"] == self.token).sum()) if whole else _patches(out, self.processor)
-        pixels = {name: value for name, value in out.items() if name not in _TEXT and isinstance(value, Tensor)}
-        return (image.width, image.height, count), pixels
+            given = dict(getattr(self.processor, "images_kwargs", None) or {})
+            out = self.processor.image_processor(images=[[image]], return_tensors="pt", **given)
+            text = self.processor.replace_image_token(out, image_idx=0)
+        except (OSError, ValueError, SyntaxError, ZeroDivisionError, Image.DecompressionBombError) as error:
+            raise EnvError(f"An image of {len(data)} bytes cannot be read: {error}") from error
+        unused = UNUSED | set(getattr(self.processor, "unused_input_names", ()))
+        pixels = {name: value for name, value in out.items() if name not in unused and isinstance(value, Tensor)}
+        return (image.width, image.height, *self._layout(text)), pixels
+
+    def _layout(self, text: str) -> tuple[int, Layout]:
+        """The tokens of an image, and the texts between them if there are any."""
+        pieces = re.split(f"((?:{re.escape(self.mark)})+)", text)
+        runs = [len(run) // len(self.mark) for run in pieces[1::2]] + [0]
+        layout = [(words, count) for words, count in zip(pieces[::2], runs, strict=True) if words or count]
+        return sum(runs), () if len(layout) == 1 and not layout[0][0] else layout
 
 
-def _patches(out: Mapping[str, Any], processor: Any) -> int:
-    """Tokens of an image of the Qwen-VL kind: patches, of which the model merges merge_size² into one."""
-    return int(out["image_grid_thw"][0].prod()) // int(processor.merge_size) ** 2
+def _padded(values: Tensor, left: int, width: int) -> Tensor:
+    """The last dimension with zeros on the left, and on the right up to `width`."""
+    return torch.nn.functional.pad(values, (left, width - left - values.shape[-1]))
+
+
+def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Pixels of several images or sequences, in order: forwards take them as one batch of images."""
+    every = [part for part in parts if part]
+    names = every[0] if every else ()
+    nested = bool(every) and "pixel_attention_mask" in names
+    return {name: torch.cat([part[name] for part in every], int(nested and name in NESTED)) for name in names}
 
 
 def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
@@ -128,40 +196,27 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
     if folder is None:
         _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
         return None
-    video = getattr(base.config, "video_token_id", None)
-    reader = Reader(_processor(folder), int(token), () if video is None else (int(video),))
+    reader = Reader(load_processor(folder, base.config.model_type), int(token), *_others(base))
     chat = chat_of(reader.images)
-    if not chat.shows_images:
-        _LOG.warning("the chat template of %s does not show images of tool answers: it reads text alone here", folder)
+    if not chat.reads_images and not chat.shows_images:
+        _LOG.warning("the chat template of %s shows no images: the model reads text alone here", folder)
         return None
     base.image_reader = reader
     return chat
+
+
+def _others(base: Any) -> tuple[list[int], str]:
+    """Tokens of videos and image starts, which a model must not write, and its argument that marks images."""
+    names = inspect.signature(base.forward).parameters
+    types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
+    ids = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
+    return [int(id_) for id_ in ids if id_ is not None], types
 
 
 def reader_of(model: Any) -> Reader | None:
     """The reader that `attach` left at a model (peft-wrapped or not, copied or not), None where it reads text alone."""
     found: Reader | None = getattr(transformer(model), "image_reader", None)
     return found
-
-
-def _processor(folder: Path) -> Any:
-    """The image processor where its patches say how many tokens there are, else the whole processor."""
-    import transformers
-
-    auto: Any = transformers
-    hint = "pip install 'agentrl-cli[vision]'; some image processors need torchvision, too."
-    try:
-        images: Any = auto.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
-        if "image_grid_thw" in getattr(images, "model_input_names", ()) and hasattr(images, "merge_size"):
-            return images
-        whole: Any = auto.AutoProcessor.from_pretrained(folder, local_files_only=True)
-    except ImportError as error:
-        raise MissingDependency(f"The images of {folder.name} cannot be read: {error}", hint=hint) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"The image processor in {folder} cannot be loaded: {error}") from error
-    if not hasattr(whole, "image_token"):
-        raise ModelError(f"The processor of {folder.name} names no image token: images cannot be put into its ids.")
-    return whole
 
 
 def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int) -> Tensor | None:
@@ -178,3 +233,37 @@ def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int)
         return torch.arange(len(ids), device=ids.device).expand(3, 1, -1)
     found: Tensor = rule(ids[None], mm_token_type_ids=(ids == token).int()[None], image_grid_thw=grid)[0]
     return found
+
+
+def plain_logits(model: Any, reader: Reader, ids: Tensor, images: Sequence[bytes]) -> Tensor:
+    """Logits [n, V] of the model's own forward over one conversation [n], as transformers calls it."""
+    inner: Any = getattr(transformer(model), "model", None)
+    if hasattr(inner, "rope_deltas"):
+        inner.rope_deltas = None
+    given = reader.inputs(ids, images)
+    if reader.types and given:
+        given[reader.types] = (ids == reader.token).long()[None]
+    logits: Tensor = model(input_ids=ids[None], use_cache=False, **given).logits[0]
+    return logits
+
+
+def trial(reader: Reader, vocabulary: int, device: torch.device) -> list[tuple[Tensor, tuple[bytes, ...]]]:
+    """Two conversations of random tokens, with one image and with two, that a model is tried with."""
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    images = []
+    for width, height in ((40, 24), (24, 40)):
+        values = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+        out = io.BytesIO()
+        Image.fromarray(values.numpy()).save(out, format="PNG")
+        images.append(out.getvalue())
+
+    def words(count: int) -> list[int]:
+        drawn = torch.randint(0, vocabulary, (count,), generator=generator).tolist()
+        return [0 if token in reader.unsaid else token for token in drawn]
+
+    places = [[reader.token] * reader.measure(image)[2] for image in images]
+    texts = [[*words(5), *places[0], *words(6)], [*words(9), *places[1], *words(3), *places[0], *words(4)]]
+    ids = [torch.tensor(text, device=device) for text in texts]
+    return [(ids[0], (images[0],)), (ids[1], (images[1], images[0]))]

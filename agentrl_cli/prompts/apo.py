@@ -11,9 +11,12 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
-from agentrl_cli.prompts.search import BudgetSpent, Parts, Search, feedback, id_of, score
-from agentrl_cli.types import Episode, Task
+from agentrl_cli.prompts.search import BudgetSpent, Parts, Trials, feedback, id_of, score
+from agentrl_cli.types import Episode
+
+T = TypeVar("T")
 
 CRITIQUE = """\
 A language model follows these instructions:
@@ -48,13 +51,17 @@ class Beam:
     beam_rounds: int = 3
     gradient_batch_size: int = 4
     val_batch_size: int = 16
+    run_initial_validation: bool = True
+    """Whether the first candidate is scored before the search, so that only a better one replaces it."""
 
 
-async def search(given: Search, first: Parts, train: Sequence[Task], validation: Sequence[Task], size: Beam) -> Parts:
+async def search(given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], size: Beam) -> Parts:
     """The best candidate, when the rounds or the budget are at their end."""
     rng = random.Random(given.seed)
     given.add(first, None)
-    history = given.keep_score(first, "validation", await given.evaluate(first, validation))
+    history = float("-inf")
+    if size.run_initial_validation:
+        history = given.keep_score(first, "validation", await given.evaluate(first, validation))
     best, beam = first, [first]
     batches = _batches(train, size.gradient_batch_size, rng)
     with suppress(BudgetSpent):
@@ -78,7 +85,7 @@ async def search(given: Search, first: Parts, train: Sequence[Task], validation:
     return best
 
 
-async def _child(given: Search, parent: Parts, tasks: Sequence[Task], rng: random.Random) -> Parts | None:
+async def _child(given: Trials[T], parent: Parts, tasks: Sequence[T], rng: random.Random) -> Parts | None:
     """A critique of the parent's attempts, and the edit that follows it."""
     name = rng.choice(sorted(parent))
     episodes = await given.evaluate(parent, tasks)
@@ -103,7 +110,7 @@ def block(answer: str) -> str:
     return (body if newline and " " not in head.strip() else text).strip()
 
 
-def _batches(tasks: Sequence[Task], count: int, rng: random.Random) -> Iterator[list[Task]]:
+def _batches(tasks: Sequence[T], count: int, rng: random.Random) -> Iterator[list[T]]:
     """Batches of the tasks in a new order each time round, for ever."""
     while True:
         order = list(tasks)

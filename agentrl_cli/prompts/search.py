@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.errors import RunFailed
@@ -21,6 +22,7 @@ from agentrl_cli.tasks.texts import lost, with_parts
 from agentrl_cli.types import Episode, Task
 from agentrl_cli.types.content import content_text
 
+T = TypeVar("T")
 Parts = dict[str, str]
 Reflect = Callable[[str], Awaitable[str]]
 """A prompt to the reflection model's answer."""
@@ -42,8 +44,59 @@ def id_of(parts: Mapping[str, str]) -> str:
     return hashlib.blake2b(json.dumps(dict(parts), sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
+class Trials(Generic[T]):
+    """What a search by reflection needs: candidates, a reflection model, and evaluations at items of some data."""
+
+    seed: int
+    narrate: Callable[[str], None]
+    stronger = "Name a stronger one with --reflect-with. What was found so far is kept."
+    """What a user does about a reflection model that gives no usable text."""
+    _useless: int = 0
+
+    def add(self, parts: Parts, parent: Parts | None) -> str:
+        """Keep a candidate. Returns its id."""
+        raise NotImplementedError
+
+    async def ask(self, prompt: str) -> str:
+        """The reflection model's answer."""
+        raise NotImplementedError
+
+    async def edit(self, prompt: str) -> str:
+        """The answer of the model that writes texts: the same, unless there are two."""
+        return await self.ask(prompt)
+
+    async def evaluate(self, parts: Parts, tasks: Sequence[T]) -> list[Episode]:
+        """One episode of a candidate at each task. Raises BudgetSpent, RunFailed."""
+        raise NotImplementedError
+
+    def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
+        """Keep and return a candidate's mean on a set of tasks."""
+        raise NotImplementedError
+
+    async def propose(self, parent: Parts, name: str, prompt: str, read: Callable[[str], str]) -> Parts | None:
+        """A child of a candidate with another text of one part, by the reflection model.
+
+        None, with a line about it, if the answer has no usable text. Raises RunFailed after several of these.
+        """
+        text = read(await self.edit(prompt))
+        reason = lost(parent[name], text)
+        if not reason:
+            self._useless = 0
+            child = {**parent, name: text}
+            self.add(child, parent)
+            return child
+        self._useless += 1
+        self.narrate(f"a proposal for {name} was refused: {reason}")
+        if self._useless >= USELESS:
+            raise RunFailed(
+                f"The reflection model gave no usable text {USELESS} times in a row; the last: {reason}.",
+                hint=self.stronger,
+            )
+        return None
+
+
 @dataclass
-class Search:
+class Search(Trials[Task]):
     """One optimisation of a pack's texts.
 
     Args of note: `rollout` samples with the pack as it is; `budget` counts episodes, each candidate's at a task once;
@@ -66,7 +119,6 @@ class Search:
     _stored: dict[tuple[str, str], str] = field(default_factory=dict)
     _answers: dict[str, str] = field(default_factory=dict)
     _times: Counter[str] = field(default_factory=Counter)
-    _useless: int = 0
 
     def __post_init__(self) -> None:
         for row in self.store.episodes.rows(self.store.episodes.ids("kind:eval", "time", run=self.run.id)):
@@ -85,27 +137,6 @@ class Search:
         above = None if parent is None else id_of(parent)
         self.store.prompts.add(PromptRow(self.run.id, found, above, self.origin if parent else "seed", parts))
         return found
-
-    async def propose(self, parent: Parts, name: str, prompt: str, read: Callable[[str], str]) -> Parts | None:
-        """A child of a candidate with another text of one part, by the reflection model.
-
-        None, with a line about it, if the answer has no usable text. Raises RunFailed after several of these.
-        """
-        text = read(await self.ask(prompt))
-        reason = lost(parent[name], text)
-        if not reason:
-            self._useless = 0
-            child = {**parent, name: text}
-            self.add(child, parent)
-            return child
-        self._useless += 1
-        self.narrate(f"a proposal for {name} was refused: {reason}")
-        if self._useless >= USELESS:
-            raise RunFailed(
-                f"The reflection model gave no usable text {USELESS} times in a row; the last: {reason}.",
-                hint="Name a stronger one with --reflect-with. What was found so far is kept.",
-            )
-        return None
 
     async def ask(self, prompt: str) -> str:
         """The reflection model's answer. The n-th time that a prompt is asked, its n-th answer is stored."""

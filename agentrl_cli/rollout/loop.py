@@ -18,6 +18,7 @@ from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import AgentState, Generation, Message, Origin, Outcome, StopReason, Tokens
+from agentrl_cli.types.content import images_of
 
 MIN_ROOM = 8
 """An assistant turn with less room than this many tokens is not begun."""
@@ -46,17 +47,20 @@ class LoopAttempt(Attempt):
     async def _begin(self) -> AgentState:
         text = self.transcript
         self.env = await self.context.make_env(self.pack, self.job)
-        text.messages = await run_reset(self.env, self.job.task)
+        chat, given = self.context.chat, await run_reset(self.env, self.job.task)
+        text.messages, images = pictured(given, (), chat.images, self.pack.dir)
         text.guard.tools = self.env.schemas
-        prompt = self.context.chat.prompt(text.messages, self.env.schemas)
+        prompt = chat.prompt(text.messages, self.env.schemas)
         if self.limits.response_tokens is not None:
             self.most = min(self.most, len(prompt.ids) + self.limits.response_tokens)
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
+            seen = sum(part["tokens"] for message in text.messages for part in images_of(message))
+            of = f" ({seen} of them for {len(images)} image{'s'[: len(images) != 1]})" if images else ""
             self.reason = (
-                f"the prompt of {len(prompt.ids)} tokens does not fit into {self.most} (max_tokens or context)"
+                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most} (max_tokens or context)"
             )
-        text.extend(prompt, text.messages)
+        text.extend(prompt, text.messages, images=images)
         return AgentState.TERMINATED if self.cut else AgentState.GENERATING
 
     async def _generate(self) -> AgentState:
@@ -128,7 +132,8 @@ class LoopAttempt(Attempt):
             return AgentState.TERMINATED
         chat, text = self.context.chat, self.transcript
         room = self.most - len(text.ids)
-        shown, images = pictured(step.messages, step.results, chat.images)
+        in_results = chat.images is None or chat.shows_images
+        shown, images = pictured(step.messages, step.results, chat.images, self.pack.dir, in_results=in_results)
         messages, results, delta = fit_results(
             chat,
             shown,
@@ -146,8 +151,7 @@ class LoopAttempt(Attempt):
             return AgentState.TERMINATED
         self._check(messages, delta.ids)
         text.messages += messages
-        text.images += images
-        text.extend(delta, messages, results, reward=step.reward)
+        text.extend(delta, messages, results, reward=step.reward, images=images)
         return AgentState.TERMINATED if step.terminated or self.cut else AgentState.GENERATING
 
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:

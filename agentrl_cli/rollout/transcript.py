@@ -74,12 +74,17 @@ class Transcript:
         messages: Sequence[Message],
         results: tuple[ToolResult, ...] = (),
         reward: float | None = None,
+        images: tuple[bytes, ...] = (),
     ) -> None:
-        """Append rendered messages, a turn for each run of messages of one role; `reward` comes with the last."""
+        """Append rendered messages, a turn for each run of messages of one role; `reward` comes with the last.
+
+        `images` are those of the messages in order.
+        """
+        self.images += images
         left = len(messages)
-        for role, own, tokens in rendered.by_role(messages):
+        for role, own, tokens, pixels in rendered.with_images(messages, images):
             left -= len(own)
-            fields: dict[str, Any] = {"results": results} if role == "tool" else {}
+            fields: dict[str, Any] = {"results": results} if role == "tool" else {"images": pixels}
             self.turn(role, own, tokens, **fields, reward=None if left else reward)
 
     def reward_last(self, reward: float | None) -> None:

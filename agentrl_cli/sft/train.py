@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer, tiny_template
+from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, Tokenizer, tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
@@ -33,10 +34,14 @@ from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, chosen, micro_batches
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.save import save_model
+from agentrl_cli.models.vision import attach
 from agentrl_cli.paths import models_dir
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.sft.pictures import make_seeing_model
 from agentrl_cli.tasks import Pack, load_pack, question
+from agentrl_cli.tasks.forms import normal
 from agentrl_cli.types import Origin, Task
+from agentrl_cli.types.content import content_text
 
 SPECIALS = (
     "<|endoftext|>",
@@ -92,7 +97,7 @@ class Recipe(Schedule):
     tool_rate: float = 1.0
     """Share of demonstrations that use the tool where one is needed."""
     architecture: Mapping[str, Any] | None = None
-    """Arguments of Qwen3Config; None: fine-tune a given model."""
+    """Arguments of Qwen3Config, or `text`, `vision` and `pixels` (pictures.py); None: fine-tune a given model."""
     adapter: Mapping[str, Any] | None = None
     """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
 
@@ -151,7 +156,7 @@ def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
-    return pack.task({"id": "demo", **row}, "demo")
+    return pack.task(normal({"id": "demo", **row}), "demo")
 
 
 def _question(pack: Pack, task: Task) -> str:
@@ -166,9 +171,10 @@ def _questions(pack: Pack) -> set[str]:
 
 def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
     """A demonstration as the forward sees it: ids, and which of them the model would have sampled."""
-    rendered = chat.conversation(messages, pack.schemas)
+    shown, images = pictured(messages, (), chat.images, pack.dir)
+    rendered = chat.conversation(shown, pack.schemas)
     origin = np.asarray(rendered.origin)
-    return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL)
+    return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)
 
 
 def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int) -> list[list[Segment]]:
@@ -209,7 +215,8 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
     plain = Chat(ByteTokenizer())
     texts = []
     for _, (pack, messages) in zip(range(recipe.texts), demonstrations(recipe, packs, recipe.seed + 1), strict=False):
-        texts.append(plain.decode(plain.conversation(messages, pack.schemas).ids))
+        said = [{**message, "content": content_text(message.get("content"))} for message in messages]
+        texts.append(plain.decode(plain.conversation(said, pack.schemas).ids))
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -220,7 +227,7 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocabulary,
-        special_tokens=list(SPECIALS),
+        special_tokens=[*SPECIALS, *(IMAGE_TOKENS if _sees(recipe) else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -239,8 +246,12 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(tiny_template(), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(tiny_template(_sees(recipe)), encoding="utf-8")
     return Tokenizer.load(folder)
+
+
+def _sees(recipe: Recipe) -> bool:
+    return "vision" in (recipe.architecture or {})
 
 
 def make_model(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -364,8 +375,13 @@ def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], Non
     if recipe.adapter is not None:
         return _make_adapter(recipe, packs, folder, report)
     tokenizer = make_tokenizer(recipe, packs, folder)
-    model = make_model(recipe, tokenizer.vocab_size)
-    train(model, Chat(tokenizer), packs, recipe, report)
+    if _sees(recipe):
+        model = make_seeing_model(recipe.architecture or {}, tokenizer, folder, recipe.seed)
+        chat = attach(model, [folder], lambda images: Chat(tokenizer, images=images))
+        assert chat is not None
+    else:
+        model, chat = make_model(recipe, tokenizer.vocab_size), Chat(tokenizer)
+    train(model, chat, packs, recipe, report)
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a transformers model
 
 

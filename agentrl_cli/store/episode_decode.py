@@ -95,7 +95,7 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             results.setdefault(answered, []).append(_result(file, row[7:]))
     rows = file.select(
         "SELECT idx, role, messages, token_start, token_end, stop_reason, weights_version, started, seconds,"
-        " reward, diverged, parent FROM turns WHERE episode_id=? ORDER BY idx",
+        " reward, diverged, parent, images FROM turns WHERE episode_id=? ORDER BY idx",
         (episode_id,),
     )
     return [
@@ -114,8 +114,10 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             reward=reward,
             diverged=bool(diverged),
             parent=parent,
+            images=_images(file, images),
         )
-        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in rows
+        for *row, images in rows
+        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in (row,)
     ]
 
 
@@ -126,7 +128,7 @@ def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
         error=error,
         reward=reward,
         metrics={} if metrics is None else load_metrics(metrics),
-        images=tuple(_image(file, digest) for digest in loads(images) or ()),
+        images=_images(file, images),
         seconds=seconds,
         level=level,
         truncated=bool(truncated),
@@ -135,6 +137,11 @@ def _result(file: StoreFile, row: Sequence[Any]) -> ToolResult:
     )
 
 
-def _image(file: StoreFile, digest: str) -> bytes:
+def _images(file: StoreFile, hashes: str | None) -> tuple[bytes, ...]:
+    return tuple(image_of(file, digest) for digest in loads(hashes) or ())
+
+
+def image_of(file: StoreFile, digest: str) -> bytes:
+    """The image of a hash; empty if it is not stored."""
     row = file.select_one("SELECT data FROM attachments WHERE hash=?", (digest,))
     return bytes(row[0]) if row else b""

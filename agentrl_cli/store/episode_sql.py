@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks, token_columns
 from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
-from agentrl_cli.types.content import media_type
+from agentrl_cli.types.content import digest, media_type
 
 EPISODE_COLUMNS = tuple(name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note"))
 _MODEL = int(Origin.MODEL)
@@ -59,7 +58,10 @@ END_EPISODE = _end_episode()
 PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
 PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
-PUT_TURN = f"INSERT OR REPLACE INTO turns VALUES ({marks(13)})"
+PUT_TURN = (
+    "INSERT OR REPLACE INTO turns (episode_id, idx, role, token_start, token_end, stop_reason, weights_version,"
+    f" started, seconds, messages, reward, diverged, parent, images) VALUES ({marks(14)})"
+)
 PUT_TOKENS = (
     "INSERT OR REPLACE INTO turn_tokens"
     " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support)"
@@ -110,8 +112,16 @@ def check_span(episode_id: str, turn: Turn, tokens: Tokens) -> None:
         )
 
 
-def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
-    """Parameters of `PUT_TURN`."""
+def put_images(conn: sqlite3.Connection, images: Sequence[bytes]) -> str | None:
+    """Insert images, each once. Returns their hashes as JSON; None if there are none."""
+    hashes = [digest(image) for image in images]
+    rows = [(name, media_type(image), image) for name, image in zip(hashes, images, strict=True)]
+    conn.executemany("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", rows)
+    return dumps(hashes) if hashes else None
+
+
+def turn_values(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> tuple[Any, ...]:
+    """Parameters of `PUT_TURN`. Inserts the turn's images."""
     return (
         episode_id,
         turn.index,
@@ -126,6 +136,7 @@ def turn_values(episode_id: str, turn: Turn) -> tuple[Any, ...]:
         turn.reward,
         turn.diverged,
         turn.parent,
+        put_images(conn, turn.images),
     )
 
 
@@ -162,11 +173,6 @@ def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
 
 def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ...]:
     """The values of `RESULT` but its turn and index. Inserts the result's images."""
-    images = []
-    for image in result.images:
-        digest = hashlib.sha256(image).hexdigest()
-        conn.execute("INSERT OR IGNORE INTO attachments VALUES (?,?,?)", (digest, media_type(image), image))
-        images.append(digest)
     return (
         clean(result.text),
         None if result.error is None else clean(result.error),
@@ -176,7 +182,7 @@ def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ..
         result.level,
         result.truncated,
         result.done,
-        dumps(images) if images else None,
+        put_images(conn, result.images),
         None if result.value is None else clean(json.dumps(result.value, ensure_ascii=False, default=str)),
     )
 
@@ -267,7 +273,7 @@ def write_end(conn: sqlite3.Connection, episode: Episode, split: str, tokenizer:
 
 def _put_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
     check_span(episode_id, turn, tokens)
-    conn.execute(PUT_TURN, turn_values(episode_id, turn))
+    conn.execute(PUT_TURN, turn_values(conn, episode_id, turn))
     conn.execute(PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
     if turn.calls:
         conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl_cli.types.content import media_type
+from agentrl_cli.types.content import digest, media_type
 
 RUN = 8
 """This many equal control tokens in a row are an image's, and shortened."""
@@ -16,7 +14,7 @@ PATCH = "▪"
 
 def image_file(folder: Path, data: bytes) -> Path | None:
     """The image as a file in a folder, named by its hash, written if absent; None if it cannot be written."""
-    path = folder / f"{hashlib.sha256(data).hexdigest()}.{media_type(data).partition('/')[2]}"
+    path = folder / f"{digest(data)}.{media_type(data).partition('/')[2]}"
     part = path.with_name(f".{path.name}.part")
     try:
         if not path.is_file():
@@ -31,13 +29,8 @@ def image_file(folder: Path, data: bytes) -> Path | None:
 def image_line(data: bytes, size: str = "", folder: Path | None = None) -> str:
     """`image 24x16  83 bytes  sha256 9f86d081…`, and the file to open if a folder is given."""
     path = image_file(folder, data) if folder is not None else None
-    parts = [f"image {size}".rstrip(), f"{len(data)} bytes", f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…"]
+    parts = [f"image {size}".rstrip(), f"{len(data)} bytes", f"sha256 {digest(data)[:8]}…"]
     return "  ".join([*parts, *([str(path)] if path is not None else [])])
-
-
-def data_uri(data: bytes) -> str:
-    """The image as a data: URI."""
-    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"
 
 
 def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:

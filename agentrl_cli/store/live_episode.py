@@ -164,7 +164,7 @@ class LiveEpisode:
 
     def _put_turns(self, conn: sqlite3.Connection) -> None:
         id_, waiting = self.episode.id, self.waiting.values()
-        conn.executemany(PUT_TURN, [turn_values(id_, turn) for turn, _ in waiting])
+        conn.executemany(PUT_TURN, [turn_values(conn, id_, turn) for turn, _ in waiting])
         conn.executemany(PUT_TOKENS, [(id_, turn.index, *token_columns(tokens)) for turn, tokens in waiting])
         calls: dict[tuple[int, int], tuple[Any, ...]] = {}
         results: dict[tuple[int, int], tuple[Any, ...]] = {}

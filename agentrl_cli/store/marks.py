@@ -26,9 +26,7 @@ _SET_SIGNALS = (
 _TRAINED = str(Fact.TRAINED)
 SAMPLED = 64
 """Episodes that are read to find a run's push scale."""
-_SIGNALS = (
-    "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns, logp_teacher, reward_advantage"
-)
+_SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns, logp_teacher, reward_advantage"
 
 
 class Signals(Part):

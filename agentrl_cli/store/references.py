@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl_cli.store.codec import decoding, dumps, loads
+from agentrl_cli.store.episode_decode import image_of
+from agentrl_cli.store.episode_sql import put_images
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import TokenizerRow, build
 from agentrl_cli.types import Task
+from agentrl_cli.types.content import HASH, data_uri, digest
 
 
 class Tasks(Part):
@@ -17,19 +23,19 @@ class Tasks(Part):
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Store tasks, replacing those with the same pack and id."""
-        rows = [
-            (
-                task.pack,
-                task.id,
-                task.family,
-                task.split,
-                dumps(task.prompt),
-                dumps(dict(task.data)),
-                None if task.tools is None else dumps(task.tools),
-            )
-            for task in tasks
-        ]
         with self.file.transaction() as conn:
+            rows = [
+                (
+                    task.pack,
+                    task.id,
+                    task.family,
+                    task.split,
+                    dumps(_replaced(task.prompt, "data:", partial(_put, conn))),
+                    dumps(dict(task.data)),
+                    None if task.tools is None else dumps(task.tools),
+                )
+                for task in tasks
+            ]
             conn.executemany("INSERT OR REPLACE INTO tasks VALUES (?,?,?,?,?,?,?)", rows)
 
     def get(self, task_id: str, pack: str | None = None) -> Task | None:
@@ -41,7 +47,29 @@ class Tasks(Part):
         if row is None:
             return None
         tools = None if row[6] is None else tuple(loads(row[6]))
-        return build(Task, row, prompt=tuple(loads(row[4])), data=loads(row[5]), tools=tools)
+        prompt = _replaced(
+            loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH)))
+        )
+        return build(Task, row, prompt=tuple(prompt), data=loads(row[5]), tools=tools)
+
+
+def _put(conn: sqlite3.Connection, uri: str) -> str:
+    """Store an image of a data: URL. Returns its name; the URL itself if it cannot be decoded."""
+    try:
+        data = base64.b64decode(uri.partition(",")[2], validate=True)
+    except ValueError:
+        return uri
+    put_images(conn, [data])
+    return HASH + digest(data)
+
+
+def _replaced(value: Any, start: str, new: Callable[[str], str], key: str = "") -> Any:
+    """A copy of messages with other texts for images (and frames of videos) whose text begins with `start`."""
+    if isinstance(value, Mapping):
+        return {name: _replaced(item, start, new, name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(item, start, new, key) for item in value]
+    return new(value) if key in ("image", "video") and isinstance(value, str) and value.startswith(start) else value
 
 
 class Tokenizers(Part):

@@ -16,6 +16,7 @@ from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.places import absolute, new_folder, stored
 from agentrl_cli.store.rows import CheckpointRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import new_id
+from agentrl_cli.types.content import HASH
 
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
@@ -107,7 +108,9 @@ class Runs(Part):
             conn.execute("DELETE FROM runs WHERE id=?", (run_id,))
             conn.execute(
                 "DELETE FROM attachments WHERE hash NOT IN"
-                " (SELECT value FROM tool_calls, json_each(tool_calls.images) WHERE images IS NOT NULL)"
+                " (SELECT value FROM tool_calls, json_each(tool_calls.images) WHERE images IS NOT NULL"
+                " UNION SELECT value FROM turns, json_each(turns.images) WHERE images IS NOT NULL"
+                f" UNION SELECT substr(atom, {len(HASH) + 1}) FROM tasks, json_tree(prompt) WHERE atom LIKE '{HASH}%')"
             )
         return count
 

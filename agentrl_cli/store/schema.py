@@ -250,6 +250,10 @@ CREATE TABLE prompts (
 ) STRICT;
 """
 
+_TURN_IMAGES = """
+ALTER TABLE turns ADD COLUMN images TEXT;
+"""
+
 MIGRATIONS: tuple[Migration, ...] = (
     ("m001_initial", _INITIAL),
     ("m002_group_why", _GROUP_WHY),
@@ -268,6 +272,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m015_teacher", _TEACHER),
     ("m016_prompts", _PROMPTS),
     ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
+    ("m018_turn_images", _TURN_IMAGES),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

@@ -100,7 +100,8 @@ TABLES: dict[str, str] = {
         messages: chat messages, JSON
         reward: reward of the environment for this turn
         diverged: 1 if a user or environment answered otherwise in a rerun
-        parent: the turn that it continues; NULL for the turn before it, −1 for a turn that begins another context""",
+        parent: the turn that it continues; NULL for the turn before it, −1 for a turn that begins another context
+        images: hashes of the images of its messages but its results', JSON, see `attachments`""",
     "tool_calls": f"""A tool call and its result.
         {_EPISODE}
         turn: assistant turn of the call

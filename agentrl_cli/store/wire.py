@@ -16,7 +16,10 @@ from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, Tokens, 
 Packed = tuple[Any, ...]
 """Plain values: text, numbers, bytes, None, and tuples of these."""
 
-_TURN = ("index", "role", "start", "end", "weights_version", "started", "seconds", "reward", "diverged", "parent")
+_TURN = (
+    *("index", "role", "start", "end", "weights_version", "started", "seconds", "reward", "diverged", "parent"),
+    "images",
+)
 _BULK = {"turns", "tokens", "reward_parts", "outcome"}
 _HEAD = tuple(field.name for field in fields(Episode) if field.name not in _BULK)
 

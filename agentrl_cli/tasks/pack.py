@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.chat.media import missing_file
 from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
@@ -149,8 +150,8 @@ class Pack:
         return tasks, bad
 
     def _refused(self, row: Mapping[str, Any]) -> str:
-        """What a tool finds wrong with a row; empty if nothing."""
-        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "")
+        """What a tool finds wrong with a row, or an image that is not there; empty if nothing."""
+        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(row["prompt"], self.dir)
 
     def splits(self) -> list[str]:
         """The names of the splits that have a source."""
@@ -201,11 +202,12 @@ class Pack:
 
     def tools_of(self, task: Task) -> tuple[Tool, ...]:
         """The tools that a task may use."""
+        shown = [one for tool in self.tools for one in tool.offered(task)]
+        known = [tool.name for tool in (*self.tools, *shown)]
         for name in task.tools or ():
-            if name not in {tool.name for tool in self.tools}:
-                raise NotFound.of(f"tool in {self.name}", name, [tool.name for tool in self.tools])
-        chosen = [tool.for_task(task) for tool in self.tools if task.tools is None or tool.name in task.tools]
-        return tuple(tool for tool in chosen if tool is not None)
+            if name not in known:
+                raise NotFound.of(f"tool in {self.name}", name, known)
+        return tuple(tool for tool in shown if task.tools is None or tool.name in task.tools)
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """The rewards with some weights replaced; unknown names belong to other packs or to tools."""
@@ -270,8 +272,28 @@ def _wrong_prompt(prompt: Any) -> str:
             return f"`prompt`, message {place}: a message has role and content."
         if message["role"] not in ROLES:
             return f"`prompt`, message {place}: the role {message['role']!r} is not one of {', '.join(ROLES)}."
-        if not isinstance(message["content"], str):
-            return f"`prompt`, message {place}: `content` must be a text, not {type(message['content']).__name__}."
+        if not isinstance(content := message["content"], str | list):
+            return f"`prompt`, message {place}: `content` must be a text, not {type(content).__name__}."
+        if wrong := next(filter(None, map(_wrong_part, content if isinstance(content, list) else ())), ""):
+            return f"`prompt`, message {place}: {wrong}"
+    return ""
+
+
+def _wrong_part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("text", "image", "video") or part.get(kind) in (None, "", []):
+        return f"a part of a content is a text, an image or a video, not {str(part)[:60]!r}."
+    return ""
+
+
+def _missing(prompt: Any, folder: Path) -> str:
+    """Why an image of a prompt cannot be read; empty if all can."""
+    for message in prompt if isinstance(prompt, list) else ():
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            found = part.get(part["type"]) if part["type"] != "text" else None
+            for link in found if isinstance(found, list) else [found]:
+                if isinstance(link, str) and (wrong := missing_file(link, folder)):
+                    return wrong
     return ""
 
 

@@ -50,7 +50,7 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         if module is not None:
             raise
         raise NotFound(f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint) from error
-    data = _section(folder, spec, "data")
+    data = adapter("data")(folder, _section(folder, spec, "data"))
     bare = not data and not default_splits(folder) and any(tool.owns_rows for tool in tools)
     return Pack(
         name=str(spec.get("name") or folder.name),

@@ -19,6 +19,7 @@ TOOLS: dict[str, str] = {
     "search": "agentrl_cli.tools.search:TOOL",
     "fetch_page": "agentrl_cli.tools.fetch_page:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",
+    "declared": "agentrl_cli.tools.declared:TOOL",
     "finish": "agentrl_cli.tools.submit:FINISH",
 }
 """Name to the module and object of a built-in tool; `as_tool(name)` loads it."""

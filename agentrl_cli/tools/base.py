@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import io
 import json
 import re
 import time
@@ -21,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from agentrl_cli.chat.arguments import validate_arguments
+from agentrl_cli.chat.media import image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.registry.threads import call, contained
@@ -117,6 +117,11 @@ class Tool:
     def wrong(self, row: Mapping[str, Any]) -> str:
         """What the tool finds wrong with a row, as a sentence for its author; empty if nothing."""
         return ""
+
+    def offered(self, task: Task) -> list[Tool]:
+        """The tools that it is for a task: itself as `for_task` has it, none, or several."""
+        shown = self.for_task(task)
+        return [] if shown is None else [shown]
 
     async def create(self, ctx: ToolContext) -> Any:
         """Returns the state for one episode. By default the context itself."""
@@ -271,18 +276,20 @@ def tool(
 def as_result(value: Any) -> ToolResult:
     """A tool function's return value as a ToolResult: texts unchanged, None as empty, the rest as JSON.
 
-    An image is a PIL image, or a block `{"type": "image", "image": …}` in a list of content blocks, as TRL's tools
-    return them. Raises TypeError if the value has no text form: the model is not shown an object's address.
+    An image is a PIL image, the bytes of one, the `Path` of its file, a `data:image/` URL, or a block `{"type":
+    "image", "image": …}` in a list of content blocks, as TRL's tools return them. Raises EnvError if it cannot be read,
+    TypeError if the value has no text form: the model is not shown an object's address.
     """
     if isinstance(value, ToolResult):
         return value
     if value is None:
         return ToolResult("")
-    if is_image(value):
+    uri = isinstance(value, str) and value.startswith("data:image/")
+    if uri or isinstance(value, bytes | Path) or is_image(value):
         return ToolResult("", images=(image_bytes(value),))
     if isinstance(value, list) and value and all(map(_is_block, value)):
         texts = [str(block["text"]) for block in value if block["type"] == "text"]
-        return ToolResult("\n".join(texts), images=tuple(image_bytes(b["image"]) for b in value if "image" in b))
+        return ToolResult("\n".join(texts), images=tuple(image_bytes(b) for b in value if b["type"] != "text"))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     return ToolResult(text, value=value if isinstance(value, list) else None)
 
@@ -308,27 +315,14 @@ _ADDRESS = re.compile(r"<.+ at 0x[0-9a-fA-F]+>+", re.DOTALL)
 """Python's default repr of an object."""
 
 
-def is_image(value: Any) -> bool:
-    """Whether a value is a PIL image, checked without importing PIL."""
-    return type(value).__module__.startswith("PIL.") and hasattr(value, "save")
-
-
-def image_bytes(image: Any) -> bytes:
-    """An image (encoded bytes, or a PIL image) as bytes, a PIL image as PNG."""
-    if isinstance(image, bytes):
-        return image
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return out.getvalue()
-
-
 def _is_block(value: Any) -> bool:
     """Whether a value is a content block: a text, or an image that needs no download."""
     if not isinstance(value, Mapping):
         return False
-    image = value.get("image")
-    known = isinstance(image, bytes) or is_image(image)
-    return (value.get("type") == "text" and "text" in value) or (value.get("type") == "image" and known)
+    image = value.get(str(value.get("type")))
+    url = image.get("url") if isinstance(image, Mapping) else image
+    known = isinstance(image, bytes | Path) or is_image(image) or (isinstance(url, str) and "://" not in url)
+    return (value.get("type") == "text" and "text" in value) or (value.get("type") in ("image", "image_url") and known)
 
 
 def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:

@@ -6,7 +6,10 @@
 
 A server's tools are listed when the pack is loaded; `tools` chooses some, `prefix` stands before their names. Each
 episode has its own connection, so that no state of one reaches another; servers without state may be shared by all
-episodes (`session: shared`). A connection is closed after its last use.
+episodes (`session: shared`). A connection is closed after its last use, unless the server can be reset: `reset` names
+the tool that does so, or the server declares it as the experimental capability `{"reset": {"tool": NAME}}`. Then a
+server serves one episode after the other, and its reset tool is not offered.
+A call that takes too long is cancelled at the server, and its observation has the last progress that was reported.
 A lost server is an EnvError with the last lines of its stderr; an error that it returns is an observation. MCP tools
 count as `external`.
 """
@@ -20,7 +23,9 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,8 +38,10 @@ STDERR_LINES, STDERR_BYTES = 8, 4096
 KEYS = {
     *("command", "args", "env", "cwd"),
     *("url", "auth_token", "auth_token_env", "headers"),
-    *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix"),
+    *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix", "reset"),
 }
+IDLE = 60.0
+"""Seconds after which a server that waits for its next episode is stopped."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,12 @@ class Server:
             raise ConfigError(f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}.")
         if given.get("session", "episode") not in ("shared", "episode"):
             raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
-        chosen, prefix = given.get("tools"), given.get("prefix", "")
+        chosen = given.get("tools")
         if chosen is not None and not (isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)):
             raise ConfigError(f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}.")
-        if not isinstance(prefix, str):
-            raise ConfigError(f"{where}: `prefix` of the MCP server {name} is a text, not {prefix!r}.")
+        for key in ("prefix", "reset"):
+            if not isinstance(given.get(key, ""), str):
+                raise ConfigError(f"{where}: `{key}` of the MCP server {name} is a text, not {given[key]!r}.")
         return cls(name, folder, dict(given))
 
     async def client(self, stack: Any, errors: TextIO) -> Any:
@@ -132,11 +140,32 @@ class Connection:
         self.users = 0
         self.broken = False
         """True once a call found the server unreachable: the next episode opens a new connection."""
+        self.until: asyncio.TimerHandle | None = None
+        """Closes it while it waits for its next episode."""
+        self.closing: asyncio.Task[None] | None = None
         self._errors: TextIO | None = None
-        self._enough = asyncio.Event()
+        self._reset: asyncio.Task[None] | None = None
+        self._start()
+
+    def _start(self) -> None:
         loop = asyncio.get_running_loop()
+        self._enough = asyncio.Event()
         self._client: asyncio.Future[Any] = loop.create_future()
-        self._task = loop.create_task(self._hold(), name=f"mcp-{server.name}")
+        self._task = loop.create_task(self._hold(), name=f"mcp-{self.server.name}")
+
+    def begin(self, tool: str) -> None:
+        """Serve the next episode: its calls wait until the server was reset by `tool`, or started again."""
+        self._reset = asyncio.create_task(self._renew(tool))
+
+    async def _renew(self, tool: str) -> None:
+        try:
+            async with asyncio.timeout(self.server.start_timeout):
+                failed = (await (await asyncio.shield(self._client)).call_tool(tool, {})).is_error
+        except Exception:  # noqa: BLE001 - whatever the reason, a new server is as good
+            failed = True
+        if failed:
+            await self.close()
+            self._start()
 
     async def _hold(self) -> None:
         try:
@@ -150,6 +179,8 @@ class Connection:
 
     async def client(self) -> Any:
         """The client, once connected. Raises EnvError."""
+        if self._reset is not None:
+            await asyncio.shield(self._reset)
         return await asyncio.shield(self._client)
 
     def lost(self, why: str) -> EnvError:
@@ -171,7 +202,10 @@ class Link:
     """A server and its open connections."""
 
     server: Server
+    reset: str = ""
+    """The tool that makes the server as new; empty without one."""
     _shared: dict[asyncio.AbstractEventLoop, Connection] = field(default_factory=dict)
+    _idle: dict[asyncio.AbstractEventLoop, list[Connection]] = field(default_factory=dict)
 
     async def take(self, ctx: ToolContext) -> Connection:
         """The connection of an episode, shared by the server's tools."""
@@ -179,6 +213,11 @@ class Link:
         found: Connection | None = ctx.state.get(key)
         if found is None and self.server.shared:
             found = self._shared.get(asyncio.get_running_loop())
+        if found is None and (idle := self._idle.get(asyncio.get_running_loop())):
+            found = idle.pop()
+            if found.until is not None:
+                found.until.cancel()
+            found.begin(self.reset)
         if found is None or (found.broken and key not in ctx.state):
             found = Connection(self.server)
             if self.server.shared:
@@ -192,9 +231,23 @@ class Link:
         connection.users -= 1
         if connection.users == 0:
             loop = asyncio.get_running_loop()
+            if self.reset and not self.server.shared and not connection.broken:
+                self._keep(loop, connection)
+                return
             if self._shared.get(loop) is connection:
                 del self._shared[loop]
             await connection.close()
+
+    def _keep(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+        """Let the server wait for another episode, for a while."""
+        idle = self._idle.setdefault(loop, [])
+        idle.append(connection)
+
+        def stop() -> None:
+            idle.remove(connection)
+            connection.closing = loop.create_task(connection.close())
+
+        connection.until = loop.call_later(IDLE, stop)
 
 
 class McpTool(Tool):
@@ -219,13 +272,26 @@ class McpTool(Tool):
             raise
         return connection
 
+    async def call(self, state: Connection, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
+        reported: list[str] = []
+        token = _PROGRESS.set(reported)
+        try:
+            result = await super().call(state, arguments, timeout=timeout)
+        finally:
+            _PROGRESS.reset(token)
+        if result.error == "timeout" and reported:
+            return replace(result, text=f"{result.text} Its last progress: {reported[-1]}")
+        return result
+
     async def execute(self, state: Connection, arguments: dict[str, Any]) -> ToolResult:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
         client = await state.client()
         try:
-            answer = await client.call_tool(self.remote, arguments)
+            answer = await client.call_tool(
+                self.remote, arguments, progress_callback=partial(_progress, _PROGRESS.get())
+            )
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 raise state.lost(str(error)) from error
@@ -242,11 +308,12 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
     """Connects to a server and lists its tools. Raises ConfigError, EnvError, MissingDependency."""
     server = Server.of(where, name, given, folder)
     listed: list[Any] = []
+    declared: list[str] = []
     failed: list[BaseException] = []
 
     def ask() -> None:  # in a thread: the caller may be inside a running loop
         try:
-            listed.extend(asyncio.run(_listed(server)))
+            listed.extend(asyncio.run(_listed(server, declared)))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
             failed.append(error)
 
@@ -257,16 +324,18 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
         raise failed[0]
     chosen = given.get("tools")
     known = {item.name: item for item in listed}
-    missing = [item for item in chosen or () if item not in known]
+    reset = str(given.get("reset") or (declared[0] if declared else ""))
+    missing = [item for item in [*(chosen or ()), *filter(None, [reset])] if item not in known]
     if missing:
         unknown = NotFound.of(f"tool of the MCP server {name}", missing[0], known)
         raise ConfigError(f"{where}: {unknown.message}", hint=unknown.hint)
-    link = Link(server)
-    items = listed if chosen is None else [known[item] for item in chosen]
+    link = Link(server, reset)
+    items = [item for item in listed if item.name != reset] if chosen is None else [known[item] for item in chosen]
     return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in items]
 
 
-async def _listed(server: Server) -> list[Any]:
+async def _listed(server: Server, declared: list[str]) -> list[Any]:
+    """Its tools; the one that resets it, if it declares one, is added to `declared`."""
     found: list[Any] = []
     async with connected(server) as (client, errors):
         try:
@@ -275,9 +344,20 @@ async def _listed(server: Server) -> list[Any]:
             while page.next_cursor:
                 page = await client.list_tools(cursor=page.next_cursor)
                 found += page.tools
+            reset = (client.server_capabilities.experimental or {}).get("reset")
+            declared += [str(reset["tool"])] if isinstance(reset, Mapping) and "tool" in reset else []
         except Exception as error:
             raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}") from error
     return found
+
+
+async def _progress(reported: list[str], progress: float, total: float | None, message: str | None) -> None:
+    of = "" if total is None else f" of {total:g}"
+    reported.append(f"{progress:g}{of}" + (f", {message}" if message else ""))
+
+
+_PROGRESS: ContextVar[list[str]] = ContextVar("agentrl_mcp_progress")
+"""What the running call reported."""
 
 
 def _parameters(item: Any) -> dict[str, Any]:

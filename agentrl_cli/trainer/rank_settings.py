@@ -89,12 +89,16 @@ def require_possible(config: Config) -> None:
         if found_wrong:
             raise ConfigError(f"{message}.", hint=hint)
     if cluster.nodes > 1:
-        host, _ = address(cluster.rendezvous)
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError as error:
-            text = f"The host {host} of cluster.rendezvous cannot be found: {error.strerror}."
-            raise EnvironmentProblem(text, hint="It is the first machine, by a name that all know.") from error
+        _require_host(cluster.rendezvous)
+
+
+def _require_host(rendezvous: str) -> None:
+    host, _ = address(rendezvous)
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        text = f"The host {host} of cluster.rendezvous cannot be found: {error.strerror}."
+        raise EnvironmentProblem(text, hint="It is the first machine, by a name that all know.") from error
 
 
 def count_given(config: Config, given: Place) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from agentrl_cli.types.branches import Branch as Branch
 from agentrl_cli.types.branches import is_chain, leaf_paths, parents_of, tree_branches
+from agentrl_cli.types.content import HASH, digest, images_of
 from agentrl_cli.types.outcomes import FAULTS as FAULTS
 from agentrl_cli.types.outcomes import Fact as Fact
 from agentrl_cli.types.outcomes import Outcome as Outcome
@@ -129,6 +130,13 @@ class Turn:
     diverged: bool = False  # run again for a what-if, user or environment said otherwise (of a model's turn: spoke up)
     parent: int | None = None
     """Index of the turn that this one continues; None: the turn before it. `ROOT`: none, it begins another context."""
+    images: tuple[bytes, ...] = ()
+    """Of its messages in order, besides those of its results: of the prompt, of a user."""
+
+    @property
+    def shown(self) -> tuple[bytes, ...]:
+        """Its images and those of its results."""
+        return (*self.images, *(image for result in self.results for image in result.images))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +291,13 @@ class Episode:
 
     @property
     def images(self) -> tuple[bytes, ...]:
-        """Images that the tools answered and the ids have tokens for, in order."""
-        seen = (turn for turn in self.turns if turn.end > turn.start)
-        return tuple(image for turn in seen for result in turn.results for image in result.images)
+        """Images that the ids have tokens for, in order: those of the prompt, of users and of tool results."""
+        found = [image for turn in self.turns for image in turn.shown]
+        if not found:
+            return ()
+        known = {digest(image): image for image in found}
+        seen = (message for turn in self.turns if turn.end > turn.start for message in turn.messages)
+        return tuple(known.get(part["image"].removeprefix(HASH), b"") for m in seen for part in images_of(m))
 
     def with_(self, **changes: Any) -> Episode:
         """A copy with some fields changed."""

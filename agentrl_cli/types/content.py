@@ -3,27 +3,42 @@
     {"type": "image", "image": "sha256:9f86…", "width": 640, "height": 480, "tokens": 391}
     {"type": "text", "text": "…"}
 
-The bytes are in the `ToolResult` (and once in the store); a message names them by their hash, so that it stays small.
+The bytes are in the `ToolResult` or the `Turn` (and once in the store); a message names them by their hash, so that it
+stays small. `layout` is there if a processor writes more than placeholders for an image: texts, each with the number
+of placeholders that follow it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 HASH = "sha256:"
+Layout = Sequence[tuple[str, int]]
+"""(text, number of placeholders after it) of an image; empty if it takes placeholders alone."""
 
 
-def image_part(data: bytes, width: int, height: int, tokens: int) -> dict[str, Any]:
-    """An image in a message; `tokens`: how many stand for it in the model's context."""
-    digest = hashlib.sha256(data).hexdigest()
-    return {"type": "image", "image": HASH + digest, "width": width, "height": height, "tokens": tokens}
+def image_part(data: bytes, width: int, height: int, tokens: int, layout: Layout = ()) -> dict[str, Any]:
+    """An image in a message; `tokens`: how many placeholders stand for it in the model's context."""
+    part = {"type": "image", "image": HASH + digest(data), "width": width, "height": height, "tokens": tokens}
+    return {**part, "layout": [list(piece) for piece in layout]} if layout else part
+
+
+def digest(data: bytes) -> str:
+    """The name of an image's bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def is_image(part: Any) -> bool:
     """Whether a part of a content is one of `image_part`'s."""
     return isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("tokens"), int)
+
+
+def is_text(part: Any) -> bool:
+    """Whether a part of a content is a text."""
+    return isinstance(part, dict) and part.get("type") == "text"
 
 
 def images_of(message: Any) -> list[dict[str, Any]]:
@@ -51,3 +66,8 @@ def media_type(data: bytes) -> str:
     """What kind of image the bytes are, by their first bytes; PNG if unknown."""
     starts = {b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp", b"BM": "image/bmp"}
     return next((kind for start, kind in starts.items() if data.startswith(start)), "image/png")
+
+
+def data_uri(data: bytes) -> str:
+    """The image as a data: URL."""
+    return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import struct
@@ -18,9 +19,15 @@ from tests.hooks.test_loggers import drive, run_in
 EXPECTED = {("reward", 1, 0.5), ("reward", 2, 0.75), ("eval/solved", 1, 0.25), ("eval/test/tool_rate", 1, 0.5)}
 
 
+SLOW = 100.0
+"""Seconds that a step of wandb may take on a busy machine: its service is a process of its own."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", str(SLOW))
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", str(SLOW))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -36,6 +43,8 @@ def leveldb_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
             at += block - at % block
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + size > len(data):
+            return  # it is being written
         joined += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # a whole record, or its last part
@@ -43,25 +52,25 @@ def leveldb_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
             joined = b""
 
 
+@pytest.mark.timeout(4 * SLOW)
 def test_wandb_offline(folder: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     from wandb.proto import wandb_internal_pb2
 
     logger = Wandb()
+    logger.patience = SLOW
     drive(logger, run_in(folder))
     assert logger.failed == ""
-    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    deadline = time.monotonic() + 20  # wandb's own process may write the file after `finish` has returned
-    while True:
-        records = []
-        for data in leveldb_records(path.read_bytes()):
-            record: Any = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            records.append(record)
-        exits = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
-        if exits or time.monotonic() > deadline:
-            break
+    deadline = time.monotonic() + SLOW  # wandb's own process may write the file after `finish` has returned
+    records: list[Any] = []
+    while not any(r.WhichOneof("record_type") == "exit" for r in records) and time.monotonic() < deadline:
         time.sleep(0.1)
+        records = []
+        written = [path.read_bytes() for path in folder.glob("wandb/offline-run-*/*.wandb")]
+        for data in itertools.chain.from_iterable(map(leveldb_records, written)):
+            records.append(wandb_internal_pb2.Record())
+            records[-1].ParseFromString(data)
+    exits = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
     seen = set()
     for record in records:
         items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import Qwen3Config
 
 from agentrl_cli.commands import main
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import ModelError
+from agentrl_cli.learning.forward import way_of
 from agentrl_cli.models.import_minimind import import_minimind
+from agentrl_cli.models.load import load_model
 from agentrl_cli.paths import bundled_model
+from agentrl_cli.registry import load_file
 from agentrl_cli.sft import from_file
 from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.spec import load_pack
@@ -172,12 +178,14 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
     assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": SFT}) + "\n")
     project = tmp_path / "p"
-    assert main(["init", "--min-level", "ns", "echo-task", str(project), "--model", str(tmp_path / "hf")]) == 0
+    assert main(["init", "--min-level", "ns", "minimind-task", str(project), "--model", str(tmp_path / "hf")]) == 0
     at = ["--project", str(project), "--set", "model.device=cpu"]
     assert main(["sft", str(tmp_path / "tuned"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "2", *at]) == 0
     few = ["--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2", "--set", "model.append_only=true"]
     few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.drop_zero_variance=false"]
     assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
+    assert main(["eval", "--limit", "1", "-k", "1", *at, *few]) == 0
+    assert main(["chat", "--model", str(tmp_path / "tuned"), "--say", "1+1?", "--json", *at]) == 0
     assert main(["merge", "last", str(tmp_path / "merged"), "--project", str(project)]) == 0
     assert main(["import", "minimind", str(tmp_path / "merged"), str(tmp_path / "back.pth")]) == 0
     own.load_state_dict(torch.load(tmp_path / "back.pth", weights_only=True))
@@ -195,6 +203,83 @@ def test_what_cannot_be_imported_is_named(native: Path, tmp_path: Path, capsys: 
     (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
     assert main(["doctor", "--template", "--model", str(folder)]) != 0
     assert import_minimind(folder, tmp_path / "y", native.parent.parent / "model") > 0
+
+
+NATIVE = """
+import torch
+from torch import nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class MiniMindConfig(PretrainedConfig):
+    model_type = "minimind"
+
+    def __init__(self, hidden_size=64, num_hidden_layers=2, vocab_size=300, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden_size, self.num_hidden_layers, self.vocab_size = hidden_size, num_hidden_layers, vocab_size
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(2))
+        self.scale = None
+
+    def forward(self, input_ids, use_cache=False, **kwargs):
+        if self.scale is None:  # made in the first forward
+            self.scale = torch.ones(1)
+        hidden = self.embed_tokens(input_ids) * self.scale
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).cumsum(1).tanh()
+        return hidden, [None, None], 0.0
+
+
+class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = MiniMindConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Model(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, use_cache=False, **kwargs):
+        hidden, past, _ = self.model(input_ids, use_cache=use_cache)
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden), hidden_states=hidden)
+"""
+
+
+def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
+    """The form of model_minimind.py: its decoder returns a tuple, and makes a table in its first forward."""
+    (tmp_path / "model_minimind.py").write_text(NATIVE)
+    module = load_file(tmp_path / "model_minimind.py")
+    module.MiniMindForCausalLM(module.MiniMindConfig()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "MiniMindConfig", "AutoModelForCausalLM": "MiniMindForCausalLM"}
+    config["auto_map"] = {name: f"model_minimind.{kind}" for name, kind in classes.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"runs code of its own, model_minimind\.py") as refused:
+        load_model(tmp_path, ModelConfig(), base=tmp_path)
+    assert "model.trust_remote_code=true" in refused.value.hint and "import minimind" in refused.value.hint
+    model = load_model(tmp_path, ModelConfig(trust_remote_code=True, device="cpu"), base=tmp_path)
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert way_of(model) == "padded"
+
+
+def test_a_run_of_minimind_3_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 6400, "intermediate_size": 2432}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 96,
+        "tie_word_embeddings": True,
+    }
+    Qwen3Config(**sizes, **heads, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    assert main(["train", "--dry-run", "--model", str(tmp_path), "--set", "task.packs=[minimind-task]"]) == 0
+    assert "63,9" in capsys.readouterr().err, "minimind-3 has 64 million parameters"
 
 
 async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:

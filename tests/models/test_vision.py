@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import sqlite3
@@ -24,6 +25,7 @@ from agentrl_cli.analysis.export import export_jsonl
 from agentrl_cli.analysis.html import export_html
 from agentrl_cli.analysis.memory_plan import plan
 from agentrl_cli.chat.images import Images, pictured
+from agentrl_cli.chat.media import image_size
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import app
@@ -47,18 +49,22 @@ from agentrl_cli.tools.base import as_result
 from agentrl_cli.tui.common.layout import result_notes
 from agentrl_cli.tui.common.load_episode import load_view, token_texts
 from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, Task, ToolResult
-from agentrl_cli.types.content import content_text
+from agentrl_cli.types.content import content_text, data_uri
 from tests.helpers.local import policy_of, tiny
 from tests.helpers.train import episodes_of, trainer_of, write_pack
-from tests.helpers.vision import TEMPLATE, byte_tokenizer, png, vision_folder
+from tests.helpers.vision import CONTROL, FAMILIES, TEMPLATE, byte_tokenizer, png, vision_folder
 
-pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 RED, BLUE = png(24, 16), png(32, 32, (0, 0, 255))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return vision_folder(tmp_path_factory.mktemp("qwen2-vl"))
+
+
+def PIL(data: bytes) -> Any:
+    return Image.open(io.BytesIO(data))
 
 
 def look(number: int) -> ToolResult:
@@ -100,17 +106,23 @@ class Directed:
 
 
 def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
-    """[n, vocabulary] log-probabilities by the model's own forward over everything at once."""
+    """[n, vocabulary] log-probabilities by the model's own forward over everything at once, its processor's pixels."""
     given = torch.tensor([list(ids)])
     reader = reader_of(model)
     assert reader is not None
     base = getattr(model, "get_base_model", lambda: model)()
     base.model.rope_deltas = None
-    pixels = reader.inputs(given[0], images)
-    with torch.no_grad():
-        out = model(input_ids=given, mm_token_type_ids=(given == reader.token).int(), use_cache=False, **pixels)
-    found: torch.Tensor = out.logits[0].float().log_softmax(-1)
-    return found
+    pixels: dict[str, Any] = {}
+    if images:
+        pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
+        options = getattr(reader.processor, "images_kwargs", {})
+        pixels = dict(reader.processor.image_processor(images=[pictures], return_tensors="pt", **options))
+        for unused in ("rows", "cols", "num_crops"):
+            pixels.pop(unused, None)
+        if reader.types:
+            pixels[reader.types] = (given == reader.token).int()
+    logits: torch.Tensor = model(input_ids=given, use_cache=False, **pixels).logits[0]
+    return logits.float().log_softmax(-1)
 
 
 async def episodes(loaded: Any, turns: Sequence[str], count: int = 2, **more: Any) -> list[Episode]:
@@ -129,12 +141,12 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
     loaded = load_policy(str(folder), Config(), base=folder)
     chat, reader = loaded.chat, reader_of(loaded.model)
     assert chat.images is not None and reader is not None and chat.shows_images
-    assert reader.measure(RED) == (24, 16, 6) and reader.measure(BLUE) == (32, 32, 16)
+    assert reader.measure(RED) == (24, 16, 6, ()) and reader.measure(BLUE) == (32, 32, 16, ())
     from transformers import Qwen2VLProcessor
 
     # The whole processor cannot be made without torchvision; its own rule can be asked.
     rule: Any = Qwen2VLProcessor.replace_image_token
-    parts = SimpleNamespace(image_processor=reader.processor, image_token="#")
+    parts = SimpleNamespace(image_processor=reader.processor.image_processor, image_token="#")
     for data in (RED, BLUE):
         grid = {
             "image_grid_thw": reader.inputs(torch.tensor([reader.token] * reader.measure(data)[2]), [data])[
@@ -165,15 +177,68 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
         one.assistant_ids("<|image_pad|>")
 
 
+def test_rows_with_images_and_videos(tmp_path: Path) -> None:
+    """verl's texts, TRL's columns, OpenAI's parts; a video's frames; the store keeps the bytes of a prompt once."""
+    (tmp_path / "red.png").write_bytes(RED)
+    moving = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), (n * 20, 0, 0)) for n in range(10)]
+    frames[0].save(moving, format="PNG", save_all=True, append_images=frames[1:])
+    (tmp_path / "moves.png").write_bytes(moving.getvalue())
+    uri = data_uri(BLUE)
+    said = [{"role": "user", "content": "a <image>b<video>"}]
+    verl = {"data_source": "x", "prompt": said, "images": [{"bytes": RED}]}
+    rows: list[dict[str, Any]] = [
+        {"id": "verl", **verl, "videos": [{"video": "moves.png", "max_frames": 3}]},
+        {"id": "trl", "prompt": [{"role": "system", "content": "s"}, {**said[0], "content": "u"}], "image": PIL(BLUE)},
+        {"id": "parts", "prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]},
+        {"id": "path", "prompt": "p", "images": ["red.png"]},
+    ]
+    pack = replace(Pack.of("p", rows, [Reward("r", lambda e, c: 1.0)]), dir=tmp_path)
+    tasks = pack.tasks("train")
+    images = Images(7, lambda data: (*image_size(data), 2, ()))
+    found = [pictured(task.prompt, (), images, tmp_path) for task in tasks]
+    assert [[p["type"] for p in m[-1]["content"]] for m, _ in found] == [
+        ["text", "image", "text", "image", "image", "image"], ["image", "text"], ["image"], ["image", "text"],
+    ]  # fmt: skip
+    reds = [PIL(data).getpixel((1, 1))[0] for data in found[0][1][1:]]
+    assert found[0][1][0] == RED and reds == [0, 80, 180] and [f[1] for f in found[1:]] == [(BLUE,), (BLUE,), (RED,)]
+    assert all("images" not in task.data and "image" not in task.data for task in tasks)
+    with Store.open(tmp_path / "s.db") as store:
+        store.tasks.add(tasks)
+        kept_tasks = [store.tasks.get(task.id) for task in tasks]
+        assert [task.prompt for task in kept_tasks if task is not None] == [task.prompt for task in tasks]
+    with contextlib.closing(sqlite3.connect(tmp_path / "s.db")) as file:
+        kept = {row[0] for row in file.execute("SELECT data FROM attachments")}
+        assert kept == {RED, BLUE} and not file.execute("SELECT 1 FROM tasks WHERE prompt LIKE '%base64%'").fetchall()
+
+
+async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_them_there_alone() -> None:
+    part = '{%- if part.type == "image" %}<|vision_start|>'
+    template = TEMPLATE.replace(part, '{%- if part.type == "image" and message.role == "tool" %}{%- elif' + part[6:])
+    tokenizer = ByteTokenizer(template, control=CONTROL)
+    token = tokenizer.id_of("<|image_pad|>")
+    assert token is not None
+    chat = Chat(tokenizer, images=Images(token, lambda data: (1, 1, 3, ())))
+    assert chat.reads_images and not chat.shows_images
+    policy = ScriptedPolicy([call(0), "a door"], tokenizer)
+    rollout = Rollout(policy, chat, {"look": PACK}, Config.model_validate({"rollout": {"max_tokens": 4000}}))
+    episode = await rollout.episode(Job(PACK.tasks("train")[0], 1))
+    assert [turn.role for turn in episode.turns] == ["user", "assistant", "tool", "user", "assistant"], episode.error
+    assert episode.images == (RED,) and (episode.tokens.ids == token).sum() == 3 and not episode.flags
+
+
 def test_what_functions_answer_as_pictures() -> None:
     """A PIL image, and TRL's content blocks; a list that only looks like blocks stays JSON."""
-    from PIL import Image
-
     image = Image.new("RGB", (24, 16), (255, 0, 0))
     assert as_result(image) == ToolResult("", images=(RED,))
     blocks = [{"type": "text", "text": "left"}, {"type": "image", "image": image}, {"type": "text", "text": "right"}]
     assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
     assert as_result([{"type": "image", "image": RED}]).images == (RED,)
+    uri = data_uri(RED)
+    for same in (RED, uri, [{"type": "image_url", "image_url": {"url": uri}}], [{"type": "image", "image": uri}]):
+        assert as_result(same) == ToolResult("", images=(RED,))
+    with pytest.raises(EnvError, match="does not exist"):
+        as_result(Path("/nowhere/a.png"))
     for other in ([{"type": "image", "url": "http://x"}], [{"type": "door"}], []):
         assert as_result(other) == ToolResult(json.dumps(other), value=other)
 
@@ -181,36 +246,83 @@ def test_what_functions_answer_as_pictures() -> None:
 # --- sampling and training ------------------------------------------------------------------------------------------
 
 
-async def test_log_probabilities_after_an_image_equal_those_of_training(
-    folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_batched_sampling_and_training_equal_a_plain_forward(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config.model_validate({"adapter": {"enabled": True, "r": 2}})
+    """Images of two sizes in prompts, a video as frames, and images of tools, in one batch; gradients too."""
+    folder = vision_folder(tmp_path, family)
+    config = Config.model_validate({"rollout": {"max_new_tokens": 200, "max_tokens": 1500, "max_turns": 2}})
     with caplog.at_level(logging.WARNING):
-        loaded = load_policy(str(folder), config, base=folder, trainable=True)
+        loaded = load_policy(str(folder), config, base=folder)
     engine: Any = loaded.policy
-    assert engine.engine == "fallback" and "reads images" in caplog.text and "fallback" in caplog.text
-    with torch.no_grad():
-        for name, weights in loaded.model.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.2)
-    made = await episodes(loaded, [call(0), call(1, 0)], count=3)
+    assert engine.describe() == "fallback (it reads images)" and loaded.chat.shows_images
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "prompt": "Is <image> like <image>?", "images": [RED, PIL(BLUE)]},
+        {"id": "b", "prompt": "What moves?", "videos": [[BLUE, RED, BLUE]]},
+        {"id": "c", "prompt": "Nothing to see."},
+    ]
+    pack = Pack.of("look", rows, [Reward("r", lambda e, c: 1.0)], tools=[look])
+    directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
+    rollout = Rollout(directed, loaded.chat, {"look": pack}, config)
+    tasks = pack.tasks("train")
+    made = await rollout.run([Job(t, seed=n, sample=n, group_id=t.id) for t in tasks for n in range(2)])
+    shown = {"a": (RED, BLUE), "b": (BLUE, RED, BLUE), "c": ()}
     for episode in made:
-        assert episode.images == (RED, BLUE, RED) and episode.trained_tokens == 12
-        wanted = whole(loaded.model, episode.tokens.ids, episode.images)
+        assert episode.images == (*shown[episode.task_id.removeprefix("look/")], RED), episode.error
+        reader = reader_of(loaded.model)
+        assert reader is not None
+        assert (episode.tokens.ids == reader.token).sum() == sum(reader.measure(i)[2] for i in episode.images)
+        with torch.no_grad():
+            wanted = whole(loaded.model, episode.tokens.ids, episode.images)
         trained = np.flatnonzero(episode.tokens.trained_mask)
         exact = wanted[trained - 1, episode.tokens.ids[trained]].numpy()
         assert np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        _, out = trained_logprobs(loaded.model, [[Segment.of(e) for e in made]])
-    assert "computed one by one" in caplog.text
+    assert len({tuple(e.tokens.ids) for e in made}) == 6
+    packed, out = trained_logprobs(loaded.model, [[Segment.of(e) for e in made[n : n + 2]] for n in (0, 2, 4)])
+    assert "one by one" not in caplog.text
     sampled = np.concatenate([e.tokens.logp_policy[e.tokens.trained_mask] for e in made])
-    assert np.abs(out.logp.detach().numpy() - sampled).max() < 1e-4
-    total: Any = out.logp.sum()
-    total.backward()
-    grads = {name: w.grad for name, w in loaded.model.named_parameters() if w.requires_grad}
-    assert any(g is not None and g.abs().sum() > 0 for name, g in grads.items() if "visual" in name)
+    assert np.abs(out.logp.detach().numpy() - sampled).max() < 1e-4 and len(packed.images) == 6
+    weights = [w for name, w in loaded.model.named_parameters() if "proj" in name]
+    found = torch.autograd.grad(out.logp.sum(), weights, allow_unused=True)
+    plain: Any = torch.zeros(())
+    for episode in made:
+        trained = np.flatnonzero(episode.tokens.trained_mask)
+        logp = whole(loaded.model, episode.tokens.ids, episode.images)
+        plain = plain + logp[trained - 1, episode.tokens.ids[trained]].sum()
+    for got, other in zip(found, torch.autograd.grad(plain, weights, allow_unused=True), strict=True):
+        assert (got is None) == (other is None)
+        if got is not None:
+            assert (got - other).abs().max() <= 1e-3 * max(1.0, float(other.abs().max()))
     await loaded.policy.close()
+
+
+@pytest.mark.parametrize("family", ["Qwen3-VL", "Gemma 3", "SmolVLM"])
+def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) -> None:
+    """Placeholders, texts between tiles and around images; origins and the delta of a tool's answer with them."""
+    loaded = load_policy(str(vision_folder(tmp_path, family)), Config(), base=tmp_path)
+    chat, reader = loaded.chat, reader_of(loaded.model)
+    assert reader is not None
+    user = {"role": "user", "content": [{"type": "image", "image": BLUE}, {"type": "text", "text": "<image> is text"}]}
+    said, _ = pictured([user], (), chat.images)
+    answer = {"role": "assistant", "content": "yes"}
+    tools, _ = pictured([{"role": "tool", "content": "it"}], [ToolResult("", images=(RED,))], chat.images)
+    start, model = chat.prompt(said), chat.assistant_ids(answer)
+    delta = chat.extend([*said, answer], tools, last_id=model[-1])
+    both = chat.render([*said, answer, *tools], add_generation_prompt=True)
+    assert [*start.ids, *model, *delta.ids] == both.ids
+    text = both.text.replace("<image> is text", "# is text")
+    for image in (BLUE, RED):
+        options = getattr(reader.processor, "images_kwargs", {})
+        read = reader.processor.image_processor(images=[[PIL(image)]], return_tensors="pt", **options)
+        own = reader.processor.replace_image_token(read, image_idx=0)
+        written = reader.images.written or reader.mark
+        text = text.replace(written, own.replace(written, "§").replace("<image>", "¤"), 1)
+    text = text.replace("§", reader.images.written or reader.mark).replace("¤", reader.mark)
+    wanted = reader.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert loaded.chat.decode(both.ids).replace("<image> is text", "# is text") == loaded.chat.decode(wanted)
+    words = [t for t, o in zip(start.ids, start.origin, strict=True) if o == Origin.USER and t != reader.token]
+    assert chat.decode(words) == "<image> is text"
 
 
 # --- a whole training, the store, replay, exports ---------------------------------------------------------------------
@@ -280,7 +392,7 @@ def test_a_training_on_pictures(trained: tuple[Path, list[Episode]], folder: Pat
     # What was trained goes on reading pictures: the checkpoint has the processor.
     (last,) = (project / "runs").glob("*/checkpoints/last")
     again = load_policy(str(last), Config(), base=project)
-    assert again.chat.images is not None and again.chat.images.measure(BLUE) == (32, 32, 16)
+    assert again.chat.images is not None and again.chat.images.measure(BLUE) == (32, 32, 16, ())
     # A resume loads it, though the files name the weights otherwise than the model; a plan counts its weights.
     begun = load_policy(str(folder), Config(), base=project).model
     load_weights(begun, last)
@@ -337,7 +449,7 @@ async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
     assert episode.images == (RED,)
     wanted = whole(loaded.model, episode.tokens.ids, episode.images)
     trained = np.flatnonzero(episode.tokens.trained_mask)
-    exact = wanted[trained - 1, episode.tokens.ids[trained]].numpy()
+    exact = wanted[trained - 1, episode.tokens.ids[trained]].detach().numpy()
     assert len(trained) == 12 and np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
     # A what-if goes on from the stored ids, and the picture is there again.
     other = Session(directed, loaded.chat, ToolEnv([as_tool(look)]), events.append, Task("t", "p", "", "chat", ()))
@@ -362,6 +474,18 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     with pytest.raises(EnvError, match="take 6 tokens, and its ids have 1"):
         reader.inputs(ids, [RED])
     message = {"role": "user", "content": "x"}
+    shown = {"role": "user", "content": [{"type": "image", "image": RED}]}
+    with pytest.raises(PolicyError, match="this model reads text alone"):
+        pictured([shown], (), None)
+    parts = ({"type": "audio"}, "of the kind 'audio'"), ({"type": "image", "image": "no.png"}, "does not")
+    for bad_part, words in parts:
+        with pytest.raises(EnvError, match=words):
+            pictured([{**message, "content": [bad_part]}], (), loaded.chat.images)
+    small = Config.model_validate({"rollout": {"max_tokens": 40, "max_new_tokens": 8}})
+    pack = Pack.of("look", [{"prompt": "x", "images": [BLUE, BLUE]}], [Reward("r", lambda e, c: 1.0)])
+    rollout = Rollout(loaded.policy, loaded.chat, {"look": pack}, small)
+    long = await rollout.episode(Job(pack.tasks("train")[0], 1))
+    assert long.outcome is Outcome.TOO_LONG and "(32 of them for 2 images) does not fit into 40" in long.error
     with pytest.raises(EnvError, match="no tool message"):
         pictured([message], [ToolResult("", images=(RED,))], loaded.chat.images)
     await loaded.policy.close()
@@ -376,7 +500,7 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
 
 async def test_a_template_that_drops_pictures_is_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     dropping = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
-    images = Images(7, lambda data: (1, 1, 4))
+    images = Images(7, lambda data: (1, 1, 4, ()))
     for template in (dropping, None):  # the second one cannot join a list to a text
         chat = Chat(ByteTokenizer(template), images=images)
         assert not chat.shows_images

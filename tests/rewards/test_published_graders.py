@@ -22,6 +22,7 @@ from agentrl_cli.tools import ToolContext
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
 from agentrl_cli.types import Outcome
+from tests.tools.test_configured_tools import call, play
 
 TESTS = ["assert first([3, 4]) == 3", "assert math.isclose(first([0.5]), 0.5)"]
 FULL = {"task_id": 11, "text": "Write a function.", "code": "", "test_list": TESTS, "test_setup_code": "import math"}
@@ -43,6 +44,54 @@ async def test_mbpp_in_both_forms(row: dict[str, Any]) -> None:
             policy = ScriptedPolicy([text], chat.tokenizer)
             done.append(await Rollout(policy, chat, {"m": pack}, config, sandbox=sandbox).episode(Job(task, 1)))
     assert [one.reward for one in done] == [1.0, 0.0], [one.error for one in done]
+
+
+AREA = {
+    "name": "geometry.area",
+    "description": "Area.",
+    "parameters": {
+        "type": "dict",
+        "properties": {"base": {"type": "integer"}, "height": {"type": "float"}, "unit": {"type": "string"}},
+        "required": ["base", "height"],
+    },
+}
+POSSIBLE = {"geometry.area": {"base": [10], "height": [5], "unit": ["square cm", ""]}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "worth"),
+    [
+        ([POSSIBLE], call("geometry.area", base=10, height=5.0), 1),
+        ([POSSIBLE], call("geometry.area", base=10, height=5, unit="Square-CM"), 1),
+        ([POSSIBLE], call("geometry.area", base=10, height=6), 0),
+        ([POSSIBLE], "The area is 25.", 0),
+        ([POSSIBLE], call("geometry.area", base=10, height=5) * 2, 0),
+        ([POSSIBLE, POSSIBLE], call("geometry.area", base=10, height=5) * 2, 1),
+        (
+            [{"name": "geometry.area", "arguments": {"base": 1, "height": 2}}],
+            call("geometry.area", base=1, height=2),
+            1,
+        ),
+        ([], "None of these can help.", 1),
+        ([], call("geometry.area", base=10, height=5), 0),
+    ],
+)
+async def test_bfcls_rows_and_calls(wanted: list[Any], said: str, worth: float, tmp_path: Path) -> None:
+    """Functions that only the row declares, with BFCL's names of types; calls in any order."""
+    row = {"id": "simple_0", "question": [[{"role": "user", "content": "Area?"}]], "function": [AREA]}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({**row, "ground_truth": wanted}) + "\n")
+    (tmp_path / "task.yaml").write_text(
+        "name: p\nsandbox: false\ntools: [declared]\n"
+        "rewards: {calls: {primary: true, function: 'agentrl_cli.rewards.calls:same_calls'}}\n"
+    )
+    pack = load_pack(tmp_path)
+    (task,) = pack.tasks("train")
+    (shown,) = pack.tools_of(task)
+    properties = shown.schema["function"]["parameters"]["properties"]
+    assert shown.schema["function"]["parameters"]["type"] == "object" and properties["height"]["type"] == "number"
+    episode = await play(pack, [said])
+    assert (episode.reward, len(episode.turns)) == (worth, 3 if "tool_call" in said else 2), episode.error
 
 
 async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:

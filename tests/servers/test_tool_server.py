@@ -413,6 +413,23 @@ async def test_verl_tools_wire_format(tmp_path: Path) -> None:
         assert (await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})).status == 400
 
 
+async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -> None:
+    """Its test clients use fixed ids and leave them open: after a restart, what cannot be rebuilt fails once."""
+    body = {"trajectory_ids": ["test-bash-001"], "actions": [call("now")]}
+    answers = []
+    for clock in (1, 2):
+
+        def now(_at: int = clock) -> int:
+            """The time."""
+            return _at
+
+        async with served(tmp_path, [as_tool(now)], token="") as (_, address), aiohttp.ClientSession() as session:
+            for _ in range(2):
+                answers += [await (await session.post(f"{address}/get_observation", json=body)).json()]
+    assert [answer["observations"][0] for answer in (answers[0], answers[1], answers[3])] == ["1", "1", "2"]
+    assert answers[2]["dones"] == [True] and "could not be rebuilt" in answers[2]["observations"][0]["error"]
+
+
 async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
     """The actions of its test clients: tags and fences; each command really runs, with the state of its trajectory."""
     ran: list[str] = []
@@ -439,6 +456,8 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
         "```python\nprint(2)\n```": "python 2",
         "<bash>ls -l</bash>": "bash ls -l",
         "```bash\npwd\n```": "bash pwd",
+        "```sh\nls\n```": "bash ls",
+        "```terminal\nwho\n```": "bash who",
         "<search>who</search>": "search who",
         "```sql\nSELECT 1\n```": "sql SELECT 1",
         "<sql>SELECT 2</sql>": "sql SELECT 2",

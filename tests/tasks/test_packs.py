@@ -13,6 +13,7 @@ from agentrl_cli.paths import pack_names
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import load_pack
+from agentrl_cli.types.content import content_text
 
 FIELDS = {
     "calc-task": ("expression", "answer"),
@@ -20,8 +21,10 @@ FIELDS = {
     "echo-task": ("answer",),
     "file-task": ("setup", "path", "wrong", "right", "tests"),
     "guess-task": ("low", "high", "secret"),
+    "minimind-task": ("gt", "tool_schemas"),
     "parallel-task": ("first", "second", "prices", "stocks", "answer"),
     "search-task": ("search", "answer"),
+    "shapes-task": ("scene", "answer"),
     "sql-task": ("database", "query", "answer"),
 }
 
@@ -33,7 +36,8 @@ def test_data_is_what_the_generator_makes(name: str) -> None:
     assert {"train", "test"} <= set(built)
     for split, rows in built.items():
         assert [task.data["id"] for task in pack.tasks(split)] == [row["id"] for row in rows]
-        assert [task.prompt[-1]["content"] for task in pack.tasks(split)] == [row["prompt"] for row in rows]
+        asked = [row.get("prompt") or row["conversations"][1]["content"] for row in rows]  # minimind's form
+        assert [content_text(task.prompt[-1]["content"]) for task in pack.tasks(split)] == asked
 
 
 def test_fields_are_declared() -> None:

@@ -132,8 +132,10 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
     [
         ({**VERL, "reward_model": "rule"}, "must be objects"),
         ({**VERL, "prompt": []}, "must be a list of messages"),
-        ({**VERL, "images": [{"bytes": "x"}]}, "`images` in a prompt are not supported"),
-        ({**TRL, "images": [{"bytes": "x"}]}, "`images` in a prompt are not supported"),
+        ({**VERL, "images": ["no.png"]}, "no.png does not exist"),
+        ({**TRL, "image": {"bytes": 3}}, "An image is a int"),
+        ({**TRL, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
+        ({**TRL, "images": ["https://a.b/c.png"]}, "is not downloaded"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
         ({**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"}, "no tool 'look'"),
         ({**MESSAGES, "tool_choice": "always"}, "`tool_choice` must be none, auto, required or name a function"),

@@ -17,17 +17,17 @@ import pytest
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
-from agentrl_cli.tools.mcp import mcp_tools
+from agentrl_cli.tools.mcp import Connection, mcp_tools
 
 pytest.importorskip("mcp")
 
 SERVER = '''
-import os, sys
-from mcp.server.mcpserver import MCPServer, Image
+import asyncio, os, sys
+from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents
 
 server = MCPServer("small")
-count = 0
+count = restarts = 0
 
 @server.tool()
 def add(a: int, b: int) -> str:
@@ -40,6 +40,27 @@ def step() -> str:
     global count
     count += 1
     return f"{count} {os.environ.get('MOOD', '')}"
+
+@server.tool()
+def restart() -> str:
+    """Begin again at 0; twice at most."""
+    global count, restarts
+    restarts += 1
+    if restarts > 2:
+        raise ValueError("worn out")
+    count = 0
+    return "ready"
+
+@server.tool()
+async def crawl(ctx: Context) -> str:
+    """Take long, and notice if it is cancelled."""
+    try:
+        await ctx.report_progress(1, 3, "one of three")
+        await asyncio.sleep(30)
+    except BaseException:
+        global count
+        count = 100
+        raise
 
 @server.tool()
 def fail() -> str:
@@ -85,7 +106,9 @@ def by_name(tools: list[Tool]) -> dict[str, Tool]:
 
 async def test_a_server_over_stdio(folder: Path) -> None:
     tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "good"}), folder))
-    assert list(tools) == ["add", "step", "fail", "leave", "look"] and all(tool.external for tool in tools.values())
+    assert list(tools) == [*"add step restart crawl fail leave look".split()] and all(
+        tool.external for tool in tools.values()
+    )
     assert tools["add"].schema["function"]["description"] == "Add two numbers."
     assert tools["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
     context = ToolContext()
@@ -115,6 +138,40 @@ async def test_episodes_share_a_server_or_have_their_own(folder: Path, session: 
     assert [(await tool.call(state, {})).text for state in states] == counts
     for state in states:
         await tool.release(state)
+
+
+async def test_a_server_is_started_once_and_reset(folder: Path) -> None:
+    """A reset that fails starts another server; a lost one is not used again; the tool is not offered."""
+    tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "x"}, reset="restart"), folder))
+    assert "restart" not in tools
+    seen = []
+    for episode in range(5):
+        ctx = ToolContext()
+        state = await tools["step"].create(ctx)
+        other = await tools["leave"].create(ctx)
+        seen.append((id(state), (await tools["step"].call(state, {})).text))
+        if episode == 3:
+            with pytest.raises(EnvError, match="was lost"):
+                await tools["leave"].call(other, {})
+        await tools["step"].release(state)
+        await tools["leave"].release(other)
+    assert [text for _, text in seen] == ["1 x"] * 5
+    assert len({place for place, _ in seen[:4]}) == 1, "one connection, whose third reset failed"
+    idle: list[Connection] = [one for waiting in tools["step"].link._idle.values() for one in waiting]  # type: ignore[attr-defined]
+    assert len(idle) == 1 and idle[0].until is not None
+    await idle[0].close()
+    with pytest.raises(ConfigError, match="nowhere"):
+        mcp_tools("here", "small", stdio(reset="nowhere"), folder)
+
+
+async def test_a_long_call_is_cancelled_with_its_progress(folder: Path) -> None:
+    tools = by_name(mcp_tools("here", "small", stdio(), folder))
+    ctx = ToolContext()
+    state = await tools["crawl"].create(ctx)
+    late = await tools["crawl"].call(state, {}, timeout=1.5)
+    assert late.error == "timeout" and late.text.endswith("Its last progress: 1 of 3, one of three")
+    assert (await tools["step"].call(state, {})).text == "101 ", "the server noticed"
+    await tools["crawl"].release(state)
 
 
 async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:

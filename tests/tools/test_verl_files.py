@@ -117,9 +117,7 @@ async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
     assert done.outcome is Outcome.SOLVED, done.error
     assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
     parts = {part.name: part.value for part in done.reward_parts}
-    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, (
-        "SearchTool returned a list"
-    )
+    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, "SearchTool returned a list"
     results = [result for turn in done.turns for result in turn.results]
     assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {"n": 1.0}
 
@@ -140,3 +138,50 @@ async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
 def test_verls_scorers(source: str, text: str, truth: Any, value: float) -> None:
     found = verl_scorers.default_compute_score(source, text, truth)
     assert (found["score"] if isinstance(found, dict) else found) == value
+
+
+CUSTOM = '''
+import torch
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+
+class CustomRLHFDataset(RLHFDataset):
+    """With recipes' own columns, as retool's: they become messages and a ground truth."""
+
+    def _read_files_and_tokenize(self):
+        super()._read_files_and_tokenize()
+        name = "/".join(self.data_files[0].split("/")[-2:])
+        self.dataframe = self.dataframe.map(lambda row: self.row(row, name), remove_columns=["question"])
+
+    def row(self, row, name):
+        prompt = row["question"] + self.config.get("suffix", "")
+        return {"prompt": [{"role": "user", "content": prompt}], "data_source": name, "agent_name": "tool_agent",
+                "reward_model": {"style": "rule", "ground_truth": str(row["answer"])}}
+
+    def __getitem__(self, item):
+        row = super().__getitem__(item)
+        return {**row, "input_ids": torch.zeros(3), "index": item}
+'''
+
+
+def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "retool.py").write_text(CUSTOM)
+    (tmp_path / "aime").mkdir()
+    (tmp_path / "aime" / "rows.jsonl").write_text(
+        '{"question": "1+1?", "answer": 2}\n{"question": "2+2?", "answer": 4}\n'
+    )
+    text = (
+        "name: p\nsandbox: false\nrewards: {r: {primary: true, function: 'agentrl_cli.rewards.rules:gsm8k'}}\n"
+        "data: {train_files: [aime/rows.jsonl], val_files: aime/rows.jsonl, suffix: ' Think.',\n"
+        "       custom_cls: {path: retool.py, name: %s}}\n"
+    )
+    (tmp_path / "task.yaml").write_text(text % "CustomRLHFDataset")
+    pack = load_pack(tmp_path)
+    first, second = pack.tasks("train")
+    assert first.prompt[-1]["content"] == "1+1? Think." and second.data["ground_truth"] == "4"
+    assert first.data["data_source"] == "aime/rows.jsonl" and "input_ids" not in first.data
+    assert len(pack.tasks("validation")) == len(pack.tasks("test")) == 2 and "verl" not in sys.modules
+    (tmp_path / "task.yaml").write_text(text % "CustomDataset")
+    with pytest.raises(Exception, match=r"CustomDataset.*CustomRLHFDataset|class in retool\.py"):
+        load_pack(tmp_path).tasks("train")

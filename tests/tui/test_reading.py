@@ -16,6 +16,7 @@ from agentrl_cli.store import Store
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.tui.app import LIGHT, AgentApp
 from agentrl_cli.tui.common.episode_list import filter_text
+from agentrl_cli.tui.common.picture import picture_rows
 from agentrl_cli.tui.common.settings import read_settings
 from agentrl_cli.tui.common.theme import inverted, is_light, light_background
 from agentrl_cli.tui.replay.menus import whatif_text
@@ -23,6 +24,7 @@ from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.tui.whatif.client import whatif_arguments
 from agentrl_cli.types import Origin, ToolResult
+from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
 
@@ -64,6 +66,39 @@ async def test_an_episode_is_read_as_messages(db: Path) -> None:
         await until(pilot, lambda: '"row 0"' not in visible(app))
         await pilot.press("q")
         await until_text(pilot, "TURN")
+
+
+async def test_images_are_half_blocks_and_open_by_a_key(db: Path) -> None:
+    """Of a prompt and of a tool: in the transcript, large on `I`, and in the reading; the file is written for `o`."""
+    pytest.importorskip("PIL")
+    from tests.helpers.vision import png
+
+    pictures = png(8, 8, (255, 0, 0)), png(40, 20, (0, 0, 255))
+    words = demo.Words()
+    w = demo.Writer(words, 1)
+    parts = [{"type": "image", **image_part(pictures[0], 8, 8, 1)}, {"type": "text", "text": "look"}]
+    w.given("user", "look", Origin.USER)
+    w.turns[-1] = replace(w.turns[-1], messages=({"role": "user", "content": parts},), images=pictures[:1])
+    w.given("tool", "it", Origin.TOOL, [ToolResult("it", images=pictures[1:]), ToolResult("", images=(b"none",))])
+    with Store.open(db) as store:
+        shown = replace(demo.episode(words, 9, solved=True, step=3), id="pictured", turns=tuple(w.turns))
+        store.episodes.finish(replace(shown, tokens=w.tokens()))
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, "pictured"))
+    async with app.run_test(notifications=True, size=(120, 70)) as pilot:
+        text = await until_text(pilot, "▀▀▀▀")
+        assert "image 8x8" in text and "cannot be shown" in text, text
+        await pilot.press("I")
+        text = await until_text(pilot, "1 of 3")
+        assert "turn 0, user, image 1" in text
+        await pilot.press("right", "o")
+        await until_text(pilot, "2 of 3")
+        await until(pilot, lambda: len(list((db.parent / "images").glob("*.png"))) >= 2)
+        assert "▀" * 40 in visible(app)
+        await pilot.press("x", "M")
+        text = await until_text(pilot, "reading")
+        assert "[image 8x8" in text and "▀▀▀▀" in text
+    rows = picture_rows(pictures[0], 4, 4)
+    assert len(rows) == 2 and rows[0][0].style == Style(color="#ff0000", bgcolor="#ff0000") and len(rows[0]) == 4
 
 
 async def test_pages_of_watch_are_searched(db: Path) -> None:

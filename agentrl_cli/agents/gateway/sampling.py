@@ -128,7 +128,9 @@ def read_answer(
     """A generation as an answer. Unless its ids are `exact` it is recorded as context, which is never trained."""
     ids = [*how.forced, *generation.ids.tolist()]
     parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
-    text, stopped = _until_stop(chat.decode(_own(chat, ids)), request.stop, generation)
+    text = stopped = ""
+    if request.stop and generation.stop_reason is StopReason.STOP_STRING:
+        text, stopped = _until_stop(chat.decode(_own(chat, ids)), request.stop)
     shown = parsed if not stopped else _read(text, chat, how, number)
     calls, content, malformed = _calls(shown, how.tools, chat, request.parallel)
     reasoning, content = (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
@@ -136,11 +138,13 @@ def read_answer(
     if calls:
         content = content.strip()
     closing = chat.close_turn(generation.stop_reason, generation.ids.tolist()) if request.prompt is None else []
-    sampled = Tokens.sampled(generation) if exact else _forced(generation.ids.tolist())
+    parts = [Tokens.sampled(generation) if exact else _forced(generation.ids.tolist())]
+    if how.forced or closing:
+        parts = [_forced(how.forced), *parts, _forced(closing)]
     piece = Piece(
         "assistant",
         (parsed.message,),
-        Tokens.concat([_forced(how.forced), sampled, _forced(closing)]),
+        parts[0] if len(parts) == 1 else Tokens.concat(parts),
         _spoken(content, reasoning, calls, stopped),
         calls=parsed.calls,
         stop_reason=generation.stop_reason,
@@ -175,10 +179,8 @@ def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
     return parse_text(text, chat.parser, list(how.tools), number, opened=chat.opens)
 
 
-def _until_stop(text: str, stops: Sequence[str], generation: Generation) -> tuple[str, str]:
-    """The text before the client's first stop string, and that string; the whole text and "" if none ended the turn."""
-    if generation.stop_reason is not StopReason.STOP_STRING:
-        return text, ""
+def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """The text before the client's first stop string, and that string; the whole text and "" if it has none."""
     found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
     if not found:
         return text, ""

@@ -92,7 +92,7 @@ class Node:
     @property
     def ids(self) -> list[int]:
         """[n] what the model saw up to the end of this turn."""
-        return [int(id_) for node in self.path for id_ in node.tokens.ids]
+        return [id_ for node in self.path for id_ in node.tokens.ids.tolist()]
 
     @property
     def message(self) -> Message | None:
@@ -174,7 +174,7 @@ class MessageTree:
         for segment in rest:
             made = self._render(segment, before, ids, at.tools)
             pieces.append((tuple(map(key_of, segment)), made))
-            ids = [*ids, *(int(id_) for piece in made for id_ in piece.tokens.ids)]
+            ids = [*ids, *(id_ for piece in made for id_ in piece.tokens.ids.tolist())]
             before = segment[-1]
         return Context(at, tuple(pieces), tuple(ids), known)
 

@@ -24,7 +24,6 @@ from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext
@@ -54,19 +53,31 @@ TAIL = 2000
 class AgentRollout(Rollout):
     """A rollout of packs with and without an agent."""
 
+    _function: FunctionRunner | None = None
+
     def attempt(self, pack: Pack, job: Job) -> Attempt:
         """The pack's agent, or the built-in loop if it has none. Raises ConfigError, NotFound."""
         if pack.agent is None:
             return super().attempt(pack, job)
-        return AgentAttempt(self.context, pack, job, pack.agent)
+        return AgentAttempt(self.context, pack, job, pack.agent, self._runner(pack.agent))
+
+    def _runner(self, spec: AgentSpec) -> Runner:
+        """What runs an agent: a new one, but for the last function, which has no state and whose file takes time."""
+        if spec.sandbox:
+            return JailedRunner(spec, self.context.config.sandbox)
+        if spec.kind != "function":
+            return RUNNERS[spec.kind](spec)
+        if self._function is None or self._function.spec is not spec:
+            self._function = FunctionRunner(spec)
+        return self._function
 
 
 class AgentAttempt(Attempt):
     """An episode whose turns are the model calls of an agent."""
 
-    def __init__(self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec) -> None:
+    def __init__(self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec, runner: Runner) -> None:
         super().__init__(context, pack, job)
-        if isinstance(context.policy, MessagePolicy):
+        if hasattr(context.policy, "observe"):  # a MessagePolicy; isinstance takes 0.1 ms
             raise ConfigError(
                 f"The policy {context.policy.name} renders messages itself, so what an agent's model saw is not known.",
                 hint="Agents need a policy that continues token ids.",
@@ -75,9 +86,7 @@ class AgentAttempt(Attempt):
             raise ConfigError(
                 f"The agent {spec.text} brings its own tools: they cannot be taken away.", hint="Leave out --no-tools."
             )
-        self.runner: Runner = RUNNERS[spec.kind](spec)
-        if spec.sandbox:
-            self.runner = JailedRunner(spec, context.config.sandbox)
+        self.runner = runner
         self.agent_timeout = spec.timeout or self.limits.episode_timeout
         tries = GIVEN if spec.remote else 1
         self.timeout = tries * self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
@@ -155,9 +164,7 @@ class AgentAttempt(Attempt):
     async def _run(self, door: Door, policy: EpisodePolicy, unix: str) -> Ended | None:
         """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
-        call = AgentCall(
-            self.job.task, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix
-        )
+        call = AgentCall(self.job.task, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
         agent = asyncio.ensure_future(self.runner.run(call))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:

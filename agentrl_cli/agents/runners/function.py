@@ -28,6 +28,7 @@ class FunctionRunner:
 
     def __init__(self, spec: AgentSpec) -> None:
         """Raises NotFound, EnvError (its file fails), ConfigError (not a function, or with unknown parameters)."""
+        self.spec = spec
         base = spec.folder
         where = Path(spec.function.partition(":")[0])
         if where.suffix == ".py" and not (base / where).is_file():

@@ -1,7 +1,7 @@
 """verl-tool's actions: texts with a tag or a fence for each tool. https://github.com/TIGER-AI-Lab/verl-tool
 
     <python>…</python>   or a fence of python     run_python, all blocks of the text as one program
-    <bash>…</bash>       or a fence of bash       bash
+    <bash>…</bash>       or a fence of bash, sh, shell, terminal    bash
     <search>…</search>                            search
     <sql>…</sql>         or a fence of sql        sql
     <mcp_call>{"name": …, "arguments": {…}}</mcp_call>      the tool of that name
@@ -26,7 +26,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Tag to the names of tools that it may mean, the first that is offered counts."""
 _TAGGED = {kind: re.compile(rf"<{kind}>(.*?)</{kind}>", re.DOTALL) for kind in KINDS}
-_FENCED = {kind: re.compile(rf"```\n?{kind}(.*?)```", re.DOTALL) for kind in ("python", "bash", "sql")}
+_FENCES = {"python": r"\n?python", "bash": r"\s*(?:bash|shell|sh|terminal)\b", "sql": r"\n?sql"}
+_FENCED = {kind: re.compile(rf"```{names}(.*?)```", re.DOTALL) for kind, names in _FENCES.items()}
 _MCP = re.compile(r"<mcp_call>(.*?)</mcp_call>", re.DOTALL)
 
 

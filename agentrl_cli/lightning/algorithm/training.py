@@ -29,7 +29,6 @@ from agentrl_cli.tasks import AgentSpec, BadLine, Pack
 from agentrl_cli.types import Task
 
 _LOG = logging.getLogger(__name__)
-VALIDATION = "validation"
 TEXTS = ("prompt", "question", "query", "instruction", "input", "problem")
 """Fields of a task that screens show as its prompt; the agent makes its own."""
 

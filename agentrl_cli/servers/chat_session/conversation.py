@@ -167,10 +167,11 @@ class Conversation:
     def _extend(
         self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
     ) -> None:
-        messages, _ = pictured(messages, results, self.chat.images)
+        in_results = self.chat.images is None or self.chat.shows_images
+        messages, images = pictured(messages, results, self.chat.images, in_results=in_results)
         delta = self.chat.extend(self.messages, messages, self.env.schemas, last_id=self.ids[-1])
         self.messages = [*self.messages, *messages]
-        self._append(delta, messages, results, reward)
+        self._append(delta, messages, results, reward, images)
 
     def _append(
         self,
@@ -178,9 +179,10 @@ class Conversation:
         messages: Sequence[Message],
         results: tuple[ToolResult, ...] = (),
         reward: float | None = None,
+        images: tuple[bytes, ...] = (),
     ) -> None:
-        for role, own, tokens in rendered.by_role(messages):
-            facts: dict[str, Any] = {"results": results} if role == "tool" else {}
+        for role, own, tokens, pixels in rendered.with_images(messages, images):
+            facts: dict[str, Any] = {"results": results} if role == "tool" else {"images": pixels}
             self._turn(role, own, tokens, **facts, reward=reward if role == "user" else None)
 
     async def _sample(self) -> tuple[Generation, list[int]]:

@@ -158,6 +158,8 @@ class ToolServer:
         answers = [await self._answer(call) for call in calls]
         faults = [answer["message"] for answer in answers if "fault" in answer]
         if faults:
+            if not field.get("key"):  # it is over, and its id begins again, as after a finish
+                await self.trajectories.close(name)
             return {"obs": "", "error": faults[0]}, True, False
         results = [answer["result"] for answer in answers]
         text = "\n".join(result["text"] for result in results)

@@ -19,7 +19,7 @@ PLACEHOLDER = "TODO:"
 """How the prompt of a row begins that is still to be written; `agentrl check` reports it."""
 AGAIN = "Then `python task.py` writes the rows again."
 SYSTEM = "Use the tools where they help. End with a line `Answer: …`."
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, float]] = {
     "rollout": {"group_size": 8, "prompts_per_step": 8, "max_turns": 4, "max_new_tokens": 96, "max_tokens": 768},
     "train": {"steps": 60, "lr": 3.0e-4, "token_budget": 4096, "eval_every": 20},
 }
@@ -46,6 +46,9 @@ class Draft:
     answer: str = "answer"
     """The rows' field with the right answer; empty without one."""
     agent: str = ""
+    system: str = SYSTEM
+    limits: dict[str, int] = field(default_factory=dict)
+    """Settings of `rollout` that differ from the default ones."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user: what was left out, what is to be done."""
 
@@ -122,14 +125,14 @@ def _code(draft: Draft) -> str:
 def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
     """The text of task.yaml."""
     spec: dict[str, Any] = {"name": draft.name, "description": f"What {draft.name} is about, in a sentence."}
-    spec |= {"system": SYSTEM, "tools": draft.tools}
+    spec |= {"system": draft.system, "tools": draft.tools} if draft.system else {}
     if draft.agent:
         spec |= {"agent": draft.agent}
     if draft.answer:
         spec |= {"rewards": {"exact": {"weight": 1.0, "primary": True}}, "row": [draft.answer]}
     if any(detect(row) != "own" for rows in splits.values() for row in rows[:1]):
         spec["data"] = {split: {"path": f"data/{split}.jsonl", "form": "own"} for split in splits}
-    spec |= {"sandbox": False, "defaults": DEFAULTS}
+    spec |= {"sandbox": False, "defaults": DEFAULTS | {"rollout": DEFAULTS["rollout"] | draft.limits}}
     head = (
         "# The pack: what it is about, its tools, and what counts. docs/tasks.md has every key.\n"
         "# Tools run in this process: `sandbox: true` and the tool run_python are for a model's own code.\n"

@@ -1,10 +1,11 @@
-"""Reads what a new pack is made from: rows, functions, an agent, an OpenAPI description, an MCP server.
+"""Reads what a new pack is made from: rows, functions, an agent, a service, an MCP server, an environment.
 
 rows.jsonl  rows.json  rows.parquet     rows of any known form, with their answers
 tool.py                                 typed functions with docstrings
 agent.py  agent.py:function             a program that calls a model (docs/agents.md)
 openapi.json  openapi.yaml              the operations of an HTTP service
 mcp:COMMAND …  mcp:http://…             the tools of an MCP server
+verifiers:PACKAGE  inspect:PACKAGE@TASK tasks, tools and scorers of a verifiers taskset, of an Inspect eval
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import ast
 import shlex
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
-from agentrl_cli.registry import load_file
+from agentrl_cli.registry import adapter, load_file
 from agentrl_cli.tasks.drawing import Row
 from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.scaffold.draft import Draft
@@ -30,6 +33,17 @@ ANSWERS = ("answer", "ground_truth", "expected", "target", "label", "solution", 
 """Fields that hold a row's right answer, in this order."""
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
+FOREIGN = ("verifiers", "inspect")
+"""Projects whose environments run as they are."""
+MOST_ROWS = 1000
+"""Rows taken of such an environment, which may have no end."""
+FOREIGN_AGENT = '''\
+"""{about}: its own loop, tools and scorers, with the model of this project at `base_url`."""
+
+from agentrl_cli.compat.programs import Foreign
+
+solve = Foreign({given}).solve
+'''
 TOOL_FILES = "Put typed functions with these names into a file, and add --from tools.py"
 
 
@@ -41,13 +55,17 @@ def blank(draft: Draft) -> None:
     draft.tools, draft.names = ["badge"], ["badge"]
 
 
-def add_source(draft: Draft, source: str) -> None:
+def add_source(draft: Draft, source: str, python: str = "") -> None:
     """Add what `source` names to the draft; a path is relative to the working folder.
 
+    `python` is the interpreter that has another project's packages; this one without it.
     Raises UsageError or one of its kinds for what cannot be used, EnvError if a file's code fails.
     """
     if source.startswith("mcp:"):
         return _mcp(draft, source.removeprefix("mcp:"))
+    kind, _, name = source.partition(":")
+    if kind in FOREIGN:
+        return _foreign(draft, kind, name, python)
     file, _, function = source.partition(":")
     path = Path(file).expanduser()
     if not path.is_file():
@@ -142,6 +160,32 @@ def _agent_in(path: Path) -> str:
 def _agent(draft: Draft, path: Path, function: str) -> None:
     _copy(draft, path)
     draft.agent = f"{path.name}:{function}"
+
+
+def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
+    """`PACKAGE`, `PACKAGE@TASK`, and options after a question mark: `?key=value&key=value`, the values as in YAML."""
+    place, _, query = name.partition("?")
+    package, _, task = place.partition("@")
+    if not package or draft.files or draft.rows or draft.tools:
+        shown = "verifiers:PACKAGE, inspect:PACKAGE@TASK"
+        raise UsageError(f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=shown)
+    if package.endswith(".py"):
+        package = str(Path(package).resolve())
+    options = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    if kind == "verifiers":
+        options = {"taskset": options} if options else {}
+    given: dict[str, Any] = {"task": task, "python": python, "options": options}
+    given = {key: value for key, value in given.items() if value}
+    about = f"{place} of {kind}"
+    draft.rows = adapter("program")(kind, package, **given).rows(MOST_ROWS)
+    if not draft.rows:
+        raise DataError(f"{about} has no tasks.")
+    words = [repr(kind), repr(package), *(f"{key}={value!r}" for key, value in given.items())]
+    text = FOREIGN_AGENT.format(about=about, given=", ".join(words).replace("'", '"'))
+    draft.files["agent.py"] = text.encode()
+    draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
+    # Their prompts have the schemas of many tools.
+    draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 8192}
 
 
 def _copy(draft: Draft, path: Path) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 
 from rich.cells import cell_len
+from rich.segment import Segment
 
 from agentrl_cli.store.images import image_line
 from agentrl_cli.tui.common.episode_view import Block, EpisodeView
+from agentrl_cli.tui.common.picture import SMALL, picture_rows
 from agentrl_cli.tui.common.tree import continues
-from agentrl_cli.types import ToolCall, Turn
+from agentrl_cli.types import Message, ToolCall, Turn
 from agentrl_cli.types.content import images_of
 
 MAX_NOTE_LINES = 14
@@ -93,6 +96,8 @@ class Layout:
             for block in view.blocks:
                 self._spans[block.number] = self._wrap(block)
         self.notes: list[tuple[str, str]] = []
+        self.pictures: dict[int, tuple[Segment, ...]] = {}
+        """Note → a line of an image."""
         self.head_line: list[int] = []
         self._text_lines: list[int] = []
         self._text_first: list[int] = []
@@ -108,8 +113,11 @@ class Layout:
             return
         turn = block.turn
         if turn is not None:
+            images = iter(turn.shown)
             for style, text in result_notes(turn, self.view.images):
                 self._note(style, text)
+                if style == "image":
+                    self._picture(next(images))
         for first, last in self._spans[block.number]:
             self._text_line(first, last, block)
         if turn is not None:
@@ -127,6 +135,12 @@ class Layout:
                 self.notes.append((style, head))
                 if not rest:
                     break
+
+    def _picture(self, data: bytes) -> None:
+        for row in picture_rows(data, min(SMALL[0], self.width - 4), SMALL[1]):
+            self.pictures[len(self.notes)] = row
+            self.lines.append((Kind.NOTE, len(self.notes), 0))
+            self.notes.append(("image", "".join(part.text for part in row)))
 
     def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
@@ -277,11 +291,15 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
             parts.append(f"reward {result.reward:+.2f}")
         loud = result.error or result.level == "bare" or result.metrics.get("diverged")
         out.append(("error" if loud else "result", "  ".join(parts)))
-        known = images_of(turn.messages[number]) if number < len(turn.messages) else []
-        sizes = [f"{part['width']}x{part['height']}" for part in known]
-        for image, size in zip(result.images, [*sizes, *[""] * len(result.images)], strict=False):
-            out.append(("result", f"  ▣ {image_line(image, size, images)}"))
-    return out
+        out += _image_notes(result.images, turn.messages[number : number + 1], images)
+    return [*out, *_image_notes(turn.images, turn.messages, images)]
+
+
+def _image_notes(shown: Sequence[bytes], messages: Sequence[Message], folder: Path | None) -> Iterator[tuple[str, str]]:
+    """A line for each image of some messages."""
+    sizes = [f"{part['width']}x{part['height']}" for message in messages for part in images_of(message)]
+    for image, size in zip(shown, [*sizes, *[""] * len(shown)], strict=False):
+        yield "image", f"  ▣ {image_line(image, size, folder)}"
 
 
 def head_text(block: Block, view: EpisodeView) -> str:

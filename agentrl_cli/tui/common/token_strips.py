@@ -18,6 +18,7 @@ NOTE_STYLES = {
     "argument": Style(color="#a8b8c8"),
     "code": Style(color="#c8d8b8"),
     "result": Style(color="#9ab89a"),
+    "image": Style(color="#9ab89a"),
     "error": Style(color="#ffb454", bold=True),
     "live": Style(color="#c8c8c8", italic=True),
 }
@@ -73,6 +74,8 @@ class Painter:
         if kind == Kind.GLYPH:
             return self._glyphs(a, b, cursor)
         if kind == Kind.NOTE:
+            if a in self.layout.pictures:
+                return Strip([Segment("    "), *self.layout.pictures[a]])
             style_name, text = self.layout.notes[a]
             return Strip([Segment(text, NOTE_STYLES.get(style_name, BASE))])
         block = self.view.blocks[a]

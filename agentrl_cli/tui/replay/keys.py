@@ -33,6 +33,7 @@ s    this screen as SVG           y  copy token, turn, link
 P    other colours                space  fold the turn
 B    the next branch alone, after the last all of them
 M    read: messages, Markdown rendered, long JSON folded
+I    the images, large; o there opens the file
 tab  the rest of the right pane, or the next pane where one fits
 q    back        mouse: a token, a sibling, a turn, the map
 
@@ -87,6 +88,7 @@ _BINDINGS: list[BindingType] = [
     Binding("L", "follow", "follow the newest episode"),
     Binding("B", "branch", "next branch"),
     Binding("M", "read", "read as messages"),
+    Binding("I", "images", "images"),
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
     Binding("question_mark", "help", "keys"),

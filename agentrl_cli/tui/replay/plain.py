@@ -45,6 +45,8 @@ def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Te
     for kind, a, b in layout.lines:
         if kind == Kind.HEAD:
             yield Text(f"--- {head_text(view.blocks[a], view)} ---"[:width], "bold")
+        elif kind == Kind.NOTE and a in layout.pictures:
+            yield Text.assemble("    ", *((part.text, part.style or "") for part in layout.pictures[a]), no_wrap=True)
         elif kind == Kind.NOTE:
             yield Text(layout.notes[a][1], BAD if layout.notes[a][0] == "error" else FAINT)
         elif kind == Kind.TEXT:

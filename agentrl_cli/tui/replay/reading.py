@@ -17,6 +17,7 @@ from textual.widgets import Static
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.lines import Lines
+from agentrl_cli.tui.common.picture import picture_lines
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.types.content import content_text
@@ -80,6 +81,8 @@ def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, li
                 yield from _value_block("", value, width, fold)
             else:
                 yield None, markdown_lines(text, width) if turn.role == "assistant" else plain_lines(text, width)
+    for data in turn.shown:
+        yield None, picture_lines(data, min(64, width), 16)
     for call in turn.calls:
         arguments: Any = call.raw if call.arguments is None else call.arguments
         yield None, [Text(f"▸ {visible(call.name)}" + (f"  {visible(call.error)}" if call.error else ""), "#8fbfff")]

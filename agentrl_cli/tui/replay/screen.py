@@ -21,6 +21,7 @@ from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import menus, panels, related
 from agentrl_cli.tui.replay.episode import EpisodePanes, Place
 from agentrl_cli.tui.replay.keys import BINDINGS, HELP, KEYS, KEYS_SMALL
+from agentrl_cli.tui.replay.pictures import show_images
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -42,6 +43,7 @@ class ReplayScreen(AgentScreen):
     ) -> None:
         super().__init__(reader)
         self.panes = EpisodePanes(reader, episode_id, browse, place)
+        self.browse = self.panes.browse
 
     def compose(self) -> ComposeResult:
         yield self.panes
@@ -72,10 +74,6 @@ class ReplayScreen(AgentScreen):
     @property
     def tokens(self) -> TokenView:
         return self.panes.tokens
-
-    @property
-    def browse(self) -> Browse:
-        return self.panes.browse
 
     # -- moving in the episode ------------------------------------------------------------------------------------
 
@@ -138,6 +136,9 @@ class ReplayScreen(AgentScreen):
         """Shows the episode as messages."""
         if self.view is not None:
             self.open_screen("reading", self.view.episode)
+
+    def action_images(self) -> None:
+        show_images(self, self.view, self.panes.cursor)
 
     def action_fold(self) -> None:
         self.tokens.fold()
@@ -213,10 +214,8 @@ class ReplayScreen(AgentScreen):
     async def action_versions(self) -> None:
         """Two checkpoints on this task, side by side."""
         rows = await self.reader.call(related.versions, self.episode_id)
-        other = related.other_version(rows, self.episode_id)
-        if other is None:
-            self.notify("Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4)
-            return
+        if (other := related.other_version(rows, self.episode_id)) is None:
+            return self.notify("Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4)
         here = next(n for n, row in enumerate(rows) if row.id == self.episode_id)
         self.open_screen("versus", rows, (min(here, other), max(here, other)))
 

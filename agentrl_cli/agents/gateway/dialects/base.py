@@ -139,8 +139,3 @@ def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
                 return schema
             raise bad(f"{param}: json_schema needs a schema.", param)
     raise bad(f"{param}: type {value.get('type')!r} is not served; text, json_object and json_schema are.", param)
-
-
-def usage_of(reply: Reply) -> tuple[int, int]:
-    """Prompt tokens and sampled tokens."""
-    return len(reply.prompt_ids), reply.sampled

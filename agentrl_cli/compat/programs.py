@@ -1,0 +1,218 @@
+"""Environments of verifiers and evals of Inspect as agents: they run in their own interpreter and bring their own loop.
+
+    solve = Foreign("verifiers", "wordle").solve
+    solve = Foreign("inspect", "inspect_evals", task="gsm8k", python="/envs/inspect/bin/python").solve
+
+`agentrl init --from verifiers:PACKAGE` writes this into a project's agent.py. One program of `workers/` is started for
+each configuration and makes all its episodes; its model is the episode's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.errors import EnvError, MissingDependency
+from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.types import Task
+
+WORKERS = {"verifiers": "verifiers_worker.py", "inspect": "inspect_worker.py"}
+"""What is run of `workers/`. Another name is the path of such a program."""
+PACKAGES = {"verifiers": "verifiers uv", "inspect": "inspect_ai openai"}
+"""What has to be installed where it runs."""
+TAIL = 4000
+"""Characters of a program's stderr that are kept."""
+ENDING = 5.0
+"""Seconds that a program has to end once its stdin is closed."""
+
+
+class Foreign:
+    """An environment of another project: its rows, and an agent that plays them."""
+
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        *,
+        task: str = "",
+        python: str = "",
+        options: Mapping[str, Any] | None = None,
+        score: str = "",
+    ) -> None:
+        """`options` are verifiers' environment config (`taskset`, its roles …) or the arguments of an Inspect task;
+        `score` names the scorer of Inspect that is the reward, `NAME` or `NAME/KEY`; the first without it."""
+        self.kind = kind
+        config = {"package": package, "task": task, "options": dict(options or {}), "score": score}
+        self._started = (kind, python or sys.executable, json.dumps(config))
+
+    def rows(self, limit: int) -> list[dict[str, Any]]:
+        """The first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
+        answer = _program(*self._started).ask(do="rows", limit=limit).result()
+        return [dict(row) for row in answer["rows"]]
+
+    async def solve(self, task: Task, base_url: str, api_key: str, model: str) -> float:
+        """Play a row with the model at that address: an agent. Raises MissingDependency, EnvError."""
+        if "sample" not in task.data:
+            raise EnvError(f"The row {task.id} has no `sample`: its place in the tasks of {self.kind}.")
+        program = await in_thread(_program, *self._started)
+        given = {"sample": task.data["sample"], "base_url": base_url, "api_key": api_key, "model": model}
+        asked = program.ask(do="run", **given)
+        try:
+            answer = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            program.cancel(asked)
+            raise
+        return float(answer["reward"])
+
+
+class _Program:
+    """A worker process: requests by number, answers as futures."""
+
+    def __init__(self, kind: str, python: str, config: str) -> None:
+        script = Path(__file__).with_name("workers") / WORKERS[kind] if kind in WORKERS else Path(kind)
+        self.kind, self.python = kind, python
+        around = {**os.environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        around["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).with_name("workers")), around.get("PYTHONPATH", "")])
+        try:
+            self._process = subprocess.Popen(
+                [python, str(script), config],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=around,
+                start_new_session=True,  # a Ctrl-C is for this process; theirs ends with its stdin
+            )
+        except OSError as error:
+            raise EnvError(f"{python} could not be started: {error.strerror}.") from error
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._tail = ""
+        self._threads: list[threading.Thread] = []
+        self._start(self._read_errors)
+        self._check(self._line())
+        self._start(self._read)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, **fields: Any) -> Future[dict[str, Any]]:
+        """Send a request."""
+        number, future = next(self._numbers), Future[dict[str, Any]]()
+        future.set_running_or_notify_cancel()
+        self._asked[number] = future
+        self._send({"id": number, **fields})
+        if self.ended:
+            self._fail()
+        return future
+
+    def cancel(self, asked: Future[dict[str, Any]]) -> None:
+        """Stop what a request began."""
+        for number in [number for number, future in self._asked.items() if future is asked]:
+            del self._asked[number]
+            self._send({"id": number, "do": "cancel"})
+
+    def close(self) -> None:
+        """End the program, and with it every run of it."""
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(ENDING)
+        stdout.close()
+        stderr.close()
+
+    def _send(self, fields: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it has ended: the request fails
+            stdin.write(json.dumps(fields) + "\n")
+            stdin.flush()
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return dict(json.loads(line)) if line else {}
+
+    def _check(self, first: Mapping[str, Any]) -> None:
+        if first.get("ready"):
+            return
+        self.close()
+        if missing := first.get("missing"):
+            raise MissingDependency(
+                f"{self.python} has no module {missing}, which {self.kind} needs.",
+                hint=f"{self.python} -m pip install {PACKAGES.get(self.kind, missing)}, and the package that you name; "
+                "or name the interpreter that has them: --python PATH, or python= in agent.py.",
+            )
+        raise EnvError(f"{self.kind}: {first.get('error') or 'its program ended at once.'}", hint=self._tail[-600:])
+
+    def _read(self) -> None:
+        while answer := self._line():
+            future = self._asked.pop(answer["id"], None)
+            if future is None:  # cancelled
+                continue
+            if "error" in answer:
+                future.set_exception(EnvError(f"{self.kind}: {answer['error']}"))
+            else:
+                future.set_result(answer)
+        self._process.wait()
+        self._threads[0].join(ENDING)
+        self._fail()
+
+    def _start(self, target: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=target, daemon=True))
+        self._threads[-1].start()
+
+    def _fail(self) -> None:
+        while self._asked:
+            _, future = self._asked.popitem()
+            future.set_exception(EnvError(f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip()))
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._tail = (self._tail + line)[-TAIL:]
+
+
+_STARTING = threading.Lock()
+_RUNNING: dict[tuple[str, str, str], _Program] = {}
+
+
+def _program(kind: str, python: str, config: str) -> _Program:
+    """The running program of a configuration, started if there is none."""
+    configuration = kind, python, config
+    with _STARTING:
+        program = _RUNNING.get(configuration)
+        if program is None or program.ended:
+            if program is not None:
+                program.close()
+            program = _RUNNING[configuration] = _Program(*configuration)
+        return program
+
+
+def _close() -> None:
+    while _RUNNING:
+        _RUNNING.popitem()[1].close()
+
+
+atexit.register(_close)

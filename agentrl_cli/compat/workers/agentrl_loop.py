@@ -1,0 +1,150 @@
+"""What every worker does: read a request a line from stdin, write an answer a line to what was stdout.
+
+A worker's first line is {"ready": true} or {"error": …}. Its requests: {"id", "do": "rows", "limit"},
+{"id", "do": "run", "sample", "base_url", "api_key", "model"} and {"id", "do": "cancel"}. What others print goes to
+stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+MOST = 900
+"""Characters of an error, so that an answer is written at once, whichever process writes it."""
+LOOK = 0.5
+"""Seconds until a process that died without an answer is noticed."""
+_ANSWERS = os.dup(1)
+os.dup2(2, 1)
+
+
+def answer(**fields: Any) -> None:
+    """Write one line."""
+    data = json.dumps(fields).encode() + b"\n"
+    while data:
+        data = data[os.write(_ANSWERS, data) :]
+
+
+def text_of(error: BaseException) -> str:
+    """An error in a line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:MOST]
+
+
+def serve(start: Callable[[dict[str, Any]], Any], *, forked: bool = False) -> None:
+    """Answer requests until stdin ends.
+
+    `start` gets the configuration, which is the only argument of the program, and returns an object with
+    `rows(limit)` and `async run(request)`. With `forked`, each run has a process of its own, whose memory begins
+    as this one's.
+    """
+    try:
+        worker = start(json.loads(sys.argv[1]))
+    except Exception as error:
+        answer(error=text_of(error), missing=getattr(error, "name", None) if isinstance(error, ImportError) else None)
+        raise SystemExit(1) from error
+    answer(ready=True)
+    if forked:
+        _serve_forked(worker)
+    else:
+        asyncio.run(_serve(worker))
+
+
+def _rows(worker: Any, request: dict[str, Any]) -> None:
+    try:
+        rows, notes = worker.rows(request["limit"])
+        answer(id=request["id"], rows=rows, notes=notes)
+    except Exception as error:  # noqa: BLE001 - the same
+        answer(id=request["id"], error=text_of(error))
+
+
+async def _answered(request: dict[str, Any], running: Awaitable[dict[str, Any]]) -> None:
+    try:
+        answer(id=request["id"], **await running)
+    except Exception as error:  # noqa: BLE001 - the same
+        answer(id=request["id"], error=text_of(error))
+
+
+async def _serve(worker: Any) -> None:
+    tasks: dict[int, asyncio.Task[None]] = {}
+    async with worker.serving() if hasattr(worker, "serving") else contextlib.nullcontext():
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = json.loads(line)
+            number = request["id"]
+            if request["do"] == "cancel":
+                if task := tasks.pop(number, None):
+                    task.cancel()
+            elif request["do"] == "rows":
+                _rows(worker, request)
+            else:
+                tasks[number] = asyncio.create_task(_answered(request, worker.run(request)))
+                tasks[number].add_done_callback(partial(_forget, tasks, number))
+        for task in tasks.values():
+            task.cancel()
+
+
+def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: object) -> None:
+    tasks.pop(number, None)
+
+
+def _serve_forked(worker: Any) -> None:
+    children: dict[int, int] = {}
+    for line in _lines():
+        for number, child in [*children.items()]:
+            if os.waitpid(child, os.WNOHANG) != (0, 0):
+                del children[number]
+                answer(id=number, error="its process died")  # ignored if it had answered
+        if not line:
+            continue
+        request = json.loads(line)
+        if request["do"] == "cancel":
+            if request["id"] in children:
+                _kill(children[request["id"]])
+        elif request["do"] == "rows":
+            _rows(worker, request)
+        elif child := os.fork():
+            with contextlib.suppress(OSError):
+                os.setpgid(child, child)  # as the child does: whichever comes first
+            children[request["id"]] = child
+        else:
+            _child(worker, request)
+    for child in children.values():
+        _kill(child)
+
+
+def _lines() -> Iterator[bytes]:
+    """The lines of stdin until its end; an empty one when none has come for a while."""
+    rest = b""
+    while True:
+        if not select.select([0], [], [], LOOK)[0]:
+            yield b""
+            continue
+        read = os.read(0, 1 << 16)
+        if not read:
+            return
+        *lines, rest = (rest + read).split(b"\n")
+        yield from filter(None, lines)
+
+
+def _child(worker: Any, request: dict[str, Any]) -> None:
+    """Make one run, and end with everything that it started."""
+    os.setpgid(0, 0)
+    try:
+        asyncio.run(_answered(request, worker.run(request)))
+    finally:
+        sys.stderr.flush()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _kill(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)

@@ -1,0 +1,73 @@
+"""Runs the samples of an Inspect task: its solver, tools, sandbox and scorers, with the model at an address."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from agentrl_loop import serve
+
+
+class InspectTask:
+    """A task of a package, or of a file."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import openai  # noqa: F401 - Inspect asks the model through it
+        from inspect_ai._eval.loader import load_tasks
+
+        package, name, self.score = config["package"], config["task"], config["score"]
+        spec = package + ("@" if package.endswith(".py") else "/") * bool(name) + name
+        tasks = load_tasks([spec], config["options"])
+        if len(tasks) != 1:
+            raise ValueError(f"{spec} has {len(tasks)} tasks: name one, {package}@TASK.")
+        self.task = tasks[0]
+        self.samples = list(self.task.dataset)
+
+    def rows(self, limit: int) -> tuple[list[dict[str, Any]], list[str]]:
+        """The samples as rows. `sample` is a row's place in the dataset."""
+        rows = []
+        for place, sample in enumerate(self.samples[:limit]):
+            given = sample.input
+            texts = given if isinstance(given, str) else [{"role": one.role, "content": one.text} for one in given]
+            rows.append({"id": f"{sample.id or place}", "prompt": texts, "sample": place})
+        return rows, []
+
+    async def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One sample, with one epoch; the value of its first scorer, or of the one that is named."""
+        from inspect_ai import eval_async
+        from inspect_ai.dataset import MemoryDataset
+        from inspect_ai.model import get_model
+        from inspect_ai.scorer import value_to_float
+
+        model = get_model(
+            f"openai/{request['model']}", base_url=request["base_url"], api_key=request["api_key"], responses_api=False
+        )
+        self.task.dataset = MemoryDataset([self.samples[request["sample"]]])
+        with tempfile.TemporaryDirectory(prefix="agentrl-inspect-") as folder:
+            (log,) = await eval_async(
+                self.task,
+                model=model,
+                epochs=1,
+                log_dir=folder,
+                log_level="error",
+                score_display=False,
+                ctl_server=False,
+            )
+            sample = (log.samples or [None])[0]  # read from the folder
+        problem = sample.error if sample is not None and sample.error else log.error
+        if problem is not None:
+            raise RuntimeError(problem.message)
+        scores = sample.scores if sample is not None else None
+        if not scores:
+            raise ValueError("the task has no scorer")
+        name, _, key = self.score.partition("/")
+        if name and name not in scores:
+            raise ValueError(f"no scorer {name}: the task has {', '.join(scores)}")
+        value = scores[name or next(iter(scores))].value
+        if isinstance(value, dict):
+            value = value[key or next(iter(value))]
+        return {"reward": value_to_float()(value)}
+
+
+if __name__ == "__main__":
+    serve(InspectTask, forked=True)
