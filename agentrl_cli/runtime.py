@@ -210,6 +210,10 @@ async def run_training(
     from agentrl_cli.trainer.ranks import team_of
 
     check(config.algo)
+    if config.trainer.kind == "trl":
+        from agentrl_cli.trainer import with_trl
+
+        with_trl.check(config)
     with team_of(config, base, db.parent / "logs") as team:
         async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
             trainer = Trainer(

@@ -3,8 +3,9 @@
 `python benchmarks/architectures.py check [CLASS …]` samples four episodes of two turns and computes an update of two
 groups, and compares log-probabilities and gradients with the model's plain forward. `… ratio CLASS …` measures 64
 episodes (groups of 8, prompts of 96, 16 to 48 new tokens) beside `generate` with the same prompts and no
-log-probabilities, in CPU seconds, three interleaved rounds after a warm-up. Both write
-benchmarks/results/architectures.json and the table of docs/models.md.
+log-probabilities, in CPU seconds, three interleaved rounds after a warm-up; `… ratio-3M CLASS …` the same with 2 to 3
+million parameters, where products and not calls take the time. All write benchmarks/results/architectures.json and the
+table of docs/models.md.
 """
 
 from __future__ import annotations
@@ -263,14 +264,22 @@ def trained(model: Any) -> float:
 # --- speed -----------------------------------------------------------------------------------------------------------
 
 
-def ratios(name: str, episodes: int = 64) -> list[float]:
+def larger(name: str) -> dict[str, Any]:
+    """Changes to a tiny configuration that give 2 to 3 million parameters in six layers."""
+    sizes = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 6}
+    types = {"layer_types": [SLIDING, FULL] * 3} if family(name) in ("Gemma2", "Gemma3", "Cohere2") else {}
+    width = {"head_dim": 32} if family(name) in ("Gemma2", "Gemma3", "Qwen3Moe") else {}
+    return {**sizes, **types, **width, "num_key_value_heads": 2, "vocab_size": 2048}
+
+
+def ratios(name: str, episodes: int = 64, **changes: Any) -> list[float]:
     """CPU seconds of `generate` divided by the policy's, by round."""
     import torch
 
     from agentrl_cli.inference.policy import LocalPolicy
     from agentrl_cli.types import Sampling
 
-    model, rng = build(name), np.random.default_rng(0)
+    model, rng = build(name, **changes), np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, 96).tolist() for _ in range(episodes // 8)]
     counts = rng.integers(16, 49, episodes).tolist()
     policy = LocalPolicy(model, context_length=256, rows=episodes, memory=2**30)
@@ -312,22 +321,25 @@ def ratios(name: str, episodes: int = 64) -> list[float]:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The rows of docs/models.md."""
     lines = [
-        "| class | engine | in training | log-probability | gradient | ratio to `generate` |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| class | engine | in training | log-probability | gradient | ratio to `generate` | ratio at 3M |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in results.items():
         if "refused" in found:
-            lines.append(f"| {name} | none: {_short(found['refused'])} | | | | |")
+            lines.append(f"| {name} | none: {_short(found['refused'])} | | | | | |")
             continue
         limits = found["reason"].partition("; ")[2]
         engine = found["engine"] + (f"; {limits}" if limits else "")
-        ratio = found.get("ratio")
-        speed = "" if not ratio else f"{min(ratio):.2f} / **{sorted(ratio)[len(ratio) // 2]:.2f}** / {max(ratio):.2f}"
+        speeds = " | ".join(_spread(found.get(key)) for key in ("ratio", "ratio-3M"))
         gradient = f"{found['gradient']:.0e}" if "gradient" in found else ""
         lines.append(
-            f"| {name} | {engine} | {_short(found['training'])} | {found['logp']:.0e} | {gradient} | {speed} |"
+            f"| {name} | {engine} | {_short(found['training'])} | {found['logp']:.0e} | {gradient} | {speeds} |"
         )
     return "\n".join(lines)
+
+
+def _spread(ratio: list[float] | None) -> str:
+    return "" if not ratio else f"{min(ratio):.2f} / **{sorted(ratio)[len(ratio) // 2]:.2f}** / {max(ratio):.2f}"
 
 
 def _short(text: str) -> str:
@@ -344,7 +356,7 @@ def write(results: dict[str, dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`check [CLASS …]` or `ratio CLASS …`."""
+    """`check [CLASS …]`, `ratio CLASS …` or `ratio-3M CLASS …`."""
     import torch
 
     torch.set_num_threads(1)
@@ -352,11 +364,12 @@ def main(arguments: list[str]) -> None:
     logging.disable(logging.WARNING)
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     for name in arguments[1:] or names():
-        if arguments[0] == "ratio":
-            results.setdefault(name, check(name))["ratio"] = [round(each, 2) for each in ratios(name)]
+        if arguments[0].startswith("ratio"):
+            found = ratios(name, **(larger(name) if arguments[0] == "ratio-3M" else {}))
+            results.setdefault(name, check(name))[arguments[0]] = [round(each, 2) for each in found]
         else:
-            ratio = {"ratio": results[name]["ratio"]} if "ratio" in results.get(name, {}) else {}
-            results[name] = check(name) | ratio
+            known = {key: results[name][key] for key in ("ratio", "ratio-3M") if key in results.get(name, {})}
+            results[name] = check(name) | known
         print(name, results[name], flush=True)
         write(results)
 

@@ -190,7 +190,7 @@ class Peer:
     def __init__(self, pair: Pair, folder: Path) -> None:
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from trl import (  # type: ignore[import-not-found]
+        from trl import (
             GRPOConfig,
             GRPOTrainer,
             RLOOConfig,

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # a separate environment
-from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
+from trl import GRPOConfig, GRPOTrainer  # a separate environment
+from trl.chat_template_utils import qwen3_template
 
 
 def add(a: int, b: int) -> int:

@@ -154,7 +154,7 @@ def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: 
     """(trainer, timer): TRL's trainer with given episodes; the timer also runs AgentRL's step after each of its own."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+    from trl import GRPOConfig, GRPOTrainer
 
     batch = trl_batch(episodes)
 

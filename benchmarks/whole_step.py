@@ -108,8 +108,8 @@ def train_theirs(
     """(CPU seconds of TRL's steps, of AgentRL's after each), without the warm-up."""
     from datasets import Dataset
     from transformers import AutoTokenizer, LogitsProcessorList, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
-    from trl.chat_template_utils import qwen3_template  # type: ignore[import-not-found]
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_template
 
     from benchmarks.rollout_trl import Script
     from benchmarks.rollout_trl import add as their_add

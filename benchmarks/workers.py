@@ -1,8 +1,12 @@
-"""What workers cost and where the one writer's limit is: python benchmarks/workers.py [scaling|wire|writer]
+"""What workers cost, where the one writer's limit is, and that they learn the same.
+
+    PYTHONPATH=. python benchmarks/workers.py [scaling|wire|writer|equality|asynchronous]
 
 scaling: episodes of a scripted model whose tool waits 100 ms, by 1, 2, 4 and 8 worker processes, one episode at a time
          in each, so that a worker's rate is that of its waits.
 wire:    CPU of packing, pickling and unpacking an episode, and its bytes, against sampling it with the bundled model.
+equality: final weights of a deterministic training by 1 and 4 workers of each kind, against one process without any.
+asynchronous: the same with rollout.async_staleness 2: the age of each trained turn, by kind.
 writer:  episodes a second that one process takes from 1,000 scripted workers and commits.
 """
 
@@ -14,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -169,6 +174,59 @@ async def writer(count: int = 1000, each: int = 10) -> None:
         await pool.close()
 
 
+async def learned(
+    folder: Path, model: Path, kind: str, workers: int, **rollout: object
+) -> tuple[dict[str, Any], list[int]]:
+    """The final weights of a small training, and the age of each sampled turn."""
+    import torch
+
+    from agentrl_cli.runtime import new_training
+    from agentrl_cli.trainer import Trainer
+    from agentrl_cli.trainer.prefetch import ages
+    from tests.helpers.train import episodes_of, settings, write_pack
+
+    torch.set_num_threads(1)
+    sections = {
+        "deterministic": not rollout,
+        "rollout": {"concurrency": 4, **rollout},
+        "train": {"steps": 5, "lr": 1e-2},
+        "algo": {"drop_zero_variance": False},
+        "cluster": {"kind": kind, "workers": workers, "address": "local", "resources": {"CPU": 0.25}},
+    }
+    config = Config.model_validate(settings(model, **sections))
+    write_pack(folder)
+    async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
+        parts = (opened.loaded, opened.packs, opened.store)
+        trainer = Trainer(config, new_training(opened), *parts, workers=opened.workers)
+        run = await trainer.train()
+        found = [age for e in episodes_of(opened.store, run) for age in ages(e, run.name, (e.step or 0) - 1)]
+        return {name: one.detach().clone() for name, one in opened.loaded.model.named_parameters()}, found
+
+
+async def equality(**rollout: object) -> None:
+    """1 and 4 workers of each kind that is installed, against none."""
+    from importlib.util import find_spec
+
+    from tests.helpers.train import write_model
+
+    kinds = ["processes", *(["ray"] if find_spec("ray") else [])]
+    with tempfile.TemporaryDirectory() as made:
+        model = write_model(Path(made) / "model")
+        here, _ = await learned(Path(made) / "here", model, "here", 1, **rollout)
+        for kind in kinds:
+            for count in (1, 4):
+                there, found = await learned(Path(made) / f"{kind}-{count}", model, kind, count, **rollout)
+                gap = max(float((here[name] - there[name]).abs().max()) for name in here)
+                shares = {age: found.count(age) for age in sorted(set(found))}
+                print(f"{kind} {count}: final weights differ by at most {gap:.1e}; turns by age {shares}", flush=True)
+
+
+async def asynchronous() -> None:
+    """Workers sample while the run trains."""
+    await equality(async_staleness=2)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["scaling", "wire", "writer"]:
-        asyncio.run({"scaling": scaling, "wire": wire, "writer": writer}[name]())
+    COMMANDS = {one.__name__: one for one in (scaling, wire, writer, equality, asynchronous)}
+    for name in sys.argv[1:] or COMMANDS:
+        asyncio.run(COMMANDS[name]())

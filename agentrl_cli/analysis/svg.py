@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from agentrl_cli.evaluate.stats import Estimate
+
 Points = Sequence[tuple[float, float]]
 
 COLORS = ("#1f5fbf", "#b86a10", "#2f7d3b", "#8a3fa0")
@@ -71,4 +73,36 @@ def chart_svg(title: str, curves: Sequence[Curve], *, unit: bool = False, size: 
         if len(curves) > 1:
             x = left + number * (right - left) // len(curves)
             parts.append(f'<text x="{x}" y="32" fill="{color}">{escape(curve.name)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def bars_svg(title: str, rows: Sequence[tuple[str, Sequence[Estimate]]], names: Sequence[str]) -> str:
+    """Rates from 0 to 1: a block for each row, in it a bar with its interval for each name, if it has data."""
+    left, step, width = 170, 18, 620
+    height = 44 + sum(24 + step * len(names) for _ in rows)
+    scale = width - left - 70
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" font-family="sans-serif" font-size="11"><title>{escape(title)}</title>'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+        f'<text x="8" y="16" font-weight="bold" fill="#222222">{escape(title)}</text>'
+    ]
+    y = 32
+    for row, estimates in rows:
+        parts.append(f'<text x="8" y="{y + 8}" font-weight="bold" fill="#222222">{escape(row)}</text>')
+        y += 18
+        for number, (name, one) in enumerate(zip(names, estimates, strict=True)):
+            parts.append(
+                f'<text x="{left - 8}" y="{y + 9}" text-anchor="end" fill="#222222">{escape(name[-26:])}</text>'
+            )
+            if one.n:
+                low, mid, high = (round(left + scale * value, 1) for value in (one.low, one.value, one.high))
+                color = COLORS[number % len(COLORS)]
+                parts.append(
+                    f'<rect x="{left}" y="{y}" width="{mid - left:.1f}" height="11" fill="{color}" opacity="0.6"/>'
+                )
+                parts.append(f'<path d="M{low} {y + 5.5}H{high}" stroke="#222222" stroke-width="1.5"/>')
+                parts.append(f'<text x="{high + 6}" y="{y + 9}" fill="#222222">{one.value:.3f}</text>')
+            y += step
+        y += 6
     return "".join([*parts, "</svg>"])

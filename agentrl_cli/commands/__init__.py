@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rollout": ("Run", "agentrl_cli.commands.rollout:command", "Sample episodes into the store"),
     "train": ("Run", "agentrl_cli.commands.train:command", "Train with GRPO on the local GPU or CPU"),
     "eval": ("Run", "agentrl_cli.commands.eval:command", "pass@k with intervals, base against checkpoint"),
+    "bench": ("Run", "agentrl_cli.commands.bench:command", "Models on a named set of packs, in one table"),
     "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
     "optimize": ("Run", "agentrl_cli.commands.optimize:command", "Better prompts instead of better weights"),

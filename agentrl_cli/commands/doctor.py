@@ -90,7 +90,7 @@ def command(
     if template is not None:
         _audit(template, as_json)
         return
-    store, found = find_db(project, db, must_exist=False), []
+    store = find_db(project, db, must_exist=False)
     if gpu:
         checks: Iterable[Check] = _device(device, seconds)
     elif model is not None:
@@ -99,17 +99,21 @@ def command(
         checks = (_workers if cluster else _machine)(project, store, sets)
     else:
         checks = _guarantees(level)
+    found = []
     for check in checks:
         found.append(check)
         if not as_json:
-            width = WIDTH if model or cluster or gpu else 10
-            echo(f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True)
-            if check.fix:
-                echo(f"  {'':10} → {check.fix}")
+            _print(check, WIDTH if model or cluster or gpu else 10)
     if as_json:
         echo_json(found)
     if any(check.status == "fail" for check in found):
         raise typer.Exit(3)
+
+
+def _print(check: Check, width: int) -> None:
+    echo(f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True)
+    if check.fix:
+        echo(f"  {'':10} → {check.fix}")
 
 
 def _machine(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +20,6 @@ from agentrl_cli.commands.common import (
     DbOption,
     JsonOption,
     LimitOption,
-    ModelOption,
     PackOption,
     ProjectOption,
     RunOption,
@@ -34,10 +35,11 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.commands.tables import aligned
-from agentrl_cli.errors import ConfigError, GateNotMet
+from agentrl_cli.commands.tables import aligned, write_svg
+from agentrl_cli.errors import ConfigError, GateNotMet, UsageError
 
 if TYPE_CHECKING:
+    from agentrl_cli.config import Config
     from agentrl_cli.evaluate import Comparison, EvalResult, Score
     from agentrl_cli.evaluate.stats import Estimate
     from agentrl_cli.store import Store
@@ -73,6 +75,25 @@ ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
 ]
 
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help='"tiny", a Hugging Face id, a folder, or RUN@STEP. Repeatable: the models side by side.',
+        autocompletion=completion.models,
+    ),
+]
+EndpointOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--endpoint",
+        metavar="NAME@URL",
+        help="A model of an OpenAI-compatible server, beside the others. Repeatable; its key: remote.api_key_env.",
+    ),
+]
+SvgOption = Annotated[Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")]
+
 SHOWN = 20
 """Flipped tasks on the screen; --json has all."""
 
@@ -90,7 +111,9 @@ def command(
     fail_under: GateOption = None,
     resume: ResumeOption = False,
     seed: SeedOption = None,
-    model: ModelOption = None,
+    model: ModelsOption = None,
+    endpoint: EndpointOption = None,
+    svg: SvgOption = None,
     pack: PackOption = None,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -102,25 +125,46 @@ def command(
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
 
     Both get the same tasks and seeds. An interrupted evaluation resumes where it stopped. Exits with 4 if --fail-under
-    is not met.
+    is not met. Several models, or a model and an endpoint, are evaluated side by side instead, each pair with its test.
 
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
     """
-    flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature}
-    flags |= {"eval.fail_under": fail_under}
-    flags |= {"seed": seed, "model.name": model, "task.packs": pack or None, "task.agent": agent}
+    named = list(dict.fromkeys(model or []))
+    flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature, "seed": seed}
+    flags |= {"eval.fail_under": fail_under, "task.packs": pack or None, "task.agent": agent}
+    flags["model.name"] = named[0] if named else None
     context = open_project(project, db, config, sets, flags)
+    several = [*named, *(endpoint or [])] if endpoint or len(named) > 1 else []
+    asked = Asked(checkpoint, compare_to, run, tuple(several))
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
-        plan = _plan(context, checkpoint, compare_to, run, split, names, not no_tools, resume, limit is not None)
+        plan = make_plan(context, asked, split, names, not no_tools, resume, limit is not None)
         announce_loading()
-        try:
-            results = [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
-        except KeyboardInterrupt:
-            narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
-            raise
+        results = run_plan(context, plan)
+        if svg is not None:
+            write_svg(svg, [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits], results)
         report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
+
+
+def run_plan(context: Context, plan: Plan) -> list[EvalResult]:
+    """The results of a plan's candidates, in order."""
+    try:
+        return [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
+    except KeyboardInterrupt:
+        narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The models that the command names."""
+
+    checkpoint: str | None = None
+    compare_to: str = "none"
+    run: str | None = None
+    several: tuple[str | None, ...] = ()
+    """Models and endpoints side by side, in place of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +178,16 @@ class Plan:
     resume: bool
 
 
-def _plan(
+def make_plan(
     context: Context,
-    checkpoint: str | None,
-    compare_to: str,
-    run: str | None,
+    asked: Asked,
     split: Sequence[str] | None,
     families: Sequence[str] | None,
     with_tools: bool,
     resume: bool,
     limited: bool,
 ) -> Plan:
-    """`limited`: --limit was given and overrides task.limit; otherwise the smaller limit applies."""
+    """What is evaluated. `limited`: --limit was given and overrides task.limit; otherwise the smaller limit applies."""
     from agentrl_cli.evaluate import HELDOUT, Settings, pick_tasks
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
@@ -163,28 +205,51 @@ def _plan(
         raise ConfigError(f"No tasks to evaluate in {', '.join(splits)}.")
     context.db.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(context.db) as store:
-        chosen = full_name(store, checkpoint, run)
-        origin = trained_by(store, chosen)
-        within = run or (origin[0].name if origin else None)
-        if chosen is None and checkpoint is None:
-            narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
-        other = None
-        if compare_to != "none" and not (chosen is None and compare_to == "base"):
-            # By default, a run's checkpoint is compared with the model that the run started from.
-            other = full_name(store, compare_to, within) if within or compare_to != "base" else None
-            same = other == chosen or (other is None and chosen == context.config.model.name)
-            candidates = (chosen,) if same else (other, chosen)
-        else:
-            candidates = (chosen,)
+        if asked.several and asked.checkpoint is not None:
+            raise UsageError("--checkpoint and several models exclude each other.", hint="Write --model RUN@STEP.")
+        candidates = asked.several or _trained(context, store, asked)
         _find(context, store, candidates)
     return Plan(candidates, tuple(tasks), settings, resume)
+
+
+def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, ...]:
+    """The base and a checkpoint, or one of them alone."""
+    chosen = full_name(store, asked.checkpoint, asked.run)
+    origin = trained_by(store, chosen)
+    within = asked.run or (origin[0].name if origin else None)
+    if chosen is None and asked.checkpoint is None:
+        narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
+    other = None
+    if asked.compare_to != "none" and not (chosen is None and asked.compare_to == "base"):
+        # By default, a run's checkpoint is compared with the model that the run started from.
+        other = full_name(store, asked.compare_to, within) if within or asked.compare_to != "base" else None
+        same = other == chosen or (other is None and chosen == context.config.model.name)
+        return (chosen,) if same else (other, chosen)
+    return (chosen,)
+
+
+def _served(config: Config, candidate: str | None) -> tuple[str | None, Config]:
+    """(name for `load_policy`, configuration) of a candidate; that of an endpoint samples there."""
+    name, at, url = (candidate or "").partition("@")
+    if not at or not url.startswith(("http://", "https://")):
+        return candidate, config
+    there = {"backend": "openai", "url": url, "model": name, "mode": "chat"}
+    model = config.model
+    if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
+        model = model.model_copy(update={"name": "tiny"})
+    return None, config.model_copy(update={"model": model, "remote": config.remote.model_copy(update=there)})
 
 
 def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
     """Raise for a missing model before the other one is evaluated."""
     from agentrl_cli.models.load import model_folder
 
-    for name in candidates:
+    for candidate in candidates:
+        name, config = _served(context.config, candidate)
+        if config is not context.config:
+            if not config.remote.model:
+                raise UsageError(f"--endpoint {candidate} names no model.", hint="Write --endpoint NAME@URL.")
+            continue
         if (name or context.config.model.name) != "scripted":
             model_folder(name or context.config.model.name, context.config, base=context.project, store=store)
 
@@ -195,14 +260,15 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
     from agentrl_cli.runtime import open_runtime
 
     name = candidate or context.config.model.name
-    async with open_runtime(context.config, base=context.project, db=context.db, spec=candidate) as runtime:
+    spec, config = _served(context.config, candidate)
+    async with open_runtime(config, base=context.project, db=context.db, spec=spec) as runtime:
         warn_unsafe(runtime.sandbox)
-        origin = trained_by(runtime.store, candidate)
+        origin = trained_by(runtime.store, spec)
         with Progress(name, len(plan.tasks) * plan.settings.k) as progress:
             result = await evaluate(
                 runtime.loaded,
                 runtime.packs,
-                context.config,
+                config,
                 runtime.store,
                 tasks=plan.tasks,
                 settings=plan.settings,
@@ -227,7 +293,7 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
     from agentrl_cli.evaluate import compare
 
     last = results[-1]
-    both = [compare(results[0], last, split) for split in last.splits] if len(results) > 1 else []
+    both = [compare(*pair, split) for split in last.splits for pair in combinations(results, 2)]
     met = None if gate is None else last.pass_rate is not None and last.pass_rate >= gate
     if as_json:
         settings = {name: getattr(plan.settings, name) for name in ("k", "temperature", "seed", "with_tools")}
@@ -244,7 +310,7 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
             _print_split(results, split)
             for comparison in both:
                 if comparison.split == split:
-                    _print_comparison(comparison)
+                    _print_comparison(comparison, alone=len(results) == 2)
     if met is False:
         rate = "unknown" if last.pass_rate is None else f"{last.pass_rate:.3f}"
         raise GateNotMet(f"pass@1 of {last.name} on {last.splits[0]} is {rate}, under {gate:g}.")
@@ -274,13 +340,17 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     echo()
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def _print_comparison(comparison: Comparison, *, alone: bool) -> None:
+    """The test of a pair; with its flipped tasks if it is the only one."""
     one = comparison.difference
+    pair = "" if alone else f"{comparison.before} to {comparison.after}: "
     echo(
-        f"difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {comparison.n_tasks} tasks;"
+        f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {comparison.n_tasks} tasks;"
         f" {comparison.gained} tasks gained, {comparison.lost} lost,"
         f" McNemar's exact test p = {comparison.p_value:.3g}"
     )
+    if not alone:
+        return
     rows = [
         [
             "gained" if flip.gained else "lost",

@@ -123,9 +123,9 @@ async def _optimize(context: Context, model: str | None, plan: Plan, write: bool
 
 async def _search(runtime: Runtime, plan: Plan, write: bool) -> dict[str, Any]:
     from agentrl_cli.agents.runners import AgentRollout
-    from agentrl_cli.prompts import with_gepa
     from agentrl_cli.prompts.reflection import reflection
     from agentrl_cli.prompts.search import Search
+    from agentrl_cli.registry import require_package
 
     if len(runtime.packs) != 1:
         raise ConfigError("The texts of one pack are optimised at a time.", hint="Name one with --pack.")
@@ -138,7 +138,7 @@ async def _search(runtime: Runtime, plan: Plan, write: bool) -> dict[str, Any]:
             hint="Raise --budget, or lower --validation-tasks.",
         )
     if plan.method == "gepa":
-        with_gepa.require()
+        require_package("gepa", "0.1", "prompts", otherwise="use --method apo")
     seed = runtime.config.seed
     reflect = reflection(plan.reflect_with, plan.reflect_model, runtime.loaded, seed, runtime.base)
     run = _run(runtime, plan)

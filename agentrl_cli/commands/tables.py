@@ -10,9 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.commands.common import echo, echo_json, echo_jsonl, harmless, narrate
+
+if TYPE_CHECKING:
+    from agentrl_cli.evaluate import EvalResult
+    from agentrl_cli.evaluate.stats import Estimate
 
 
 class Format(StrEnum):
@@ -140,3 +145,11 @@ def size(count: float) -> str:
 
 def coloured() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def write_svg(path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models: Sequence[EvalResult]) -> None:
+    """A picture of pass@1: a row for each split, a bar for each model."""
+    from agentrl_cli.analysis.svg import bars_svg
+
+    path.write_text(bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8")
+    narrate(f"Picture: {path}")

@@ -63,7 +63,7 @@ RendezvousOption = Annotated[
 ]
 IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
 
-FIXED = ("model", "adapter", "task", "seed", "deterministic")
+FIXED = ("model", "adapter", "task", "trainer", "seed", "deterministic")
 """Settings that a resume cannot change."""
 AT_ONCE = "stopped at once"
 """The trainer's error for a run that did not finish its step."""
@@ -239,7 +239,7 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
     default = Config().model_dump(mode="json")
     for key in FIXED:
-        was = before.get(key)
+        was = before.get(key, default[key])
         if isinstance(was, dict):  # a setting that is newer than the run had its default
             was = {**default[key], **was}
         if was != now.get(key):

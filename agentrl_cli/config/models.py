@@ -46,7 +46,7 @@ class ModelConfig(Section):
         default="auto", description="auto: bfloat16 on a GPU that supports it, float32 elsewhere and for full training"
     )
     quantization: Literal["none", "4bit", "8bit"] = Field(
-        default="none", description="base weights in 4 or 8 bits under an adapter (QLoRA; GPU, extra quant)"
+        default="none", description="base weights in 4 or 8 bits under an adapter (QLoRA; extra quant)"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     chat_template: str | None = Field(
@@ -202,6 +202,17 @@ class RolloutConfig(Section):
         return Sampling(**given | changes)
 
 
+class TrainerConfig(Section):
+    """What computes the updates."""
+
+    kind: Literal["agentrl", "trl"] = Field(
+        default="agentrl", description="agentrl: this package's trainer; trl: TRL's GRPOTrainer (extra trl)"
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="trl: fields of GRPOConfig over what the other settings give, e.g. {loss_type: cispo}"
+    )
+
+
 class TrainConfig(Section):
     """The optimizer, the schedule, evaluation and checkpoints."""
 
@@ -304,6 +315,7 @@ class Config(Section):
     task: TaskConfig = Field(default_factory=TaskConfig, description="the tasks")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how episodes are sampled")
     algo: AlgoConfig = Field(default_factory=AlgoConfig, description="how rewards become gradients")
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="what computes the updates")
     train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")

@@ -116,6 +116,9 @@ class Learner:
         if "coefficients" in state:
             self.coefficients.load(state["coefficients"])
 
+    def close(self) -> None:
+        """Called at the end of a run."""
+
     def learning_rate(self, step: int) -> float:
         """The policy's learning rate in a step."""
         return learning_rate(self.config.train, step)
@@ -249,10 +252,7 @@ class Learner:
     # --- other forwards ----------------------------------------------------------------------------------------------
 
     def _as_sampled(self, now: Step) -> None:
-        """Compare with the sampler's log-probabilities; the value head's values, if there is one, are computed.
-
-        A log-probability that the sampler did not report is that of the trainer.
-        """
+        """Compare with the sampler's log-probabilities; one that it did not report is the trainer's."""
         if self.critic is not None or any(np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen):
             self._before(now, "old")
         for member, record in now.seen.items():

@@ -20,6 +20,7 @@ from agentrl_cli.lightning.algorithm import (
     Baseline as Baseline,
     FastAlgorithm as FastAlgorithm,
     MiniGRPO as MiniGRPO,
+    TRLTrainer as TRLTrainer,
     VERL as VERL,
 )
 from agentrl_cli.lightning.emitter import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,21 +11,24 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
 
+CPU_RELEASE = (0, 46)
+"""The first release of bitsandbytes that multiplies quantised weights on a CPU."""
+
 
 def quantization(bits: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """What `from_pretrained` needs to load weights in `4bit` (nf4, constants quantised too) or `8bit`.
 
-    Raises EnvironmentProblem on a CPU and where bitsandbytes is not installed.
+    Raises EnvironmentProblem without bitsandbytes, or on a CPU without its kernels for one.
     """
-    if device.type != "cuda":
-        raise EnvironmentProblem(
-            f"model.quantization={bits} needs a GPU; this run is on {device}.",
-            hint="On a CPU leave model.quantization at none; a small model fits without it.",
-        )
     if find_spec("bitsandbytes") is None:
         raise EnvironmentProblem(
             f"model.quantization={bits} needs bitsandbytes, which is not installed.",
-            hint="pip install 'agentrl-cli[quant]'",
+            hint="pip install 'agentrl-cli[quant]', or leave model.quantization at none.",
+        )
+    if device.type != "cuda" and tuple(map(int, version("bitsandbytes").split(".")[:2])) < CPU_RELEASE:
+        raise EnvironmentProblem(
+            f"model.quantization={bits} on {device} needs bitsandbytes {'.'.join(map(str, CPU_RELEASE))}.",
+            hint="pip install -U 'agentrl-cli[quant]'",
         )
     return {"quantization_config": settings(bits, dtype), "device_map": {"": device}}
 
@@ -54,8 +58,8 @@ def settings(bits: str, dtype: torch.dtype) -> Any:
 def check_trainable(config: Config, device: torch.device) -> None:
     """Refuse what a training on this device cannot have, before a model is loaded and a run is written down.
 
-    Raises ConfigError where quantised weights themselves were to be trained, EnvironmentProblem for quantised weights
-    or an 8-bit optimizer on a CPU, or without bitsandbytes.
+    Raises ConfigError where quantised weights themselves were to be trained, EnvironmentProblem without
+    bitsandbytes, and for an 8-bit optimizer on a CPU.
     """
     bits = config.model.quantization
     if bits != "none" and not config.adapter.enabled:

@@ -9,32 +9,16 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from agentrl_cli.errors import MissingDependency
 from agentrl_cli.prompts.search import BudgetSpent, Parts, Search, feedback, score
 from agentrl_cli.types import Episode, Task
 
 T = TypeVar("T")
 
 
-def require() -> None:
-    """Raise MissingDependency if the package is missing or another version."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version("gepa")
-    except PackageNotFoundError as error:
-        raise MissingDependency(
-            "The package gepa is not installed.", hint="pip install 'agentrl-cli[prompts]', or use --method apo."
-        ) from error
-    if not found.startswith("0.1."):
-        raise MissingDependency(f"gepa {found} is another version than 0.1.", hint="pip install 'gepa>=0.1.4,<0.2'")
-
-
 async def search(
     given: Search, first: Parts, train: Sequence[Task], validation: Sequence[Task], minibatch: int
 ) -> Parts:
     """The best candidate, when every validation task is solved or the budget is at its end."""
-    require()
     given.add(first, None)
     adapter = Adapter(given, asyncio.get_running_loop(), validation)
     running = asyncio.ensure_future(asyncio.to_thread(_optimize, adapter, first, train, validation, minibatch))

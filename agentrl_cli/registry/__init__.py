@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl_cli.errors import EnvError, NotFound
+from agentrl_cli.errors import EnvError, MissingDependency, NotFound
 from agentrl_cli.registry.threads import from_outside
 
 
@@ -142,3 +143,15 @@ def _import_failure(path: Path, error: BaseException) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"{path}:{line or 1}: {type(error).__name__}: {error}"
+
+
+def require_package(name: str, version: str, extra: str, *, otherwise: str = "") -> None:
+    """Raise MissingDependency if an optional package is missing or its version does not begin with `version`."""
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        line = f"pip install 'agentrl-cli[{extra}]'" + (f", or {otherwise}." if otherwise else "")
+        raise MissingDependency(f"The package {name} is not installed.", hint=line) from error
+    if not f"{found}.".startswith(f"{version}."):
+        text = f"{name} {found} is another version than {version}, which this release is tested with."
+        raise MissingDependency(text, hint=f"pip install 'agentrl-cli[{extra}]'")

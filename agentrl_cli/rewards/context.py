@@ -34,6 +34,8 @@ class RewardContext:
     """What tools left for rewards, `answer` of `submit` for instance."""
     fakeable: bool = False
     """Whether `grade` ran tests beside the solution since the current part began."""
+    reason: str = ""
+    """Why the primary part could not be given, see `ungraded`."""
     decode: Callable[[Sequence[int]], str] | None = None
     """Ids to the text that verl's reward functions see: special tokens left out."""
 
@@ -49,6 +51,10 @@ class RewardContext:
     def part(self, value: float, detail: str = "") -> Scored:
         """A value with a text for people."""
         return Scored(value, detail)
+
+    def ungraded(self, reason: str) -> None:
+        """Returned by a primary part that cannot be given: the episode is ungraded, neither scored nor trained."""
+        self.reason = reason
 
     async def session(self) -> Any:
         """The episode's sandbox session. Raises EnvError where the run has no sandbox."""

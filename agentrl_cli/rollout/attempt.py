@@ -41,6 +41,7 @@ class Attempt:
         self.cut: Outcome | None = None
         """The limit that ended the episode, if one did."""
         self.reason = ""
+        self.ungraded = ""
         """Why it did, for people."""
         self.earned: float | None = None
         """Rewards of the environment's steps."""
@@ -99,8 +100,8 @@ class Attempt:
             return self.cut, self.reason, rewards
         primary = next((part.value for part in rewards if part.primary), None)
         if primary is None:
-            text = f"The primary reward {self.pack.primary!r} is None: it does not apply to this episode."
-            return Outcome.UNGRADED, text, rewards
+            none = f"The primary reward {self.pack.primary!r} is None: it does not apply to this episode."
+            return Outcome.UNGRADED, self.ungraded or none, rewards
         if primary >= 1.0:
             return Outcome.SOLVED, "", rewards
         return self.cut or Outcome.FAILED, self.reason, rewards
@@ -130,6 +131,7 @@ class Attempt:
         ctx = RewardContext(self.job.task, answers[-1] if answers else "", session, state, decode=plain)
         weights = self.context.config.rewards
         parts = list(await self.parts(episode, ctx))
+        self.ungraded = ctx.reason
         with contained("The environment"):
             parts += await self.env.rewards()
         if self.earned is not None:

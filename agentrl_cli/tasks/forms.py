@@ -8,6 +8,7 @@
     humaneval   task_id, prompt (code), entry_point, test, canonical_solution
     bfcl        question (turns of messages), function (schemas), ground_truth of possible_answer/
     gsm8k       question, answer ("… #### 42")
+    math        problem, solution ("… \\boxed{42} …"), answer, subject or type
     own         prompt (a text or messages) and any columns; TRL's rows are these
 
 No field is lost: the others stay in `Task.data`, for rewards and tools. `images` and `videos` become parts of
@@ -16,19 +17,16 @@ the prompt.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl_cli.chat.media import NAMES, image_link, is_image, video_link
-from agentrl_cli.errors import DataError, EnvError
+from agentrl_cli.errors import DataError
+from agentrl_cli.tasks.media import with_media
 from agentrl_cli.types.plain import parse_json
 
 Row = dict[str, Any]
 
 VERL_AGENTS = ("single_turn_agent", "tool_agent")
-PLACES = re.compile(r"(<image>|<video>)")
-"""Where verl's rows have the media of the prompt."""
 CHOICES = ("none", "auto", "required")
 """Values of `tool_choice` besides a named function."""
 
@@ -51,6 +49,8 @@ def detect(row: Mapping[str, Any]) -> str:
         return "bfcl"
     if "question" in row and "answer" in row and "prompt" not in row:
         return "gsm8k"
+    if {"problem", "solution"} <= set(row):
+        return "math"
     return "own"
 
 
@@ -60,7 +60,7 @@ def normal(row: Mapping[str, Any], form: str = "auto") -> Row:
     if row.get("audios"):
         raise DataError("`audios` in a prompt are not supported.")
     try:
-        made = _with_media(FORMS[name](dict(row)))
+        made = with_media(FORMS[name](dict(row)))
     except KeyError as error:
         raise DataError(f"the form {name!r} needs the field {error.args[0]!r}.") from error
     return _choice(made)
@@ -199,6 +199,24 @@ def gsm8k(row: Row) -> Row:
     return row
 
 
+def math(row: Row) -> Row:
+    """https://github.com/hendrycks/math: the answer is in the last `\\boxed` of the solution, unless it is a column."""
+    if not isinstance(row["problem"], str) or not isinstance(row["solution"], str):
+        raise DataError("`problem` and `solution` must be texts.")
+    row["prompt"] = row["problem"]
+    row.setdefault("family", str(row.get("subject") or row.get("type") or ""))
+    if "answer" not in row:
+        depth, start = 1, row["solution"].rfind("\\boxed{") + len("\\boxed{")
+        for end in range(start, len(row["solution"])):
+            depth += {"{": 1, "}": -1}.get(row["solution"][end], 0)
+            if not depth:
+                row["answer"] = row["solution"][start:end]
+                break
+        else:
+            raise DataError("`solution` has no \\boxed{…}, and there is no `answer`.")
+    return row
+
+
 def own(row: Row) -> Row:
     """AgentRL's own form, which is TRL's with an `id`."""
     if isinstance(row.get("prompt"), list):
@@ -217,6 +235,7 @@ FORMS: dict[str, Callable[[Row], Row]] = {
     "spider": spider,
     "bfcl": bfcl,
     "gsm8k": gsm8k,
+    "math": math,
 }
 
 
@@ -271,95 +290,6 @@ def _names(schemas: Any) -> list[str] | None:
             raise DataError("a schema in `tools` has no name.")
         names.append(name)
     return names
-
-
-def _with_media(row: Row) -> Row:
-    """A row whose `images` (or `image`) and `videos` are parts of its prompt.
-
-    They fill the parts without content of their own, else the texts `<image>` and `<video>` as in verl, else stand
-    before the text of the first user message as in TRL.
-    """
-    images = _listed(row.pop("images", None)) + _listed(row.get("image") if _is_media(row.get("image")) else None)
-    videos = _listed(row.pop("videos", None))
-    if _is_media(row.get("image")):
-        del row["image"]
-    prompt = row.get("prompt")
-    said: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or ())
-    if not images and not videos and not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in said):
-        return row
-    try:
-        given: dict[str, list[Any]] = {"image": list(map(image_link, images)), "video": list(map(_video, videos))}
-    except EnvError as error:
-        raise DataError(f"`images` or `videos`: {error.message}") from error
-    if not any(_places(message) for message in said):
-        first = next((n for n, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), None)
-        if first is None and (images or videos):
-            raise DataError("`images` or `videos` need a message of the user in the prompt.")
-        if first is not None:
-            parts = [{"type": kind} for kind, found in given.items() for _ in found]
-            said[first] = {**said[first], "content": [*parts, *_parts(said[first]["content"])]}
-    counts = {kind: sum(_places(message).count(kind) for message in said) for kind in given}
-    for kind, found in given.items():
-        if counts[kind] != len(found):
-            raise DataError(f"the prompt has {counts[kind]} places for {len(found)} {kind}s.")
-    rest = {kind: iter(found) for kind, found in given.items()}
-    return {**row, "prompt": [_filled(message, rest) for message in said]}
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def _is_media(value: Any) -> bool:
-    """Whether a column `image` holds an image: TRL's rows have one; other rows may have a text of their own there."""
-    return is_image(value) or isinstance(value, bytes) or (isinstance(value, Mapping) and "bytes" in value)
-
-
-def _video(value: Any) -> Row:
-    """A part for a video: its link, and how many of its frames are shown (`nframes` or `max_frames` of the row)."""
-    options = value if isinstance(value, Mapping) else {}
-    most = options.get("nframes") or options.get("max_frames")
-    return {"video": video_link(value), **({"nframes": int(most)} if most else {})}
-
-
-def _places(message: Any) -> list[str]:
-    """Kinds of the media whose places a message has, in order."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, str):
-        return [text.strip("<>") for text in PLACES.findall(content)]
-    empty = [part for part in _listed(content) if isinstance(part, dict) and _empty(part)]
-    return [part["type"] for part in empty]
-
-
-def _empty(part: Mapping[str, Any]) -> bool:
-    kind = part.get("type")
-    return kind in ("image", "video") and not any(part.get(name) for name in (*NAMES, "frames"))
-
-
-def _parts(content: Any) -> list[Row]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def _filled(message: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
-    """A message with its media as parts that JSON can hold."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, str) and _places(message):
-        pieces = [piece for piece in PLACES.split(content) if piece]
-        marks = {"<image>": "image", "<video>": "video"}
-        content = [{"type": marks[p]} if p in marks else {"type": "text", "text": p} for p in pieces]
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": [_part(part, rest) for part in content]}
-
-
-def _part(part: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("image", "video", "image_url"):
-        return part
-    if _empty(part):
-        found = next(rest[kind])
-        return {"type": "video", **found} if kind == "video" else {"type": "image", "image": found}
-    return {"type": "video", **_video(part)} if kind == "video" else {"type": "image", "image": image_link(part)}
 
 
 def _choice(row: Row) -> Row:

@@ -67,6 +67,8 @@ class Pack:
     """Options of the pack's sandbox sessions that override the configuration: limits (`wall`…), `imports`, `seed`."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """Maps splits to the sources of their rows; other splits are files in `data/`."""
+    variants: Mapping[str, Source] = field(default_factory=dict)
+    """Maps names to other forms of the rows, or to benchmarks; read as splits, and not checked with them."""
     interactions: Mapping[str, Maker] = field(default_factory=dict)
     """Maps names to makers of simulated users; a row picks one by name, unless there is only one."""
     agent: AgentSpec | None = None
@@ -125,8 +127,8 @@ class Pack:
 
     def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
         """The valid rows of a split as tasks, and the invalid ones. Raises NotFound for an unknown split."""
-        if self.rows is None and split not in self.splits():
-            raise NotFound.of(f"split of {self.name}", split, self.splits())
+        if self.rows is None and split not in (known := [*self.splits(), *self.variants]):
+            raise NotFound.of(f"split of {self.name}", split, known)
         tools = [tool.name for tool in self.tools]
         tasks: list[Task] = []
         bad: list[BadLine] = []
@@ -160,7 +162,7 @@ class Pack:
 
     def source(self, split: str) -> Source:
         """The source of a split's rows."""
-        return self.sources[split] if split in self.sources else default_source(self.dir, split)
+        return self.sources.get(split) or self.variants.get(split) or default_source(self.dir, split)
 
     def interaction_of(self, task: Task) -> Interaction | None:
         """A new simulated user for an episode: the one named by the row, or the pack's only one.
@@ -190,8 +192,9 @@ class Pack:
         left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")  # a text is TRL's standard format
         data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None
+        of = f"{split}/" if split in self.variants else ""  # its rows may be those of a split, in another form
         return Task(
-            id=f"{self.name}/{row['id']}",
+            id=f"{self.name}/{of}{row['id']}",
             pack=self.name,
             family=str(row.get("family", "")),
             split=split,

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, DataError, EnvError, EnvironmentProblem, MissingDependency, NotFound
+from agentrl_cli.errors import (
+    AgentRLError,
+    ConfigError,
+    DataError,
+    EnvError,
+    EnvironmentProblem,
+    MissingDependency,
+    NotFound,
+)
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import FORMS
 from agentrl_cli.types.plain import parse_json
@@ -221,7 +229,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
         else:
             raise ConfigError(f"{source.name} returns {type(made).__name__}, neither iterable nor indexable.")
         yield from _checked(items)
-    except (ConfigError, DataError):
+    except AgentRLError:
         raise
     except Exception as error:
         raise EnvError(f"{source.name} raised {type(error).__name__}: {error}") from error

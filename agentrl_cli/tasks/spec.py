@@ -23,7 +23,7 @@ from agentrl_cli.tools.configured import load_tools
 
 KEYS = {
     *("name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"),
-    *("data", "interaction", "agent"),
+    *("data", "variants", "interaction", "agent"),
 }
 
 OWN_ROWS = 64
@@ -51,6 +51,8 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
             raise
         raise NotFound(f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint) from error
     data = adapter("data")(folder, _section(folder, spec, "data"))
+    given = _section(folder, spec, "variants")
+    variants = {str(name): source_of(folder, str(name), value) for name, value in given.items()}
     bare = not data and not default_splits(folder) and any(tool.owns_rows for tool in tools)
     return Pack(
         name=str(spec.get("name") or folder.name),
@@ -65,7 +67,8 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         sandbox=spec.get("sandbox", True) is not False,
         session=read_options(spec.get("sandbox"), f"{folder / 'task.yaml'}: sandbox"),
         row=_fields(folder, spec.get("row")),
-        sources={str(split): source_of(folder, str(split), value) for split, value in data.items()},
+        sources=data,
+        variants=variants,
         interactions=load_interactions(folder, spec.get("interaction")),
         agent=agent,
         rows=({},) * OWN_ROWS if bare else None,

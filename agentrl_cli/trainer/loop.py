@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.batch import Batch
 from agentrl_cli.learning.length_shaping import Shaping
-from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.learning.update import Update
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import Sleeping, require_trainable
 from agentrl_cli.rollout import seed_of
@@ -37,6 +38,7 @@ from agentrl_cli.trainer.report import Reporter, StepReport, cause_of
 from agentrl_cli.trainer.sampler import Collector, find_tasks
 from agentrl_cli.trainer.teacher import find_teacher
 from agentrl_cli.trainer.validation import fallback, validation
+from agentrl_cli.trainer.with_trl import make_learner
 from agentrl_cli.types import Episode, Fact
 
 if TYPE_CHECKING:
@@ -88,7 +90,9 @@ class Trainer:
         self.tasks, self.eval_tasks = found.train, found.tasks
         torch.manual_seed(config.seed)
         teacher = find_teacher(config, loaded, self.tasks, store, base or Path.cwd())
-        self.learner = Learner(loaded.model, config, compute=make_compute(config, loaded, team), teacher=teacher)
+        self.reporter = Reporter(config, store, run, narrate)
+        make = partial(make_learner, config, loaded, Path(run.dir), partial(self.reporter.log, "warn"))
+        self.learner = make(compute=make_compute(config, loaded, team), teacher=teacher)
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         shaped = HookList([*self.hooks.hooks, Shaping(config)])
@@ -107,7 +111,6 @@ class Trainer:
         """The best evaluation so far."""
         self.checkpoints = Checkpoints(config, store, run, loaded, self.learner, narrate)
         self.controls = Controls(config, run.id, store, narrate, self.learner.compute.fault)
-        self.reporter = Reporter(config, store, run, narrate)
 
     async def train(self) -> RunRow:
         """The whole run, from its current step to its last; the store has how it ended.
@@ -148,6 +151,7 @@ class Trainer:
             raise
         finally:
             await self.prefetcher.stop()
+            self.learner.close()
             try:
                 if not self.controls.lost:
                     self.reporter.end(error, self.step, self.controls.stopping)

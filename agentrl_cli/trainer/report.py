@@ -123,7 +123,7 @@ class Reporter:
         self.narrate(line + self._left(report.step + 1))
         if report.metrics.get("drift/by_design") and self._first("rewritten"):
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
-            self._log("info", text)
+            self.log("info", text)
         stop = self._alerts(report)
         self._errors(report.episodes)
         if report.foreign and self._first("foreign"):
@@ -177,7 +177,7 @@ class Reporter:
         before = self.health.steps
         since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
         before += [row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= report.step]
-        alerts, stop = self.health.look({**report.metrics, "step": report.step + 1}, len(report.update.signals))
+        alerts, stop = self.health.look({**report.metrics, "step": report.step + 1}, len(report.update.advantages))
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
@@ -204,7 +204,7 @@ class Reporter:
         if broken:
             first = next((e.error for e in broken if e.error), "") or "nothing was graded"
             self._ungraded = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
-            self._log("error", self._ungraded)
+            self.log("error", self._ungraded)
         self._lost = self._lost + 1 if len(broken) == len(episodes) else 0
         if self._lost >= 2:
             raise TrainingStopped(
@@ -218,7 +218,7 @@ class Reporter:
         self._once.add(what)
         return fresh
 
-    def _log(self, level: str, text: str) -> None:
+    def log(self, level: str, text: str) -> None:
         self.store.journal.add_log(self.run_id, level, text)
         self.narrate(text)
 

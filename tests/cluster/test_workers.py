@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl_cli.cluster.pool import WorkerPool
+from agentrl_cli.cluster.processes import WeightFiles
+from agentrl_cli.cluster.protocol import Setup
+from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
+from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import new_training, open_runtime
 from agentrl_cli.trainer import Trainer
-from tests.helpers.train import settings, write_model, write_pack
+from agentrl_cli.trainer.prefetch import ages
+from tests.helpers.cluster import ServiceLink
+from tests.helpers.train import episodes_of, settings, write_model, write_pack
 
 STEPS = 3
 HEAD = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -105,6 +112,31 @@ async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_han
         torch.set_num_threads(threads)
     assert not list(folder.glob("kill-*")) + list(folder.glob("stop-*"))
     assert len(lost) == 2 and "ended with status -9" in lost[0] and "no sign of life" in lost[1]
+
+
+async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) -> None:
+    """Their turns are at most `async_staleness` updates old, and the age of each is stored."""
+    train, asynchronous = {"steps": 5, "lr": 1e-2}, {"async_staleness": 2, "concurrency": 4}
+    config = Config.model_validate(settings(model, train=train, rollout=asynchronous))
+    write_pack(tmp_path)
+    async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", trainable=True) as opened:
+        loaded, store = opened.loaded, opened.store
+        alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"async_staleness": 0})})
+        setup = Setup(alone, tmp_path, str(model), trainable=True)
+        given = (ServiceLink, setup, StoreRecorder(store), store.episodes.discard)
+        pool = WorkerPool([RemoteWorker(n, *given) for n in range(2)], config, store, WeightFiles(tmp_path))
+        await pool.open(loaded.policy.weights_version)
+        loaded.policy = pool.policy(loaded)
+        run = await Trainer(config, new_training(opened), loaded, opened.packs, store, workers=pool).train()
+        await pool.close()
+        rows, episodes = store.runs.steps(run.id), episodes_of(store, run)
+    assert run.status == "finished" and len(episodes) == 5 * 8
+    found: dict[int, list[int]] = {step: [] for step in range(1, 6)}
+    for episode in episodes:
+        found[episode.step or 0] += ages(episode, run.name, (episode.step or 0) - 1)
+    assert {max(one) for one in found.values()} <= {0, 1, 2} and max(found[2]), "sampled before the first update"
+    assert [row["staleness/max"] for row in rows] == [max(one) for one in found.values()]
+    assert {row["sampling/sampling_logp_difference/max"] > 0 for row in rows[1:]} == {True}
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -500,3 +502,40 @@ def test_eval_compares_two(cli: Cli) -> None:
     assert code == 0 and "without tools" in out
     assert cli("eval", "--families", "nine")[0] == 2
     assert cli("eval", "--split", "tets")[0] == 2
+
+
+class _Robot(BaseHTTPRequestHandler):
+    """A server of chat completions that says "ant" to everything."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        said = {"message": {"role": "assistant", "content": "ant"}, "finish_reason": "stop", "index": 0}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        body = json.dumps({"id": "1", "model": "robot", "choices": [said], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
+    """One table, an exact test of the pair, one picture; what cannot be combined or read is a sentence."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Robot) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        robot = f"robot@http://127.0.0.1:{served.server_port}/v1"
+        given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
+        code, out, err = cli("eval", "--model", "scripted", *given)
+        assert code == 0, err
+        served.shutdown()
+    heads = next(line for line in out.splitlines() if "scripted" in line)
+    rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
+    assert heads.split() == ["scripted", "robot"] and rates.split()[1::3] == ["0.600", "0.000"]
+    assert "McNemar's exact test p = 0.25" in out
+    assert (tmp_path / "x.svg").read_text().count("<rect") == 3
+    code, _, err = cli("eval", "--endpoint", "@http://127.0.0.1:9/v1")
+    assert code == 2 and "names no model" in err
+    code, _, err = cli("eval", "--model", "a", "--model", "b", "--checkpoint", "best")
+    assert code == 2 and "exclude each other" in err

@@ -47,9 +47,15 @@ def write_tokenizer(folder: Path, template: str | None = None) -> None:
 
 
 def write_model(
-    folder: Path, *, layers: int = 1, only: int | None = None, template: str | None = None, head_dim: int = 16
+    folder: Path,
+    *,
+    layers: int = 1,
+    only: int | None = None,
+    template: str | None = None,
+    head_dim: int = 16,
+    hidden: int = 32,
 ) -> Path:
-    """A random Qwen3 of hidden size 32; with `only` one that says nothing but this token."""
+    """A random Qwen3; with `only` one that says nothing but this token."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -57,8 +63,8 @@ def write_model(
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
+        hidden_size=hidden,
+        intermediate_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,

@@ -332,7 +332,7 @@ def test_a_wrong_name_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("settings", "said", "code"),
     [
-        (["--dry-run", "--lora", "--set", "model.quantization=4bit"], "4bit needs a GPU; this run is on cpu", 3),
+        (["--dry-run", "--lora", "--set", "model.quantization=4bit"], "4bit needs bitsandbytes", 3),
         (["--lora", "--set", "model.quantization=8bit"], "leave model.quantization at none", 3),
         (["--full", "--set", "model.quantization=4bit"], "Train an adapter over them: --lora", 2),
         (["--set", "train.optimizer=adamw8bit"], "train.optimizer=adamw, or adamw_offload", 3),

@@ -194,3 +194,21 @@ async def test_published_scripts_run_with_one_changed_import(tmp_path: Path, mod
     assert [rollout.status for rollout in rollouts] == ["succeeded"] * 2
     assert {agl.find_final_reward(list(await store.query_spans(r.rollout_id))) for r in rollouts} <= {0.0, None}
     await store.close()
+
+
+def even(completion_ids: Any, question: Any, **_: Any) -> list[float]:
+    """A reward function with TRL's parameters, and a column of the row."""
+    assert question[0].startswith("Go ")
+    return [float(np.mean([id_ % 2 == 0 for id_ in ids])) for ids in completion_ids]
+
+
+def test_trl_makes_the_updates_with_a_reward_function_of_its_form(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("trl", reason="pip install 'agentrl-cli[trl]'")
+    config = {"rollout": {"max_new_tokens": 4, "max_tokens": 96}, "algo": {"drop_zero_variance": False}}
+    sizes: dict[str, Any] = {"steps": 1, "group_size": 4, "prompts_per_step": 2, "config": config}
+    algorithm = agl.TRLTrainer(str(model), reward_function=even, **sizes)
+    agl.Trainer(algorithm=algorithm, agent=bandit, n_runners=4, project=tmp_path).fit(TASKS)
+    assert algorithm.last is not None and algorithm.last.status == "finished"
+    with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as held:
+        (row,) = held.runs.steps(algorithm.last.id)
+    assert row["grad_norm"] > 0 and 0 < row["rewards/reward/mean"] < 1

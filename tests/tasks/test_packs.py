@@ -21,6 +21,7 @@ FIELDS = {
     "echo-task": ("answer",),
     "file-task": ("setup", "path", "wrong", "right", "tests"),
     "guess-task": ("low", "high", "secret"),
+    "math-task": ("answer",),
     "minimind-task": ("gt", "tool_schemas"),
     "parallel-task": ("first", "second", "prices", "stocks", "answer"),
     "search-task": ("search", "answer"),

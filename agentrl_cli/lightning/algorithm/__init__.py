@@ -1,9 +1,10 @@
-"""Algorithms: `VERL` and `MiniGRPO` train with this package's own trainer; `APO`, `Baseline`, `@algo` use the queue."""
+"""Algorithms: `VERL`, `MiniGRPO`, `TRLTrainer` train with this package; `APO`, `Baseline`, `@algo` use the queue."""
 
 from agentrl_cli.lightning.algorithm.apo import APO
 from agentrl_cli.lightning.algorithm.base import Algorithm, Baseline, FastAlgorithm, algo
 from agentrl_cli.lightning.algorithm.mini import MiniGRPO
 from agentrl_cli.lightning.algorithm.training import GRPO
+from agentrl_cli.lightning.algorithm.trl import TRLTrainer
 from agentrl_cli.lightning.algorithm.verl import VERL
 
-__all__ = ["APO", "GRPO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "MiniGRPO", "algo"]
+__all__ = ["APO", "GRPO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "MiniGRPO", "TRLTrainer", "algo"]

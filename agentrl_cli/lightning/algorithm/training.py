@@ -23,6 +23,7 @@ from agentrl_cli.lightning.algorithm.base import Algorithm
 from agentrl_cli.lightning.emitter import find_final_reward
 from agentrl_cli.lightning.runner import Runner
 from agentrl_cli.lightning.types import LLM
+from agentrl_cli.rewards import Reward
 from agentrl_cli.runtime import to_stderr, train
 from agentrl_cli.store import RunRow
 from agentrl_cli.tasks import AgentSpec, BadLine, Pack
@@ -48,7 +49,9 @@ class DatasetPack(Pack):
         """The items of a split as tasks."""
         found = []
         for number, item in enumerate(self.items.get(split, ())):
-            row = {"id": f"{split}-{number:05d}", "prompt": _prompt(item), "input": plain(item)}
+            held = plain(item)
+            columns = held if self.rewards and isinstance(held, dict) else {}
+            row = {**columns, "id": f"{split}-{number:05d}", "prompt": _prompt(item), "input": held}
             found.append(self.task(row, split))
         return found, []
 
@@ -61,6 +64,8 @@ class GRPO(Algorithm):
     """Trains with a configuration of this package. `VERL` and `MiniGRPO` make one from theirs."""
 
     name = "lightning"
+    rewards: tuple[Reward, ...] = ()
+    """What an episode is worth; empty: what the agent returns."""
     last: RunRow | None = None
     """The run, once it has ended."""
 
@@ -79,7 +84,7 @@ class GRPO(Algorithm):
         if val_dataset is not None and len(val_dataset):
             items[config.train.eval_split] = _rows(val_dataset)
         pack = DatasetPack(
-            self.name, Path(), "Tasks of a script.", "", (), (), {}, {}, None, sandbox=False, items=items
+            self.name, Path(), "Tasks of a script.", "", (), self.rewards, {}, {}, None, sandbox=False, items=items
         )
         episodes = Episodes(trainer, pack, config)
         spec = AgentSpec("function", Path(), function=trainer.agent_name, target=episodes.play)
@@ -129,6 +134,8 @@ class Episodes:
                 resources={"main_llm": llm, **resources},  # functions get the first of its kind
                 mode="train" if task.split == self._config.task.split_train else "val",
             )
+            if self._pack.rewards:  # the agent's own would replace them
+                return None
             return find_final_reward(await self._trainer.store.query_spans(ended.rollout_id, "latest"))
         finally:
             self._runners.append(runner)

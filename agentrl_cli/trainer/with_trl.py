@@ -1,0 +1,306 @@
+"""TRL's GRPOTrainer in the place of our own update: `trainer.kind: trl`.
+
+Our loop keeps the run: tasks, sampling, rewards, the store, checkpoints, controls and resume. TRL's trainer runs in a
+thread and asks for rollouts through `rollout_func`; there it waits until the loop has sampled a step, and the loop
+waits until TRL asks for the next. https://huggingface.co/docs/trl/grpo_trainer
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped
+from agentrl_cli.learning.packing import segments_of
+from agentrl_cli.learning.settings import aggregation_name
+from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.policies.load import Loaded
+from agentrl_cli.registry import require_package
+from agentrl_cli.types import Episode
+
+LOST = (
+    "TRL makes the updates: rewards of turns count only in the episode's, of an episode that branches one branch is"
+    " trained, and replay has no per-token numbers of training."
+)
+LOSS_TYPES = {"token_mean": "dapo", "seq_mean": "grpo", "seq_mean_norm": "dr_grpo"}
+SCALES = {"grpo": "group", "dr_grpo": "none"}
+UNSUPPORTED = {
+    "rollout.async_staleness": 0,
+    "algo.epochs": 1,
+    "algo.minibatches": 1,
+    "algo.kl_in": "loss",
+    "algo.kl": "k3",
+    "algo.kl_target": None,
+    "algo.kl_unbiased": False,
+    "algo.entropy_target": None,
+    "cluster.gpus": 1,
+    "cluster.ranks": 1,
+    "cluster.nodes": 1,
+}
+"""Settings that TRL cannot follow at any other value than these."""
+OWN = {
+    *("output_dir", "max_steps", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations"),
+    *("gradient_accumulation_steps", "temperature", "learning_rate", "seed", "save_strategy", "use_vllm", "report_to"),
+}
+"""Fields of GRPOConfig that follow from other settings and cannot be given in `trainer.options`."""
+NAMES = ("loss", "grad_norm", "entropy", "kl")
+"""Metrics of TRL that screens show under the same name; `clip_ratio/…`, too. The others are stored as `trl/…`."""
+
+
+def arguments(config: Config) -> dict[str, Any]:
+    """Fields of GRPOConfig for a configuration. Raises ConfigError for a setting that TRL cannot follow."""
+    algo, train, rollout = config.algo, config.train, config.rollout
+    for key, only in UNSUPPORTED.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in (only, None):
+            raise _unsupported(key, value, only)
+    for key, value, known in (
+        ("algo.advantage", algo.advantage.name, SCALES),
+        ("algo.loss", algo.loss.name, {"ppo_clip": ""}),
+        ("algo.aggregation", aggregation_name(algo), LOSS_TYPES),
+        ("train.optimizer", train.optimizer, {"adamw": "", "adamw8bit": ""}),
+        ("algo.correction", algo.correction, {"auto": "", "none": ""}),
+    ):
+        if value not in known:
+            raise _unsupported(key, value, " or ".join(known))
+    if rollout.truncates:
+        raise ConfigError(
+            "TRL does not correct for truncated sampling (top_p, top_k, min_p, a penalty or bad tokens).",
+            hint="Remove them, or set trainer.kind: agentrl.",
+        )
+    if clash := sorted(OWN & config.trainer.options.keys()):
+        raise ConfigError(f"trainer.options: {', '.join(clash)} follows from the other settings.", hint="Remove it.")
+    total = rollout.prompts_per_step * rollout.group_size
+    fitting = [n for n in range(1, total + 1) if not total % n and n * rollout.max_tokens <= train.token_budget]
+    given: dict[str, Any] = {
+        "per_device_train_batch_size": max(fitting, default=1),
+        "num_generations": rollout.group_size,
+        "temperature": rollout.temperature,
+        "loss_type": LOSS_TYPES[aggregation_name(algo)],
+        "max_completion_length": rollout.max_tokens,
+        "scale_rewards": SCALES[algo.advantage.name],
+        "epsilon": getattr(algo.loss, "clip_low", 0.2),
+        "epsilon_high": getattr(algo.loss, "clip_high", 0.2),
+        "delta": getattr(algo.loss, "clip_dual", None),
+        "beta": algo.kl_coef,
+        "entropy_coef": algo.entropy_coef,
+        "max_grad_norm": train.max_grad_norm,
+        "gradient_checkpointing": train.checkpointing == "on",
+        **config.trainer.options,
+    }
+    size = given["per_device_train_batch_size"]
+    if not isinstance(size, int) or size < 1 or total % size:
+        raise ConfigError(
+            f"trainer.options: per_device_train_batch_size {size} does not divide the {total} episodes of a step."
+        )
+    return given | {"gradient_accumulation_steps": total // size}
+
+
+def _unsupported(key: str, value: object, only: object) -> ConfigError:
+    return ConfigError(
+        f"trainer.kind trl cannot follow {key}: {value}; with TRL it is {only}.",
+        hint=f"Set {key} to that, or trainer.kind: agentrl.",
+    )
+
+
+def check(config: Config) -> None:
+    """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
+    require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
+    arguments(config)
+
+
+class _Ended(BaseException):
+    """Raised in TRL's thread to unwind it: no step follows."""
+
+
+class TRLLearner(Learner):
+    """A `Learner` whose updates TRL's trainer makes, with the optimizer and the learning rate of the configuration."""
+
+    def __init__(self, loaded: Loaded, config: Config, folder: Path, **given: Any) -> None:
+        """`folder`: TRL's own, where it writes nothing unless an option makes it."""
+        super().__init__(loaded.model, config, **given)
+        self.loaded, self.folder = loaded, folder
+        self._steps: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
+        """Seed and learning rate of a step; None: there is no other."""
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._logs: dict[str, float] = {}
+        self._episodes: list[Episode | None] = []
+        """The episodes of the step, in the order of TRL's rows; None: a row that fills the batch."""
+        self._given: list[float] = []
+
+    def update(
+        self, groups: Sequence[Sequence[Episode]], step: int, baselines: Mapping[str, float] | None = None
+    ) -> Update:
+        """One step of TRL's. Raises TrainingStopped if its loss is NaN, RunFailed for an error of TRL's."""
+        result = Update()
+        if not any(groups):
+            return result
+        size, prompts = self.config.rollout.group_size, self.config.rollout.prompts_per_step
+        rows: list[Episode | None] = []
+        for group in groups:
+            rows += [*group, *[None] * (size - len(group))]
+        if len(rows) > prompts * size:
+            raise RunFailed(
+                f"The step has {len(groups)} groups and TRL's batch {prompts}.", hint="Set rollout.resample_rounds: 0."
+            )
+        seed = torch.initial_seed()  # of the step; TRL's trainer sets its own when it is made
+        self._episodes = rows + [None] * (prompts * size - len(rows))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trl", daemon=True)
+            self._thread.start()
+            self._wait()
+        lr = self.learning_rate(step)
+        self.compute.begin(lr)
+        self._steps.put((seed, lr))
+        self._wait()
+        self.compute.end()
+        result.metrics = {name if _shared(name) else f"trl/{name}": value for name, value in self._logs.items()}
+        result.metrics["learning_rate"] = lr
+        if "nan" in self.config.train.stop_on and not all(
+            np.isfinite(self._logs.get(k, 0.0)) for k in ("loss", "grad_norm")
+        ):
+            raise TrainingStopped(
+                f"nan: TRL's loss is {self._logs.get('loss')}, its gradient norm {self._logs.get('grad_norm')}.",
+                hint="Lower train.lr or train.max_grad_norm; --resume continues from the last checkpoint.",
+            )
+        for episode, advantage in zip(self._episodes, self._given, strict=True):
+            if episode is not None:
+                result.advantages[episode.id] = advantage
+        return result
+
+    def close(self) -> None:
+        """End TRL's thread, which waits for a step."""
+        if self._thread is not None and self._thread.is_alive():
+            self._steps.put(None)
+            self._thread.join()
+
+    def _wait(self) -> None:
+        error = self._done.get()
+        if error is not None:
+            raise RunFailed(f"TRL raised {type(error).__name__}: {error}") from error
+
+    # --- in TRL's thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            make_trainer(self).train()
+        except _Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001  # raised again in the loop's thread
+            self._done.put(error)
+
+    def rollouts(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """TRL's `rollout_func`: the step before is done; returns the episodes of the next."""
+        self._given = list(trainer._logs["advantages"])[-len(prompts) :]
+        self._done.put(None)
+        given = self._steps.get()
+        if given is None:
+            raise _Ended
+        trainer.model.train()
+        torch.manual_seed(given[0])
+        for group in trainer.optimizer.param_groups:  # the scheduler has set it back
+            group["lr"] = given[1]
+        rows = [_row(episode) for episode in self._episodes]
+        names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "stored_reward")
+        return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+    def logged(self, logs: Mapping[str, Any]) -> None:
+        """Metrics of a finished step."""
+        self._logs = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+
+
+def stored_reward(stored_reward: list[float | None], **_: object) -> list[float | None]:
+    """TRL's reward function: the rewards as the store has them; None, which TRL leaves out of a group, if ungraded."""
+    return stored_reward
+
+
+def _shared(name: str) -> bool:
+    return name in NAMES or name.startswith("clip_ratio/")
+
+
+def _row(episode: Episode | None) -> tuple[list[int], list[int], list[int], list[float], float | None]:
+    """(prompt, completion, mask of sampled tokens, log-probabilities, reward); sampling began with the completion.
+
+    Of several branches it is the one that trains the most tokens.
+    """
+    if episode is None:
+        return [0], [0], [0], [0.0], None
+    branch, segment = max(segments_of(episode), key=lambda pair: int(pair[0].trained.sum()))
+    where = np.flatnonzero(segment.trained)
+    first, last = int(where[0]), int(where[-1]) + 1
+    logps = np.where(segment.trained, episode.tokens.logp_policy[branch.positions], 0.0)[first:last]
+    mask = segment.trained[first:last].astype(int).tolist()
+    return segment.ids[:first].tolist(), segment.ids[first:last].tolist(), mask, logps.tolist(), episode.reward
+
+
+def make_trainer(learner: TRLLearner) -> Any:
+    """TRL's trainer for a learner, with nothing but the update left to it."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")  # of one about the other
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # it warns of each ungraded row
+    from datasets import Dataset
+    from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Logs(TrainerCallback):
+        """Hands TRL's metrics on."""
+
+        def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            learner.logged(given["logs"])
+
+    config, model = learner.config, learner.loaded.model
+    try:
+        args = GRPOConfig(
+            output_dir=str(learner.folder),
+            max_steps=10**9,  # the loop ends it
+            lr_scheduler_type="constant",
+            learning_rate=config.train.lr,
+            seed=config.seed,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            bf16=False,
+            use_cpu=next(model.parameters()).device.type == "cpu",
+            **arguments(config),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"trainer.options: {error}") from error
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[stored_reward],
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [""] * config.rollout.prompts_per_step}),
+        processing_class=AutoTokenizer.from_pretrained(learner.loaded.folder),
+        callbacks=[Logs()],
+        optimizers=(learner.optimizer, None),
+        rollout_func=learner.rollouts,
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout
+    if "ref" in getattr(model, "peft_config", {}):  # the base is the reference, as in our own trainer
+        model.delete_adapter("ref")
+    return trainer
+
+
+def make_learner(
+    config: Config, loaded: Loaded, folder: Path, report: Callable[[str], None], **given: Any
+) -> Learner | TRLLearner:
+    """What updates the weights of a run, by `trainer.kind`; `report` gets the sentence about what TRL leaves out."""
+    if config.trainer.kind == "agentrl":
+        return Learner(loaded.model, config, **given)
+    report(LOST)
+    return TRLLearner(loaded, config, folder / "trl", **given)

@@ -1,0 +1,103 @@
+"""`trainer.kind: trl`: what TRL cannot follow is refused; TRL computes the gradient of our trainer, and resumes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, MissingDependency
+from agentrl_cli.models.checkpoint import load_state
+from agentrl_cli.registry import require_package
+from agentrl_cli.trainer import with_trl
+from agentrl_cli.types import Fact
+from tests.helpers.train import episodes_of, settings, trainer_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+INSTALLED = importlib.util.find_spec("trl") is not None
+needs_trl = pytest.mark.skipif(not INSTALLED, reason="pip install 'agentrl-cli[trl]'")
+TRL = {"kind": "trl"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"algo": {"advantage": "gae"}}, "algo.advantage: gae; with TRL it is grpo or dr_grpo"),
+        ({"algo": {"loss": "gspo", "aggregation": "token_mean"}}, "algo.loss: gspo"),
+        ({"algo": {"minibatches": 2}}, "algo.minibatches: 2; with TRL it is 1"),
+        ({"rollout": {"async_staleness": 1}}, "rollout.async_staleness: 1"),
+        ({"rollout": {"top_p": 0.9}}, "truncated sampling"),
+        ({"train": {"optimizer": "muon"}}, "train.optimizer: muon"),
+        ({"trainer": {"kind": "trl", "options": {"max_steps": 3}}}, "trainer.options: max_steps"),
+        ({"trainer": {"kind": "trl", "options": {"per_device_train_batch_size": 3}}}, "does not divide the 8 episodes"),
+    ],
+)
+def test_what_trl_cannot_follow_is_refused_in_a_sentence(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_trl.arguments(Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections})))
+
+
+def test_settings_become_fields_of_trl() -> None:
+    algo = {"advantage": "dr_grpo", "loss": {"name": "ppo_clip", "clip_high": 0.3}, "kl_coef": 0.04}
+    config = Config.model_validate(settings(Path("m"), algo=algo, trainer={**TRL, "options": {"loss_type": "cispo"}}))
+    given = with_trl.arguments(config)
+    assert (given["scale_rewards"], given["epsilon_high"], given["beta"], given["loss_type"]) == (
+        *("none", 0.3, 0.04),
+        "cispo",
+    )
+    assert (given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (8, 1)
+
+
+def test_an_absent_package_and_another_version_are_named_with_the_line_that_installs() -> None:
+    with pytest.raises(MissingDependency, match="not installed") as absent:
+        require_package("no-such-package", "1.0", "trl")
+    assert "pip install 'agentrl-cli[trl]'" in (absent.value.hint or "")
+    with pytest.raises(MissingDependency, match=r"numpy .* is another version than 0.1"):
+        require_package("numpy", "0.1", "trl")
+    if not INSTALLED:
+        with pytest.raises(MissingDependency, match="The package trl is not installed"):
+            with_trl.check(Config.model_validate(settings(Path("m"), trainer=TRL)))
+
+
+@needs_trl
+async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: Path) -> None:
+    found = {}
+    for kind in ("agentrl", "trl"):
+        (tmp_path / kind).mkdir()
+        algo = {"kl_coef": 0.1}
+        async with trainer_of(tmp_path / kind, model, train={"steps": 2}, algo=algo, trainer={"kind": kind}) as trainer:
+            run = await trainer.train()
+            rows, episodes = trainer.store.runs.steps(run.id), episodes_of(trainer.store, run, 1)
+            found[kind] = rows[0], [(e.reward, e.advantage) for e in episodes if e.fact == Fact.TRAINED]
+            signals = [trainer.store.signals.get(e.id) for e in episodes]
+            assert all(
+                (s is None) == (kind == "trl" or e.fact != Fact.TRAINED) for s, e in zip(signals, episodes, strict=True)
+            )
+            logs = " ".join(row["text"] for row in trainer.store.journal.logs(run.id))
+            assert (with_trl.LOST in logs) == (kind == "trl")
+            alerts = trainer.store.journal.folded_alerts(run.id)
+            assert "no_signal" not in [alert["name"] for alert in alerts]
+    (ours, mine), (theirs, other) = found["agentrl"], found["trl"]
+    assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
+    assert theirs["entropy"] == pytest.approx(ours["entropy"], rel=1e-3)
+    assert np.array(other) == pytest.approx(np.array(mine), rel=1e-2)
+
+
+@needs_trl
+async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(tmp_path: Path, model: Path) -> None:
+    sections: dict[str, Any] = {"deterministic": True, "trainer": TRL}
+    ends = []
+    for name, stops in (("whole", (3,)), ("broken", (2, 3))):
+        (tmp_path / name).mkdir()
+        run = None
+        for steps in stops:
+            async with trainer_of(tmp_path / name, model, run=run, train={"steps": steps}, **sections) as trainer:
+                run = await trainer.train()
+        assert run is not None
+        last = Path(run.dir) / "checkpoints" / "last"
+        ends.append((load_state(last)["step"], (last / "model.safetensors").read_bytes()))
+    assert ends[0] == ends[1]
