@@ -25,6 +25,7 @@ from agentrl_cli.tasks import Pack
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
     from agentrl_cli.cluster.pool import WorkerPool
+    from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.sandbox import Sandbox
 
@@ -69,12 +70,10 @@ async def open_runtime(
     from agentrl_cli.chat.audit import require_calls_read
     from agentrl_cli.cluster.pool import open_pool
     from agentrl_cli.policies.load import load_policy
-    from agentrl_cli.policies.remote.base import RemotePolicy
-    from agentrl_cli.policies.remote.servers import Servers
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
-    _require_loadable(config, objects=packs is not None or bool(hooks))
+    _require_names(config, packs is not None or bool(hooks))
     async with contextlib.AsyncExitStack() as stack:
         opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
         parts = await stack.enter_async_context(opened)
@@ -82,15 +81,11 @@ async def open_runtime(
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        engine = config.engine.start and spec in (None, config.model.name)
-        served = config
-        if engine:
-            served = await stack.enter_async_context(_engine(config, base, db.parent / "logs"))
+        served = await stack.enter_async_context(_served(config, base, db.parent / "logs", spec))
         held = partial(conversations, found.values(), config.task.split_train)
         loaded = load_policy(spec, served, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)
-        if isinstance(loaded.policy, (RemotePolicy, Servers)):
-            await loaded.policy.reach()
+        await _require_server(loaded.policy)
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
@@ -103,8 +98,23 @@ async def open_runtime(
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
 
 
-def _require_loadable(config: Config, *, objects: bool) -> None:
-    """Raise ConfigError if workers cannot load what a script made; warn of workers that would not be used."""
+@contextlib.asynccontextmanager
+async def _served(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Config]:
+    """Starts the run's own inference server if it has one; yields the configuration that means it."""
+    if not config.engine.start or spec not in (None, config.model.name):
+        yield config
+        return
+    from agentrl_cli.models.load import model_folder
+    from agentrl_cli.policies.remote.engine import started
+
+    to_stderr("Starting a vLLM server for this run …")
+    folder = model_folder(config.model.name, config, base=base)
+    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as found:
+        yield found
+
+
+def _require_names(config: Config, objects: bool) -> None:
+    """Raise ConfigError if workers would need the objects of a script."""
     cluster = config.cluster
     if cluster.kind == "here" and cluster.workers > 1:
         _LOG.warning("cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers)
@@ -115,16 +125,12 @@ def _require_loadable(config: Config, *, objects: bool) -> None:
         )
 
 
-@contextlib.asynccontextmanager
-async def _engine(config: Config, base: Path, logs: Path) -> AsyncIterator[Config]:
-    """The run's own inference server; yields the configuration that means it."""
-    from agentrl_cli.models.load import model_folder
-    from agentrl_cli.policies.remote.engine import started
+async def _require_server(policy: Policy) -> None:
+    from agentrl_cli.policies.remote.base import RemotePolicy
+    from agentrl_cli.policies.remote.servers import Servers
 
-    to_stderr("Starting a vLLM server for this run …")
-    folder = model_folder(config.model.name, config, base=base)
-    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as found:
-        yield found
+    if isinstance(policy, (RemotePolicy, Servers)):
+        await policy.reach()
 
 
 def one_heap() -> None:

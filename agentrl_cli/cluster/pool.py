@@ -228,8 +228,8 @@ class WorkerPool:
                 raise error
 
     def take_metrics(self) -> dict[str, float]:
-        """As in Workers."""
-        return _taken(self.workers)
+        """As in Publisher."""
+        return summed(self.workers)
 
     def describe(self) -> str:
         return f"{self.count} workers ({self.config.cluster.kind})"
@@ -303,8 +303,8 @@ class WorkerPool:
         )
 
 
-def _taken(workers: Sequence[RemoteWorker]) -> dict[str, float]:
-    """Counts are summed, peaks and levels too, each worker's own largest and last."""
+def summed(workers: Sequence[RemoteWorker]) -> dict[str, float]:
+    """Metrics of all workers, taken: counts are summed, peaks and levels too, each worker's own largest and last."""
     total: dict[str, float] = {}
     for worker in workers:
         own: dict[str, float] = {}

@@ -27,6 +27,7 @@ from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
 from agentrl_cli.registry.threads import contained
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
+from agentrl_cli.types.content import with_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +351,7 @@ def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
         return prompt
     if last is None:
         return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
-    prompt[last] = {**prompt[last], "content": "\n\n".join(filter(None, [str(prompt[last]["content"]), *opening]))}
+    prompt[last] = {**prompt[last], "content": with_text(prompt[last]["content"], "\n\n".join(opening))}
     return prompt
 
 

@@ -18,6 +18,7 @@ from agentrl_cli.errors import RunFailed
 from agentrl_cli.rollout import Job, seed_of
 from agentrl_cli.store import PromptRow, RunRow, Store
 from agentrl_cli.tasks import Pack
+from agentrl_cli.tasks.pack import templated
 from agentrl_cli.tasks.texts import lost, with_parts
 from agentrl_cli.types import Episode, Task
 from agentrl_cli.types.content import content_text
@@ -205,14 +206,14 @@ def score(episode: Episode) -> float:
 
 
 def prompted(task: Task, old: Pack, new: Pack) -> Task:
-    """A task with the new pack's system message where it has the old one's."""
-    first, *rest = task.prompt
+    """A task with the new pack's system message where it has the old one's, and its template."""
+    messages = templated(list(task.prompt), new.template, old.template)
+    first = messages[0]
     if first["role"] == "system" and first.get("content") == old.system:
-        messages = [{**first, "content": new.system}, *rest] if new.system else rest
-        return replace(task, prompt=tuple(messages))
-    if new.system and first["role"] != "system":
-        return replace(task, prompt=({"role": "system", "content": new.system}, *task.prompt))
-    return task
+        messages[:1] = [{**first, "content": new.system}] if new.system else []
+    elif new.system and first["role"] != "system":
+        messages.insert(0, {"role": "system", "content": new.system})
+    return replace(task, prompt=tuple(messages))
 
 
 def feedback(episode: Episode) -> dict[str, str]:

@@ -9,7 +9,20 @@ an infrastructure error (sandbox, grader, hook) ends the episode as an error tha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from agentrl_cli.rollout.job import Job, seed_of
-from agentrl_cli.rollout.run import Rollout
+
+if TYPE_CHECKING:
+    from agentrl_cli.rollout.run import Rollout
 
 __all__ = ["Job", "Rollout", "seed_of"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Rollout`, imported where it is used: replay takes the flags of this package alone."""
+    if name != "Rollout":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agentrl_cli.rollout.run import Rollout
+
+    return Rollout

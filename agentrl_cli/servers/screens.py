@@ -26,6 +26,15 @@ COOKIE = "agentrl"
 FOREIGN = re.compile(r"<link[^>]*https://fonts\.[^>]*>")
 """The external font that textual-serve's page requests; the browser's own is used instead."""
 
+FOCUS = """<script>
+new MutationObserver((_, seen) => {
+  const keys = document.querySelector(".-first-byte .xterm-helper-textarea");
+  if (keys) { keys.focus(); seen.disconnect(); }
+}).observe(document, {attributes: true, subtree: true, attributeFilter: ["class"]});
+</script>
+</head>"""
+"""Keys reach the screen at once: textual-serve's page waits for a click on the terminal."""
+
 PATIENCE = 3.0
 """Seconds a screen gets to exit by itself after its browser disconnects."""
 
@@ -52,7 +61,7 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
             raise web.HTTPForbidden(text="Open the address that `agentrl screens` printed: it contains the token.")
         answer = await handler(request)
         if isinstance(answer, web.Response) and answer.content_type == "text/html" and answer.text:
-            answer.text = FOREIGN.sub("", answer.text)
+            answer.text = FOREIGN.sub("", answer.text).replace("</head>", FOCUS, 1)
         return answer
 
     return guard

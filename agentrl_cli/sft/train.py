@@ -39,7 +39,7 @@ from agentrl_cli.paths import models_dir
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.sft.pictures import make_seeing_model
 from agentrl_cli.tasks import Pack, load_pack, question
-from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tasks.media import with_media
 from agentrl_cli.types import Origin, Task
 from agentrl_cli.types.content import content_text
 
@@ -156,7 +156,7 @@ def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
-    return pack.task(normal({"id": "demo", **row}), "demo")
+    return pack.task(with_media({"id": "demo", **row}), "demo")
 
 
 def _question(pack: Pack, task: Task) -> str:

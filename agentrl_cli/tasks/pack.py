@@ -44,6 +44,15 @@ class BadLine:
     text: str
 
 
+def templated(messages: list[Message], template: str, old: str = "{prompt}") -> list[Message]:
+    """Messages whose last one of the user, if it is a text, is written into a template; before it was in `old`."""
+    if template != old and messages[-1]["role"] == "user" and isinstance(messages[-1].get("content"), str):
+        before, _, after = old.partition("{prompt}")
+        text = messages[-1]["content"].removeprefix(before).removesuffix(after)
+        return [*messages[:-1], {**messages[-1], "content": template.replace("{prompt}", text)}]
+    return messages
+
+
 @dataclass(frozen=True)
 class Pack:
     """A loaded pack."""
@@ -71,6 +80,8 @@ class Pack:
     """Maps names to other forms of the rows, or to benchmarks; read as splits, and not checked with them."""
     interactions: Mapping[str, Maker] = field(default_factory=dict)
     """Maps names to makers of simulated users; a row picks one by name, unless there is only one."""
+    template: str = "{prompt}"
+    """What each task's last message of the user is written into (`task.prompt` among the pack's texts)."""
     agent: AgentSpec | None = None
     """The program that makes its episodes; None: the built-in loop does."""
 
@@ -189,6 +200,7 @@ class Pack:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
+        messages = templated(messages, self.template)
         left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")  # a text is TRL's standard format
         data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None

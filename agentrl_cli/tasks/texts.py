@@ -19,13 +19,13 @@ from agentrl_cli.tasks.pack import Pack
 from agentrl_cli.tools import Tool
 
 Parts = Mapping[str, str]
-"""Name of a part (`system`, `tools.NAME.description`) to its text."""
+"""Name of a part (`system`, `task.prompt`, `tools.NAME.description`) to its text."""
 
 
 def parts_of(pack: Pack) -> dict[str, str]:
     """All parts of a pack."""
     tools = {f"tools.{tool.name}.description": str(tool.schema["function"]["description"]) for tool in pack.tools}
-    return {"system": pack.system, **tools}
+    return {"system": pack.system, "task.prompt": pack.template, **tools}
 
 
 def with_parts(pack: Pack, parts: Parts) -> Pack:
@@ -35,7 +35,10 @@ def with_parts(pack: Pack, parts: Parts) -> Pack:
         if name not in known:
             raise NotFound.of(f"text of the pack {pack.name}", name, list(known))
     tools = tuple(_described(tool, parts.get(f"tools.{tool.name}.description")) for tool in pack.tools)
-    return replace(pack, system=parts.get("system", pack.system), tools=tools)
+    template = parts.get("task.prompt", pack.template)
+    if "{prompt}" not in template:
+        raise ConfigError("task.prompt has no {prompt}, where the task's own text goes.")
+    return replace(pack, system=parts.get("system", pack.system), template=template, tools=tools)
 
 
 def _described(tool: Tool, text: str | None) -> Tool:

@@ -54,6 +54,13 @@ def content_text(content: Any) -> str:
     return "\n".join(_texts(content))
 
 
+def with_text(content: Any, text: str) -> Any:
+    """A content with a text after it, a line between; one with parts gets another part."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": f"\n\n{text}"}]
+    return "\n\n".join(filter(None, [str(content or ""), text]))
+
+
 def _texts(content: list[Any]) -> Iterator[str]:
     for part in content:
         if is_image(part):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -18,12 +17,12 @@ from agentrl_cli.store import Store
 from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.types import Origin, Outcome, RewardPart, ToolResult
 from tests.helpers import tui_demo as demo
+from tests.helpers.browser import browser
 
 HOSTILE = (
     "</script></pre></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     "<svg onload=document.title='owned'>\x1b[31m]]><!-- ``` | [x](javascript:alert(1)) &lt;b&gt;"
 )
-BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome-headless-shell")
 SECRET = "sk-" + "a1B2" * 8
 
 
@@ -119,13 +118,9 @@ def test_no_text_of_an_episode_becomes_markup(pages: dict[str, Path]) -> None:
 
 
 def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_path: Path) -> None:
-    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
     for name in ("report", "export"):
-        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / name}", "--dump-dom"]
         done = subprocess.run(
-            [browser, *options, "--virtual-time-budget=2000", pages[name].as_uri()],
+            [*browser(tmp_path / name), "--dump-dom", "--virtual-time-budget=2000", pages[name].as_uri()],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         found = Tags(done.stdout)  # the page as its own script drew it

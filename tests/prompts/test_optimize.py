@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,45 @@ def test_a_killed_search_makes_nothing_again(project: Path, capfd: pytest.Captur
         rows = [row for row in rows if str(row.outcome) != "cancelled"]
         assert len({(row.group_id, row.task_id) for row in rows}) == len(rows), "no attempt was made twice"
     assert report["episodes"] <= 200 and report["test"]["best"]["value"] >= 0.9
+
+
+def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Over HTTP, as a served model answers; `{prompt}` must survive, and what is written is what a rollout uses."""
+    seen: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            prompt = asked["messages"][-1]["content"]
+            seen.append(prompt)
+            text = "- say more" if "Write a bullet list" in prompt else "```\nbeta gamma alpha: {prompt}\n```"
+            text = "```\nno place\n```" if len(seen) == 2 else text
+            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{served.server_port}/v1"
+        given = ["--project", str(project), "--validation-tasks", "12", "--test-tasks", "30", "--write", "--json"]
+        limits = ["--method", "apo", "--rounds", "1", "--beam", "1", "--branch", "2", "--budget", "200"]
+        with_http = ["--reflect-with", url, "--reflect-model", "m", "--part", "task.prompt"]
+        code = main(["optimize", *given, *limits, *with_http])
+        served.shutdown()
+    done = capfd.readouterr()
+    assert code == 0, done.err
+    report = json.loads(done.out)
+    assert "it lost {prompt}" in done.err and len(seen) == 4
+    assert report["parts"] == {"task.prompt": "beta gamma alpha: {prompt}"} and report["test"]["best"]["value"] == 1.0
+    assert main(["rollout", "--project", str(project), "-n", "3", "--split", "test", "--json"]) == 0
+    assert [e["outcome"] for e in json.loads(capfd.readouterr().out)["episodes"]] == ["solved"] * 3
 
 
 def slowly() -> None:

@@ -19,8 +19,10 @@ from agentrl_cli.errors import UsageError
 from agentrl_cli.servers import screens
 from agentrl_cli.servers.screens import make_server
 from agentrl_cli.store import RunRow, Store
+from tests.helpers.browser import tab
 
 aiohttp = pytest.importorskip("aiohttp")
+unused_port = pytest.importorskip("aiohttp.test_utils").unused_port
 pytest.importorskip("textual_serve")
 
 
@@ -40,8 +42,6 @@ def test_tokens_are_compared_whole() -> None:
 
 
 async def test_only_the_token_opens(tmp_path: Path) -> None:
-    from aiohttp.test_utils import unused_port
-
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
     port = unused_port()
@@ -76,14 +76,40 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
         await runner.cleanup()
 
 
+async def test_the_screens_work_in_a_browser(tmp_path: Path) -> None:
+    """A page that loads, keys that reach the screen, and a picture that is not empty."""
+    pillow = pytest.importorskip("PIL.Image")
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("r", "served", status="finished"))
+    async with tab(tmp_path / "profile") as page:
+        command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--port", str(unused_port()), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            assert process.stdout is not None
+            await page.call("Page.navigate", url=(await process.stdout.readline()).decode().strip())
+            await page.until(lambda: b"served" in page.received, "the list of runs never came")
+            empty = await page.screenshot()
+            page.received = b""
+            await page.key("?")
+            await page.until(lambda: b"asks first" in page.received, "no help after the key ?")
+            pictures = (empty, await page.screenshot())
+        finally:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+    (tmp_path / "screen.png").write_bytes(pictures[1])
+    assert any("?" in text for text in page.sent) and pictures[0] != pictures[1] and not page.errors
+    with pillow.open(tmp_path / "screen.png") as image:
+        assert image.size[0] >= 1000 and len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> None:
-    from aiohttp.test_utils import unused_port
-
     with Store.open(tmp_path / "a.db") as store:
         store.runs.add(RunRow("r", "served", status="finished"))
     command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from typing import Any
 
@@ -14,12 +15,17 @@ class InspectTask:
     def __init__(self, config: dict[str, Any]) -> None:
         import openai  # noqa: F401 - Inspect asks the model through it
         from inspect_ai._eval.loader import load_tasks
+        from inspect_ai._util.registry import registry_lookup
 
         package, name, self.score = config["package"], config["task"], config["score"]
         spec = package + ("@" if package.endswith(".py") else "/") * bool(name) + name
         tasks = load_tasks([spec], config["options"])
         if len(tasks) != 1:
-            raise ValueError(f"{spec} has {len(tasks)} tasks: name one, {package}@TASK.")
+            raise ValueError(f"{spec} means {len(tasks)} tasks: name one, {package}@TASK")
+        maker = registry_lookup("task", spec)
+        taken = inspect.signature(maker).parameters if callable(maker) else config["options"]
+        if unknown := set(config["options"]) - set(taken):  # which Inspect ignores
+            raise ValueError(f"{spec} has no argument {unknown.pop()}; it has {', '.join(taken) or 'none'}")
         self.task = tasks[0]
         self.samples = list(self.task.dataset)
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.analysis.whatif import ReplayResult, opened, rerun_calls, results_of, step_of
@@ -69,12 +70,13 @@ class Conversation:
     rewards: Sequence[Reward] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     """Configured weights of reward parts; they override the pack's."""
+    folder: Path | None = None
+    """The pack's: paths of images are relative to it."""
     agent: str = ""
     """The agent that makes the pack's episodes, which a conversation does not run; empty if it has none."""
     remake: Callable[[], Env] | None = None
     """Makes a new environment if the current one cannot roll back."""
-    simulate: bool = True
-    """Whether the environment (a simulated user, or the pack's own) answers turns without a call."""
+    simulate: bool = True  # whether the environment answers turns without a call
     approve: Approve | None = None
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
     max_turns: int = 8
@@ -168,7 +170,7 @@ class Conversation:
         self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
     ) -> None:
         in_results = self.chat.images is None or self.chat.shows_images
-        messages, images = pictured(messages, results, self.chat.images, in_results=in_results)
+        messages, images = pictured(messages, results, self.chat.images, self.folder, in_results=in_results)
         delta = self.chat.extend(self.messages, messages, self.env.schemas, last_id=self.ids[-1])
         self.messages = [*self.messages, *messages]
         self._append(delta, messages, results, reward, images)

@@ -212,17 +212,15 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         rewards=pack.rewards if pack is not None else (),
         agent=pack.agent.text if pack is not None and pack.agent is not None else "",
         weights=config.rewards,
+        folder=pack.dir if pack is not None else None,
         remake=None if isinstance(env, ToolEnv) else make,
         max_turns=max(config.rollout.max_turns, 8),
         sampling=_sampling(given, config),
         sandboxed=sandbox is not None,
     )
     first_event = _ready(session, given.model or config.model.name, note)
-    first_event |= {
-        "pack": pack.name if pack is not None else "",
-        "task": task.id if given.task or past is not None else None,
-        "sandbox": getattr(sandbox, "level", None),
-    }
+    first_event |= {"pack": pack.name if pack is not None else "", "sandbox": getattr(sandbox, "level", None)}
+    first_event["task"] = task.id if given.task or past is not None else None
     choices = Choices(_rows(pack), lambda row: make_env(config, pack, row, sandbox, given.seed, keep=KEPT))
     if not (given.task or given.episode):
         first_event["tasks"] = choices.offer()

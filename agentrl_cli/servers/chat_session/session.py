@@ -21,6 +21,7 @@ from agentrl_cli.analysis.whatif import (
     turns_before,
     was_cut,
 )
+from agentrl_cli.chat.images import pictured
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, ToolEnv
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit, failed_run
@@ -38,6 +39,7 @@ from agentrl_cli.types import (
     ToolResult,
     new_id,
 )
+from agentrl_cli.types.content import with_text
 
 __all__ = ["SETTINGS", "Answer", "Approve", "Emit", "Session"]
 
@@ -116,7 +118,7 @@ class Session(Conversation):
         if not self.turns:
             opening = list(self._opening)
             if opening and opening[-1].get("role") == "user":  # a tool's opening text: one message with it
-                message["content"] = f"{opening.pop()['content']}\n\n{text}"
+                message["content"] = with_text(opening.pop()["content"], text)
             self._open([*opening, message])
         else:
             self.env.heard(self._last_answer, [message])
@@ -270,5 +272,5 @@ class Session(Conversation):
             await self._cut(fits[-1] + 1)
 
     def _open(self, messages: list[Message]) -> None:
-        self.messages = messages
-        self._append(self.chat.prompt(messages, self.env.schemas), messages)
+        self.messages, images = pictured(messages, (), self.chat.images, self.folder)
+        self._append(self.chat.prompt(self.messages, self.env.schemas), self.messages, images=images)

@@ -202,7 +202,7 @@ class WhatIf:
             kind="whatif", sample=sample,
             sampling=limits.sampling(temperature=temperature, seed=seed),
             max_turns=max(limits.max_turns - said, 1), most=limits.max_tokens, sandboxed=sandbox is not None,
-            group_id=group,
+            group_id=group, folder=past.pack.dir,
         )  # fmt: skip
         try:
             slot.world = await session.resume(past.episode, given.turn, there=slot.world)

@@ -174,7 +174,8 @@ class RunsScreen(AgentScreen):
         runs = self.runs
         self.cursor = max(0, min(self.cursor, len(runs) - 1))
         head = Text(f"agentrl   {shown_path(self.reader.path)}   ", "bold", no_wrap=True, overflow="ellipsis")
-        head.append(f"{len(runs)} runs" + (f"   holding {self.needle!r}" if self.needle else ""), "not bold")
+        holding = f"   holding {self.needle!r}" if self.needle else ""
+        head.append(f"{len(runs)} run{'s' * (len(runs) != 1)}{holding}", "not bold")
         if self.problem:
             head.append("   cannot be read now", "#ffb454")
         self.query_one("#head", Static).update(head)
