@@ -89,7 +89,7 @@ class NotFound(UsageError):
         elif known and len(known) <= 12:
             hint = f"There are: {', '.join(known)}." + (f" {hint}" if hint else "")
         elif not known:
-            hint = "There is none." + (f" {hint}" if hint else "")
+            hint = "None exist." + (f" {hint}" if hint else "")
         return cls(f"No {kind} named {name!r}.", hint=hint)
 
 

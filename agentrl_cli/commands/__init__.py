@@ -183,7 +183,7 @@ def _require_text(args: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8: the store, filters and file names cannot hold it."""
     for number, arg in enumerate(args, 1):
         if not is_text(arg):
-            raise UsageError(f"Argument {number}, {shown(arg)}, is not UTF-8 text.", hint="Type or paste it again.")
+            raise UsageError(f"Argument {number}, {shown(arg)}, is not UTF-8 text.", hint="See `locale`, and type it.")
 
 
 def report(error: BaseException) -> int:

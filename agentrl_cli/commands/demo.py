@@ -39,6 +39,7 @@ def command(
         raise UsageError(f"{folder} exists and is not a project.", hint="Name another folder: agentrl demo DIR")
     else:
         init.command(pack, folder, yes=yes)
+        narrate("The demo continues by itself: it trains, then evaluates.")
     train.command(steps=steps, project=folder)
     evaluate.command(checkpoint="best", project=folder)
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")

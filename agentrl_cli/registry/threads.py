@@ -142,8 +142,8 @@ class Threads:
             first, self._reported = not self._reported, True
         if first:
             log.warning(
-                "%s had not returned when its episode was over and keeps running in its thread;"
-                " the metric threads/abandoned counts such threads, and the process does not wait for them",
+                "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
+                " the process will not wait for it",
                 name,
             )
 

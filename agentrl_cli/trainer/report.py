@@ -202,8 +202,10 @@ class Reporter:
             e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
         ]
         if broken:
-            first = next((e.error for e in broken if e.error), "") or "nothing was graded"
-            self._ungraded = f"{len(broken)} of {len(episodes)} episodes ended as {broken[0].outcome}: {first}"
+            counts = Counter(str(e.outcome) for e in broken)
+            kinds = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+            first = next((f": {e.error}" for e in broken if e.error), "")
+            self._ungraded = f"{len(broken)} of {len(episodes)} episodes could not be graded ({kinds}){first}"
             self.log("error", self._ungraded)
         self._lost = self._lost + 1 if len(broken) == len(episodes) else 0
         if self._lost >= 2:

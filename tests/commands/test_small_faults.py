@@ -120,8 +120,8 @@ def test_an_empty_list_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "pack" / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
     with pytest.raises(NotFound) as error:
         load_pack(tmp_path / "pack").tasks("train", families=["foo"])
-    assert error.value.hint == "There is none."
-    assert NotFound.of("thing", "a", [], hint="Make one.").hint == "There is none. Make one."
+    assert error.value.hint == "None exist."
+    assert NotFound.of("thing", "a", [], hint="Make one.").hint == "None exist. Make one."
 
 
 def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:

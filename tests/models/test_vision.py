@@ -205,8 +205,8 @@ def test_rows_with_images_and_videos(tmp_path: Path) -> None:
     assert all("images" not in task.data and "image" not in task.data for task in tasks)
     with Store.open(tmp_path / "s.db") as store:
         store.tasks.add(tasks)
-        kept_tasks = [store.tasks.get(task.id) for task in tasks]
-        assert [task.prompt for task in kept_tasks if task is not None] == [task.prompt for task in tasks]
+        stored = [store.tasks.get(task.id) for task in tasks]
+        assert [task.prompt for task in stored if task is not None] == [task.prompt for task in tasks]
     with contextlib.closing(sqlite3.connect(tmp_path / "s.db")) as file:
         kept = {row[0] for row in file.execute("SELECT data FROM attachments")}
         assert kept == {RED, BLUE} and not file.execute("SELECT 1 FROM tasks WHERE prompt LIKE '%base64%'").fetchall()

@@ -70,8 +70,7 @@ class Conversation:
     rewards: Sequence[Reward] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
     """Configured weights of reward parts; they override the pack's."""
-    folder: Path | None = None
-    """The pack's: paths of images are relative to it."""
+    folder: Path | None = None  # the pack's: paths of images are relative to it
     agent: str = ""
     """The agent that makes the pack's episodes, which a conversation does not run; empty if it has none."""
     remake: Callable[[], Env] | None = None
