@@ -84,6 +84,7 @@ class RemoteWorker:
         self.lost: asyncio.Future[WorkerLost] | None = None
         self._link = link
         self._open: Link | None = None
+        self._closing = False
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[str, asyncio.Future[Message]] = {}
 
@@ -156,7 +157,7 @@ class RemoteWorker:
 
     async def close(self) -> None:
         """Let it end by itself, then make sure."""
-        self.ready = False
+        self.ready, self._closing = False, True
         with contextlib.suppress(WorkerLost):
             await self._send(("close",))
         if self._reader is not None:
@@ -254,7 +255,7 @@ class RemoteWorker:
                 one.done.set_exception(error)
         for name in list(self._answers):
             self._answer(name, error)
-        if reason != "closed":
+        if not self._closing:
             self.seen.error, self.seen.lost = text, self.seen.lost + 1
         if self.lost is not None and not self.lost.done():
             self.lost.set_result(error)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
 from agentrl_cli.config.cluster import ClusterConfig
+from agentrl_cli.config.conflicts import conflict
 from agentrl_cli.config.remote import EngineConfig, RemoteConfig
 from agentrl_cli.types import Sampling
 
@@ -351,16 +352,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
-        if self.rollout.max_new_tokens >= self.rollout.max_tokens:
-            raise ValueError(
-                f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in"
-                f" rollout.max_tokens ({self.rollout.max_tokens})"
-            )
-        if self.rollout.replay_truncation and self.rollout.repetition_penalty != 1:
-            raise ValueError(
-                "rollout.replay_truncation knows which tokens could be drawn; rollout.repetition_penalty changes their"
-                " probabilities, too: leave one of them out"
-            )
+        if found := conflict(self.rollout, self.algo):
+            raise ValueError(found)
         if self.algo.ref_ema and self.cluster.size > 1:
             raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")
         if self.deterministic and self.rollout.async_staleness:
@@ -368,6 +361,7 @@ class Config(Section):
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
             )
         return self
+
 
 
 def keys() -> list[str]:

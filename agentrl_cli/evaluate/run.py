@@ -186,7 +186,7 @@ async def evaluate(
     one. `parent` is (run id, step) of the training that made the weights. Raises RunFailed if no attempt could be
     graded, UsageError if another process is making the same evaluation.
     """
-    settings = settings or Settings.of(config)
+    config, settings = _without_supports(config), settings or Settings.of(config)
     tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
     step, hooks = parent[1] if parent else 0, hooks or HookList()
     # One of two that start at once sees the other.
@@ -217,6 +217,11 @@ async def evaluate(
     return result
 
 
+def _without_supports(config: Config) -> Config:
+    """What could be drawn is read by training alone, and servers do not report it."""
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"replay_truncation": False})})
+
+
 def fingerprint(
     loaded: Candidate, packs: Mapping[str, Pack], config: Config, tasks: Iterable[Task], settings: Settings
 ) -> str:
@@ -224,6 +229,7 @@ def fingerprint(
     limits = config.rollout.model_dump(exclude={"group_size", "prompts_per_step", "concurrency", "temperature"})
     facts = [
         loaded.name,
+        config.remote.url,
         loaded.policy.weights_version,
         loaded.chat.tokenizer.hash,
         _files(loaded.folder, ("*.safetensors", "*.bin", "*config.json")),

@@ -101,7 +101,7 @@ class Compute:
         algo = config.algo
         self.model = model
         self.config = config
-        self.reference = reference
+        self.reference = None if algo.ref_ema else reference
         self.checkpoint = checkpoint
         self.aside = aside
         self.rows = Rows(config.train.token_budget, row_tokens)
@@ -274,7 +274,7 @@ class Compute:
 def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
     """The loss's arguments. Without `old` the present log-probabilities are those before the first optimizer step."""
     device, columns = out.logp.device, batch.columns
-    known = {name: tensor(columns[name], device) for name in ("old", "ref", "sampled") if name in columns}
+    known = {name: tensor(columns[name], device) for name in ("old", "ref", "sampled", "policy") if name in columns}
     chosen = {
         name: torch.from_numpy(columns[name].astype(np.bool_)).to(device)
         for name in ("marked", "kept", "held")
@@ -293,6 +293,7 @@ def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
         entropy=out.entropy,
         ref=known.get("ref"),
         sampled=sampled,
+        policy=known.get("policy"),
         **chosen,
         episode_tokens=None if sizes is None else torch.tensor(sizes, device=device),
     )

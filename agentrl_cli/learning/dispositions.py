@@ -100,7 +100,7 @@ def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact
 
 def void(turn: Turn) -> bool:
     """Whether an assistant turn neither makes a well-formed call nor answers: empty, cut off, or malformed calls."""
-    if turn.role != "assistant" or any(call.error is None for call in turn.calls):
+    if turn.role != "assistant" or any(call.arguments is not None for call in turn.calls):
         return False
     said = any(content_text(message.get("content")).strip() for message in turn.messages)
     return bool(turn.calls) or turn.stop_reason is StopReason.LENGTH or not said

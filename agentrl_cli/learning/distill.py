@@ -23,7 +23,7 @@ from agentrl_cli.learning.forward import logit_rules
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.step import Source
 from agentrl_cli.models.adapter import transformer
-from agentrl_cli.types import Episode, Float32, Int32, Origin
+from agentrl_cli.types import Episode, Float32, Int32, Origin, no_support
 
 CHUNK = 64
 """Tokens whose logits over the vocabulary are alive at a time."""
@@ -59,7 +59,9 @@ class Teacher:
             if len(found):
                 at = int(found[-1]) + 1
                 ids = np.insert(segment.ids, at, more).astype(segment.ids.dtype)
-                return replace(segment, ids=ids, trained=np.insert(segment.trained, at, np.zeros(len(more), bool)))
+                trained = np.insert(segment.trained, at, np.zeros(len(more), bool))
+                support = None if segment.support is None else np.insert(segment.support, at, no_support(len(more)))
+                return replace(segment, ids=ids, trained=trained, support=support)
         raise ConfigError(
             f"The prompt of episode {source.episode.id} has no user or system text, where algo.advantage.hint would go."
         )

@@ -147,12 +147,14 @@ class _LinearLogprobs(torch.autograd.Function):
 
 def outside(support: Support, logits: Tensor) -> Tensor:
     """[chunk, V] bool: the tokens that could not be drawn."""
-    found = torch.zeros(logits.shape, dtype=torch.bool)
-    for row, ids in enumerate(support):
-        if ids is not None:
-            found[row] = True
-            found[row, torch.from_numpy(np.asarray(ids, np.int64))] = False
-    return found.to(logits.device)
+    sets = [(row, ids) for row, ids in enumerate(support) if ids is not None]
+    found = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    if sets:
+        rows = np.repeat([row for row, _ in sets], [len(ids) for _, ids in sets])
+        where = torch.from_numpy(np.stack([rows, np.concatenate([ids for _, ids in sets])]).astype(np.int64))
+        found[torch.tensor([row for row, _ in sets], device=logits.device)] = True
+        found[tuple(where.to(logits.device))] = False
+    return found
 
 
 def _logits(

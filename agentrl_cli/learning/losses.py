@@ -67,6 +67,8 @@ class LossInput:
     """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
     kept: Tensor | None = None
     """bool, False: rejected; the token is not part of the mini-batch. None: all are."""
+    policy: Tensor | None = None
+    """Log-probability under the sampler's weights, of the same distribution as `logp`, where a mask compares it."""
     held: Tensor | None = None
     """bool, tokens whose policy term and entropy bonus are 0, and which count in the totals."""
 

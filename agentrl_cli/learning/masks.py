@@ -58,8 +58,8 @@ def reject(now: Step, algo: AlgoConfig) -> dict[str, float]:
     counts: list[tuple[int, int]] = []
     for member, record in now.seen.items():
         assert record.old is not None and algo.reject_upper is not None
-        sampled = now.sources[member].sampled("logp_sampled")
-        record.kept = accepted(algo.reject, record.old, sampled, algo.reject_upper, algo.reject_lower)
+        sampler = now.sampler(member)
+        record.kept = accepted(algo.reject, record.old, sampler, algo.reject_upper, algo.reject_lower)
         counts.append((int(record.kept.sum()), len(record.kept)))
     kept, tokens = (sum(column) for column in zip(*counts, strict=True))
     touched = sum(count < size for count, size in counts)

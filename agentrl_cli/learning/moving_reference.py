@@ -22,14 +22,15 @@ class MovingReference:
         self.share = share
         self.steps = steps
         self.seen = 0
-        self.weights = [one.detach().clone() for one in trained]
+        # A sixteen-bit average would not move by small shares.
+        self.weights = [one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True) for one in trained]
 
     def follow(self) -> None:
         """A step was trained."""
         self.seen += 1
         if self.seen % self.steps == 0:
             for average, now in zip(self.weights, self.trained, strict=True):
-                average.lerp_(now.detach(), self.share)
+                average.lerp_(now.detach().to(average.dtype), self.share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

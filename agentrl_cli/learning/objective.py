@@ -75,8 +75,8 @@ def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, 
         metrics["sampling/correction"] = factor.sum() / n
         metrics["sampling/logp_difference"] = (x.old - x.sampled).abs().sum() / n
     if c.off_policy is not None:
-        sampled = x.old if x.sampled is None else x.sampled
-        masked = off_policy(x.logp, sampled, x.advantage, x.segment, c.off_policy)
+        sampler = x.old if x.policy is None else x.policy
+        masked = off_policy(x.logp, sampler, x.advantage, x.segment, c.off_policy)
         metrics["sampling/off_policy_masked"] = masked.sum() / n
         factor = torch.where(masked, 0.0, factor)
     return (factor if x.held is None else torch.where(x.held, 0.0, factor)), metrics

@@ -88,6 +88,11 @@ class Step:
         """The sequences of some bundles."""
         return [(bundle, m) for bundle in bundles for m in range(len(self.segments[bundle]))]
 
+    def sampler(self, member: Member) -> Float32:
+        """[n] the sampler's log-probabilities of what the trainer computes: among the tokens left, if stored."""
+        stored = self.sources[member].episode.tokens.support is not None
+        return self.sources[member].sampled("logp_sampled" if stored else "logp_policy")
+
     def sizes(self, members: Sequence[Member]) -> list[int]:
         """Trained tokens of the episode of each sequence, without those that were rejected."""
         return [

@@ -201,7 +201,8 @@ def turn_gdpo(x: AdvantageInput) -> list[Float32]:
     """gdpo with turns: each reward part, and each tool's turn rewards, normalised apart, summed, then over the batch.
 
     https://arxiv.org/abs/2601.05242 with the turn term of mt_grpo for every source of turn rewards by itself: a tool
-    that gives 100 and a user who gives 1 weigh the same. Without turn rewards, and turns of one length: gdpo.
+    that gives 100 and a user who gives 1 weigh the same. Without turn rewards: gdpo. No mean of the batch is taken off,
+    since an episode of many turns would shift it; each episode counts once in the standard deviation.
     """
     if not x.size:
         return []
@@ -209,9 +210,10 @@ def turn_gdpo(x: AdvantageInput) -> list[Float32]:
     parts = x.turn_parts or ()
     sources = range(parts[0].shape[1])
     turns = _with_turns(x, parts_apart(x, "turn_gdpo"), [tuple(part[:, s] for part in parts) for s in sources])
-    flat = np.concatenate([np.zeros(0), *turns])
-    std, mean = (flat.std(ddof=1) if len(flat) > 1 else 0.0), (flat.mean() if len(flat) else 0.0)
-    return spread_turns([over(values - mean, std + x.eps) for values in turns], x)
+    means = np.array([values.mean() if len(values) else 0.0 for values in turns])
+    squares = [np.mean((values - means.mean()) ** 2) if len(values) else 0.0 for values in turns]
+    std = float(np.sqrt(sum(squares) / (x.size - 1))) if x.size > 1 else 0.0
+    return spread_turns([over(values, std + x.eps) for values in turns], x)
 
 
 def _with_turns(x: AdvantageInput, episode: Float64, sources: Sequence[tuple[Float64, ...]]) -> list[Float64]:

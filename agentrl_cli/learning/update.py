@@ -35,7 +35,7 @@ from agentrl_cli.learning.step import Source, Step
 from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import Critic, explained_variance
-from agentrl_cli.types import Episode, TrainSignals
+from agentrl_cli.types import Episode, TrainSignals, no_support
 
 if TYPE_CHECKING:
     from agentrl_cli.learning.ranked import Lead
@@ -161,8 +161,7 @@ class Learner:
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
         result.metrics |= _distance(now.seen.values())
         if not algo.bypass:
-            of = "logp_sampled" if self.config.rollout.replay_truncation else "logp_policy"
-            result.metrics |= gap((one.old, now.sources[m].sampled(of)) for m, one in now.seen.items())
+            result.metrics |= gap((one.old, now.sampler(m)) for m, one in now.seen.items())
         self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
         for episode, seen in now.records():
             result.signals[episode.id] = signals(episode, seen)
@@ -179,12 +178,7 @@ class Learner:
             fields["values"] = tuple(np.asarray(values, np.float64) for values in now.joined("value"))
             fields["bootstrap"] = np.array(now.after(), np.float64)
         if in_reward:
-            estimate = KL[self.config.algo.kl]
-            both = zip(now.joined("old"), now.joined("ref"), strict=True)
-            pairs = [(torch.from_numpy(old), torch.from_numpy(ref)) for old, ref in both]
-            fields["token_penalty"] = tuple(
-                self.coefficients.kl * estimate(old, ref).numpy().astype(np.float64) for old, ref in pairs
-            )
+            fields["token_penalty"] = tuple(_penalties(now, self.config.algo.kl, self.coefficients.kl))
         if self.teacher is not None:
             for name, column in (("logp_teacher", "teacher"), ("logp_student", "old")):
                 fields[name] = tuple(np.asarray(values, np.float64) for values in now.joined(column))
@@ -205,6 +199,8 @@ class Learner:
         totals = now.totals(batch, self.config.rollout.max_tokens)
         if self.marks or self.config.algo.entropy_share < 1:
             self._choose(now, batch, seed=hash((now.number, *place)) % 2**31)
+        if not totals.tokens:
+            return {}
         rows = [[(batch[b], m) for b, m in row] for row in self.compute.split(picked)]
         order = Order(self.coefficients.apply(self.loss_config), totals, lr / self.config.train.lr)
         batches = [self._microbatch(now, row) for row in rows]
@@ -226,8 +222,10 @@ class Learner:
         names = ("advantage", "old", "ref", "marked", "kept", "held", "value", "returns", "teacher_states")
         known = [name for name in names if getattr(records[0], name) is not None]
         columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
-        if self.loss_config.correction != "none" or self.loss_config.off_policy is not None:
+        if self.loss_config.correction != "none":
             columns["sampled"] = np.concatenate([now.sources[member].sampled("logp_sampled") for member in row])
+        if self.loss_config.off_policy is not None:
+            columns["policy"] = np.concatenate([now.sampler(member) for member in row])
         return MicroBatch(chosen(now.segments, row), columns, now.sizes(row) if now.branched else None)
 
     def _choose(self, now: Step, batch: Sequence[int], seed: int) -> None:
@@ -252,7 +250,7 @@ class Learner:
     # --- other forwards ----------------------------------------------------------------------------------------------
 
     def _as_sampled(self, now: Step) -> None:
-        """Compare with the sampler's log-probabilities; one that it did not report is the trainer's."""
+        """Compare with the sampler's log-probabilities; an unknown one is the trainer's."""
         if self.critic is not None or any(np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen):
             self._before(now, "old")
         for member, record in now.seen.items():
@@ -302,6 +300,12 @@ class Learner:
             now.seen[member].teacher = values
 
 
+def _penalties(now: Step, kind: str, coefficient: float) -> Iterable[np.ndarray[Any, np.dtype[np.float64]]]:
+    """For each episode what the KL takes off each token's reward."""
+    for old, ref in zip(now.joined("old"), now.joined("ref"), strict=True):
+        yield coefficient * KL[kind](torch.from_numpy(old), torch.from_numpy(ref)).numpy().astype(np.float64)
+
+
 def _require_support(episodes: Sequence[Episode]) -> None:
     """Raise ConfigError if truncated sampling cannot be replayed."""
     if any(episode.tokens.support is None for episode in episodes):
@@ -315,7 +319,9 @@ def _beyond(source: Source, segment: Segment) -> Segment:
     """A truncated sequence with one more position, whose value is that of the state it was left in."""
     if source.episode.outcome not in CUT or not source.last:
         return segment
-    return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=np.append(segment.trained, True))
+    support = None if segment.support is None else np.append(segment.support, no_support(1))
+    trained = np.append(segment.trained, True)
+    return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=trained, support=support)
 
 
 def _minibatches(groups: int, count: int) -> list[list[int]]:

@@ -26,7 +26,7 @@ def with_media(row: Row) -> Row:
     if _is_media(row.get("image")):
         del row["image"]
     prompt = row.get("prompt")
-    said: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or ())
+    said: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _listed(prompt)
     if not images and not videos and not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in said):
         return row
     try:

@@ -50,9 +50,10 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         if module is not None:
             raise
         raise NotFound(f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint) from error
-    data = adapter("data")(folder, _section(folder, spec, "data"))
-    given = _section(folder, spec, "variants")
-    variants = {str(name): source_of(folder, str(name), value) for name, value in given.items()}
+    sections = (adapter("data")(folder, _section(folder, spec, "data")), _section(folder, spec, "variants"))
+    data, variants = (
+        {str(name): source_of(folder, str(name), value) for name, value in section.items()} for section in sections
+    )
     bare = not data and not default_splits(folder) and any(tool.owns_rows for tool in tools)
     return Pack(
         name=str(spec.get("name") or folder.name),

@@ -110,6 +110,10 @@ def count_given(config: Config, given: Place) -> None:
     config.cluster.gpus, config.cluster.ranks = (here, 1) if gpus else (None, here)
     config.cluster.nodes = given.size // here
     config.cluster.rendezvous = f"{given.host}:{given.port}"
+    alone = {"algo.ref_ema": bool(config.algo.ref_ema), "trainer.kind: trl": config.trainer.kind == "trl"}
+    for name, on in alone.items():
+        if on and given.size > 1:
+            raise ConfigError(f"{name} works in one process, and torchrun started {given.size}.", hint="Leave it out.")
 
 
 def address(text: str) -> tuple[str, int]:

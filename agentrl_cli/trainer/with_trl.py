@@ -43,6 +43,12 @@ UNSUPPORTED = {
     "algo.kl_target": None,
     "algo.kl_unbiased": False,
     "algo.entropy_target": None,
+    "algo.off_policy_mask": None,
+    "algo.entropy_share": 1.0,
+    "algo.bypass": False,
+    "algo.reject": "none",
+    "algo.ref_ema": 0.0,
+    "rollout.replay_truncation": False,
     "cluster.gpus": 1,
     "cluster.ranks": 1,
     "cluster.nodes": 1,
@@ -118,6 +124,11 @@ def check(config: Config) -> None:
     """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
     arguments(config)
+    if config.algo.kl_coef and config.adapter.path is not None:
+        raise ConfigError(
+            "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",
+            hint="Set algo.kl_coef=0, or trainer.kind: agentrl.",
+        )
 
 
 class _Ended(BaseException):
@@ -238,6 +249,8 @@ def _row(episode: Episode | None) -> tuple[list[int], list[int], list[int], list
     if episode is None:
         return [0], [0], [0], [0.0], None
     branch, segment = max(segments_of(episode), key=lambda pair: int(pair[0].trained.sum()))
+    if segment.images:
+        raise ConfigError("TRL's trainer gets no images here.", hint="Set trainer.kind: agentrl.")
     where = np.flatnonzero(segment.trained)
     first, last = int(where[0]), int(where[-1]) + 1
     logps = np.where(segment.trained, episode.tokens.logp_policy[branch.positions], 0.0)[first:last]

@@ -143,6 +143,8 @@ def correct(episode: Any, ctx: Any) -> Any:
         return ctx.part(0.0, "no line `Answer: …`, no `####` and no \\boxed")
     if said == expected:
         return ctx.part(1.0, said)
+    if (plain := _number(said)) is not None and (wanted := _number(expected)) is not None:
+        return ctx.part(float(plain == wanted), f"said {said}, expected {expected}")
     try:
         from math_verify import verify
     except ImportError as error:
@@ -152,6 +154,12 @@ def correct(episode: Any, ctx: Any) -> Any:
         what = f"the answer {said!r}" if gold else f"the row's answer {expected!r}"
         return ctx.ungraded(f"math-verify cannot read {what}")
     return ctx.part(float(verify(gold, answer, timeout_seconds=SECONDS)), f"said {said}, expected {expected}")
+
+
+def _number(text: str) -> Fraction | None:
+    """A plain number, with separators of thousands; None for anything else."""
+    bare = text.removesuffix(".")
+    return Fraction(bare.replace(",", "")) if re.fullmatch(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", bare) else None
 
 
 def _read(text: str) -> list[Any]:

@@ -107,10 +107,10 @@ def _answer(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def build() -> dict[str, list[Row]]:
-    """The rows checked into `data/`: 20 to train on and 20 others to test."""
+    """The rows checked into `data/`: 20 to train on, 10 to validate and 20 to test."""
     found = {row["conversations"][1]["content"]: row for row, _ in zip(generate(1), range(60), strict=False)}
     rows = [*found.values()]
-    splits = {"train": rows[:20], "test": rows[20:40]}
+    splits = {"train": rows[:20], "validation": rows[40:50], "test": rows[20:40]}
     return {split: [{"id": f"{split}-{n:02d}"} | row for n, row in enumerate(part)] for split, part in splits.items()}
 
 

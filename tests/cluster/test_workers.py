@@ -129,6 +129,7 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
         loaded.policy = pool.policy(loaded)
         run = await Trainer(config, new_training(opened), loaded, opened.packs, store, workers=pool).train()
         await pool.close()
+        assert [worker.seen.lost for worker in pool.workers] == [0, 0], "closed, not lost"
         rows, episodes = store.runs.steps(run.id), episodes_of(store, run)
     assert run.status == "finished" and len(episodes) == 5 * 8
     found: dict[int, list[int]] = {step: [] for step in range(1, 6)}

@@ -35,7 +35,9 @@ def test_every_pack_becomes_a_valid_project(pack: str, tmp_path: Path, capsys: p
     expected, _ = load_config(sets=[f"task.packs=[{pack}]"])
     own = Path(expected.model.name)  # the pack's adapter, or the bundled model
     assert project.config.task.packs == ["."] and project.config.model.name == own.name
-    assert own.name in ("tiny", "tiny-tools") or (folder / own.name / "adapter_config.json").is_file()
+    assert own.name in ("tiny", "tiny-tools") or any(
+        (folder / own.name / name).is_file() for name in ("adapter_config.json", "config.json")
+    )
     assert project.config.rollout == expected.rollout and project.config.train == expected.train
     assert "#" in (folder / "agentrl.yaml").read_text().splitlines()[0]
 

@@ -290,7 +290,22 @@ def test_turn_gdpo_by_hand() -> None:
     s = 1 / np.sqrt(2)
     # the episode's part ±s; the tool's to go (100, 0) against (0, 0): ±s at depth 0; the world's (1, 1): ±s at both
     raw = np.array([3 * s, 2 * s, -3 * s, -2 * s])
-    np.testing.assert_allclose(np.concatenate(estimator("turn_gdpo")(x)), raw / raw.std(ddof=1), rtol=1e-6)
+    std = np.sqrt((np.mean(raw[:2] ** 2) + np.mean(raw[2:] ** 2)) / (2 - 1))  # an episode counts once
+    np.testing.assert_allclose(np.concatenate(estimator("turn_gdpo")(x)), raw / std, rtol=1e-6)
+
+
+def test_turn_gdpo_without_turn_rewards_is_gdpo_whatever_the_number_of_turns() -> None:
+    # a batch mean over turns would push the second group, whose rewards are equal
+    x = given(
+        [0, 1, 1, 1],
+        [0, 0, 1, 1],
+        lengths=np.array([4, 1, 1, 1]),
+        turn_lengths=counts([1, 1, 1, 1], [1], [1], [1]),
+        parts=np.array([[0.0], [1.0], [1.0], [1.0]]),
+        turn_parts=tuple(np.full((n, 1), np.nan) for n in (4, 1, 1, 1)),
+    )
+    np.testing.assert_allclose(scalars("turn_gdpo", x), scalars("gdpo", x), rtol=1e-6)
+    assert scalars("turn_gdpo", x)[2:] == [0, 0]
 
 
 def test_turn_rewards_are_kept_apart_by_who_gave_them() -> None:

@@ -44,7 +44,11 @@ def groups(start: Any) -> list[list[Episode]]:
         turns = (Turn(0, "user", (), 0, first), Turn(1, "assistant", (), first, n))
         outcome = Outcome.TRUNCATED_TOKENS if episode.sample == 1 else Outcome.FAILED
         shift = np.where(np.arange(n) % 2, np.log(3), -np.log(3)).astype(np.float32)
-        tokens = replace(episode.tokens, logp_sampled=episode.tokens.logp_sampled + shift)
+        tokens = replace(
+            episode.tokens,
+            logp_sampled=episode.tokens.logp_sampled + shift,
+            logp_policy=episode.tokens.logp_policy + shift,
+        )
         return episode.with_(turns=turns, tokens=tokens, outcome=outcome)
 
     return [[one(episode) for episode in group] for group in episodes(start, SPREAD)]
@@ -83,6 +87,14 @@ KEYS: dict[str, tuple[dict[str, Any], Any]] = {
     "entropy_coef": ({}, 0.1),
     "entropy_target": ({"entropy_coef": 0.1}, 1e-3),
     "entropy_step": ({"entropy_coef": 0.1, "entropy_target": 100.0}, 0.5),
+    "off_policy_mask": ({}, 1e-6),
+    "entropy_share": ({}, 0.5),
+    "bypass": ({}, True),
+    "reject": ({"reject_upper": 1.5}, "token_k1"),
+    "reject_upper": ({"reject": "token_k1", "reject_upper": 1.5}, 5.0),
+    "reject_lower": ({"reject": "token_k1", "reject_upper": 5.0}, 0.5),
+    "ref_ema": ({"kl_coef": 0.5}, 0.5),
+    "ref_ema_steps": ({"kl_coef": 0.5, "ref_ema": 0.5}, 2),
     "correction": ({}, "tis"),
     "correction_cap": ({"correction": "tis"}, 1.1),
     "correction_floor": ({"correction": "tis"}, 0.9),
@@ -117,7 +129,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 TEACHERS = {f"advantage.{key}" for key in ("teacher", "hint", "server_model", "api_key_env")}
 """Which teacher there is, and what it sees: tests/learning/test_distill.py."""
-ELSEWHERE = {"drop_zero_variance", "mask_overlong", "overlong_penalty", "overlong_buffer", "length_penalty"}
+ELSEWHERE = {
+    *("drop_zero_variance", "mask_overlong", "mask_void"),
+    *("overlong_penalty", "overlong_buffer", "length_penalty"),
+}
 """Keys that decide what is trained on and what it is worth, before any of this."""
 
 

@@ -87,7 +87,13 @@ def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Ep
     """One episode's sampler reported other log-probabilities."""
     return [
         [
-            e.with_(tokens=replace(e.tokens, logp_sampled=e.tokens.logp_sampled + np.float32(amount * (e.id == of))))
+            e.with_(
+                tokens=replace(
+                    e.tokens,
+                    logp_sampled=e.tokens.logp_sampled + np.float32(amount * (e.id == of)),
+                    logp_policy=e.tokens.logp_policy + np.float32(amount * (e.id == of)),
+                )
+            )
             for e in group
         ]
         for group in groups

@@ -23,8 +23,9 @@ from agentrl_cli.tasks import load_pack
 
 SOME = 4000
 PLAN = load_plan(models_dir() / "tiny-tools.recipe.yaml")
-SHARED = {"run_python"}
-"""The one tool of a pack that the data has by name: code-task's, with programs of other wordings."""
+SHARED = {"run_python", "crop"}
+"""Tools of packs that the data may have by name: code-task's, with programs of other wordings, and that of shapes-task,
+whose model is another."""
 
 
 @cache
@@ -109,7 +110,8 @@ def test_no_row_of_a_pack_is_in_it() -> None:
         for path in sorted((packs_dir() / name / "data").glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
-                questions.add(" ".join(fields["prompt"].split()))
+                asked = fields.get("prompt") or fields["conversations"][1]["content"]  # minimind's form
+                questions.add(" ".join(asked.split()))
                 for text in fields.values():
                     grams |= set(thirteens(text)) if isinstance(text, str) else set()
     assert len(questions) > 1500 and len(grams) > 3000

@@ -53,7 +53,7 @@ def test_good_rows(folder: Path, row: dict[str, Any]) -> None:
         ({**GOOD, "prompt": []}, "`prompt` must be a text or a list"),
         ({**GOOD, "prompt": ["hello"]}, "message 0: a message has role and content"),
         (messages(role="usr"), "message 1: the role 'usr' is not one of system, user, assistant, tool"),
-        (messages(content=["a"]), "message 1: `content` must be a text, not list"),
+        (messages(content=["a"]), "message 1: a part of a content is a text, an image or a video, not 'a'"),
         (messages(content=None), "message 1: `content` must be a text, not NoneType"),
         ({**GOOD, "tools": "lookup"}, "`tools` must be a list of names"),
         ({**GOOD, "tools": ["lokup"]}, "the pack has no tool 'lokup'; it has lookup"),

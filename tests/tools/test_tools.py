@@ -383,5 +383,5 @@ asyncio.run(go())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert done.stdout == "late {'threads/abandoned': 1.0}\nlate {'threads/abandoned': 2.0}\n"
-    assert done.stderr.count("keeps running in its thread") == 1
+    assert done.stderr.count("still runs in its thread") == 1
     assert time.monotonic() - started < 30

@@ -194,7 +194,7 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "/no/such/model"], "no model"),
+        (["--model", "/no/such/model"], "not found"),
         (["--model", "scripted", "--pack", "calc-tusk"], "calc-tusk"),
         (["--model", "scripted", "--task", "x"], "needs a pack"),
     ],

@@ -240,7 +240,7 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
             await until_text(pilot, "Delete grpo-06?")
             assert folder.exists()
             await pilot.press(answer)
-        await until_text(pilot, "1 runs")
+        await until_text(pilot, "1 run")
     assert not folder.exists()
     with Store.open(db, readonly=True) as store:
         assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids("id:old1")

@@ -155,4 +155,4 @@ def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
     path.write_text("theme: light\n")
     assert read_settings(path).theme == "light"
     path.write_text("theme: pink\n")
-    assert read_settings(path).theme == "auto" and "no theme 'pink'" in read_settings(path).problem
+    assert read_settings(path).theme == "auto" and "unknown theme 'pink'" in read_settings(path).problem

@@ -27,7 +27,7 @@ def test_a_turn_without_a_parent_continues_the_one_before() -> None:
     assert one.chain(only) is one
     named = episode([Said(s.role, s.ids, n - 1) for n, s in enumerate(chain())])
     assert named.linear and named.branches == one.branches
-    assert [field.name for field in Turn.__dataclass_fields__.values()][-1] == "parent"
+    assert [field.name for field in Turn.__dataclass_fields__.values()][-2:] == ["parent", "images"]
 
 
 @pytest.mark.parametrize(

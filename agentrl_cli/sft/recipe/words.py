@@ -75,6 +75,7 @@ HELD_OUT = frozenset(
     calculator search sql lookup price stock files bash
     reverse caesar count_letter weekday days_between add_days convert gcd next_prime to_hex checksum column_total
     word_count temperature postage find_line shelf_of load_of owner_of phone_of
+    unit_converter calculate_math
     opening_hours parcel_status seat_of driver_of badge_of ferry_fare museum_fee
     """.split()
 )

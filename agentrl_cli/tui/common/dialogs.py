@@ -31,9 +31,9 @@ class Help(ModalScreen[None]):
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(Text(f"agentrl {self.title_}", "bold #8fbfff"))
             yield Static(Text("any key closes this", "#8a8a8a"), id="how")
-            yield Static(Text(self.text))
             if own := self._own():
                 yield Static(Text("\n".join([f"Your own keys ({settings_path()}):", *own])), id="own")
+            yield Static(Text(self.text))
 
     def _own(self) -> list[str]:
         """The changes of the user's keymap to the screen below."""

@@ -242,7 +242,8 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
     leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
     count = int(leaked.sum())
     out.append(Reason("!", f"mask bug: weight on {count} foreign tokens") if count else Reason(".", "mask: model only"))
-    gap = np.abs(signals.logp_train - tokens.logp_policy)
+    sampler = tokens.logp_policy if tokens.support is None else tokens.logp_sampled
+    gap = np.abs(signals.logp_train - sampler)
     gap = gap[np.isfinite(gap) & tokens.trained_mask]
     if len(gap):
         mean = float(gap.mean())

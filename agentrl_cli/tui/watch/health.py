@@ -55,8 +55,9 @@ def _groups(data: WatchData) -> list[Health]:
     zero = data.last("zero_std")
     if zero is None:
         return []
-    level = "bad" if zero >= 0.95 else "warn" if zero >= 0.6 else "ok"
     solved, failed = data.last("all_solved"), data.last("all_failed")
+    easy = (solved or 0.0) > (failed or 0.0)  # too easy is not a fault
+    level = "bad" if zero >= 0.95 and not easy else "warn" if zero >= 0.6 else "ok"
     parts = "" if solved is None or failed is None else f" (all solved {solved:.2f}, all failed {failed:.2f})"
     advice = "all failed: easier tasks or a warm start; all solved: harder tasks"
     if solved is not None and failed is not None and solved != failed:
