@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from agentrl_cli.config.estimators import ESTIMATORS, Estimator
 from agentrl_cli.config.losses import LOSSES
 
 TARGET = Path(__file__).with_name("algorithms.md")
+RESULTS = TARGET.parent.parent / "benchmarks" / "results" / "algorithms.json"
 
 HEAD = """\
 # Algorithms
@@ -89,6 +91,20 @@ NEEDS: Mapping[str, str] = {
 }
 
 
+def measured() -> dict[str, str]:
+    """By the name of an estimator or loss, what `benchmarks/algorithms.py` found."""
+    found: dict[str, str] = {}
+    for run in json.loads(RESULTS.read_text(encoding="utf-8"))["results"]:
+        given = dict(pair.split("=", 1) for pair in run["set"])
+        name = given.get("algo.loss") or given.get("algo.advantage") or "grpo"
+        base, trained = (run[key]["pass_at"]["1"]["value"] for key in ("base", "trained"))
+        found[name] = (
+            f"code-task, {run['steps']} steps, seed {run['seed']}: {base:.3f} → {trained:.3f} of the test split in"
+            f" {run['cpu_seconds']:.0f} CPU s"
+        )
+    return found
+
+
 def render() -> str:
     """The whole page."""
     lines = [HEAD.rstrip(), "", "| setting | what it does | source |", "| --- | --- | --- |"]
@@ -113,6 +129,8 @@ def _record(name: str, record: Algorithm) -> Iterator[str]:
     if record.aggregation:
         yield f"- aggregation of its paper: `{record.aggregation}`"
     yield f"- source: <{record.source}>"
+    if name in (found := measured()):
+        yield f"- measured: {found[name]}"
     for option, info in record.options.model_fields.items():
         if option != "name":
             yield f"- `{info.alias or option}` ({info.default!r}): {info.description}"

@@ -215,7 +215,9 @@ class RunsScreen(AgentScreen):
 
     def action_open(self) -> None:
         chosen = self.chosen
-        if chosen is not None and chosen.run.kind != "train":
+        if chosen is not None and chosen.run.kind == "optimize":
+            self.open_screen("prompts", chosen.run.id)
+        elif chosen is not None and chosen.run.kind != "train":
             self.action_episodes()
         else:
             self.action_watch()

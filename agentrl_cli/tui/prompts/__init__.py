@@ -1,0 +1,1 @@
+"""The candidates of a prompt optimisation."""
