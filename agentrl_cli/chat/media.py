@@ -18,6 +18,9 @@ from agentrl_cli.types.content import data_uri
 
 FRAMES = 8
 """Frames of a video whose row does not name another number (`nframes`)."""
+MOST_BYTES = 256 * 2**20
+"""Largest file of an image or a video."""
+MOST_FRAMES = 256
 NAMES = ("image", "image_url", "url", "path", "video", "bytes")
 """Keys of a mapping under which an image or a video is."""
 
@@ -55,7 +58,7 @@ def image_size(data: bytes) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             return opened.size
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise EnvError(f"An image of {len(data)} bytes cannot be read: {error}") from error
 
 
@@ -80,6 +83,7 @@ def frames_of(value: Any, folder: Path | None = None, most: int = FRAMES) -> lis
 
     Pillow reads animated GIF, WebP and PNG; other files need PyAV. Raises EnvError if it cannot be read.
     """
+    most = min(most, MOST_FRAMES)
     if isinstance(value, list | tuple):
         return [image_bytes(value[n], folder) for n in spaced(len(value), most)]
     data = image_bytes(value, folder)
@@ -94,7 +98,7 @@ def frames_of(value: Any, folder: Path | None = None, most: int = FRAMES) -> lis
             return found
     except UnidentifiedImageError:
         return _decoded(data, most)
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise EnvError(f"A video of {len(data)} bytes cannot be read: {error}") from error
 
 
@@ -125,6 +129,8 @@ def _opened(text: str, folder: Path | None) -> bytes:
         raise EnvError(wrong)
     path = _path(text, folder or Path())
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise EnvError(f"The image {path} has {path.stat().st_size / 2**20:.0f} MiB; at most {MOST_BYTES >> 20}.")
         return path.read_bytes()
     except (OSError, ValueError) as error:
         raise EnvError(f"The image {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -135,7 +136,8 @@ class _Program:
             stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING)
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with what it started
         self._process.wait()
         for thread in self._threads:
             thread.join(ENDING)

@@ -98,6 +98,10 @@ def verdict_of(device: Any) -> Verdict:
         return keep(try_device(str(device)))
 
 
+PASSING = ("no answer within", "exit status -9", "exit status -15")
+"""How a part ends on a machine that is busy or short of memory: tried again at the next use."""
+
+
 def try_device(
     device: str, seconds: float = SECONDS, *, program: Sequence[str] = PROGRAM, limit: float = LIMIT
 ) -> Verdict:
@@ -107,7 +111,7 @@ def try_device(
     found: dict[str, Part] = {}
     while left:
         text, reason = _run([*program, device, f"{seconds:g}", *left], limit + seconds)
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
         if not lines:
             raise EnvironmentProblem(f"{device} could not be tried: {reason}", hint="`agentrl doctor` checks torch.")
         identity = lines[0]
@@ -131,8 +135,8 @@ def _run(command: Sequence[str], limit: float) -> tuple[str, str]:
 
 
 def keep(verdict: Verdict) -> Verdict:
-    """Store a verdict, unless memory was short; if the folder cannot be written, the next use tries again."""
-    if verdict.starved:
+    """Store a verdict, unless the machine was busy; if the folder cannot be written, the next use tries again."""
+    if verdict.starved or any(part.problem.startswith(PASSING) for part in verdict.parts.values()):
         return verdict
     file = state_dir() / "devices.json"
     known = {**_read(), _key(verdict.identity): verdict}

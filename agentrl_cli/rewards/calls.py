@@ -29,19 +29,41 @@ def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
         raise EnvError(f"The row {ctx.task.id} has no list `ground_truth` of calls.")
     first = next((turn for turn in episode.turns if turn.role == "assistant"), None)
     made = [(call.name, call.arguments) for call in first.calls] if first is not None else []
-    left = [*wanted]
-    for name, arguments in made:
-        fitting = next((one for one in left if arguments is not None and _fits(name, arguments, one)), None)
-        if fitting is None:
+    fits = [[n for n, one in enumerate(wanted) if args is not None and _fits(name, args, one)] for name, args in made]
+    for (name, arguments), places in zip(made, fits, strict=True):
+        if not places:
             return ctx.part(0.0, f"{name} is not wanted with {arguments}")
-        left.remove(fitting)
-    return ctx.part(float(not left), f"missing {left[0]}" if left else "")
+    taken = _matched(fits)
+    missing = next((one for n, one in enumerate(wanted) if n not in taken), None)
+    if len(taken) < len(made):
+        return ctx.part(0.0, f"{len(made)} calls, of which {len(taken)} fit a wanted one each")
+    return ctx.part(float(missing is None), "" if missing is None else f"missing {missing}")
+
+
+def _matched(fits: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The most wanted calls that can each have a call of its own: wanted to made, by augmenting paths."""
+    taken: dict[int, int] = {}
+
+    def place(made: int, seen: set[int]) -> bool:
+        for wanted in fits[made]:
+            if wanted not in seen:
+                seen.add(wanted)
+                if wanted not in taken or place(taken[wanted], seen):
+                    taken[wanted] = made
+                    return True
+        return False
+
+    for made in range(len(fits)):
+        place(made, set())
+    return taken
 
 
 def _fits(name: str, arguments: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     if "name" in wanted and "arguments" in wanted:
         expected, allowed = wanted["name"], {key: [value] for key, value in wanted["arguments"].items()}
     else:
+        if len(wanted) != 1 or not isinstance(next(iter(wanted.values())), Mapping):
+            raise EnvError(f"A call of `ground_truth` is {{name: {{parameter: [values]}}}}, not {dict(wanted)!r:.200}.")
         ((expected, allowed),) = wanted.items()
     if name != expected or not set(arguments) <= set(allowed):
         return False
@@ -59,7 +81,7 @@ def _same(given: Any, wanted: Any) -> bool:
         return given == wanted
     if isinstance(given, str) and isinstance(wanted, str):
         return _loose(given) == _loose(wanted)
-    if isinstance(given, Sequence) and isinstance(wanted, Sequence) and not isinstance(given, str):
+    if isinstance(given, list | tuple) and isinstance(wanted, list | tuple):
         return len(given) == len(wanted) and all(map(_same, given, wanted))
     if isinstance(given, Mapping) and isinstance(wanted, Mapping):
         listed = {key: value if isinstance(value, list) else [value] for key, value in wanted.items()}

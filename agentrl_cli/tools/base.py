@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from agentrl_cli.chat.arguments import validate_arguments
-from agentrl_cli.chat.media import image_bytes, is_image
+from agentrl_cli.chat.media import NAMES, image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed
-from agentrl_cli.errors import AgentRLError, ConfigError
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
@@ -289,9 +289,18 @@ def as_result(value: Any) -> ToolResult:
         return ToolResult("", images=(image_bytes(value),))
     if isinstance(value, list) and value and all(map(_is_block, value)):
         texts = [str(block["text"]) for block in value if block["type"] == "text"]
-        return ToolResult("\n".join(texts), images=tuple(image_bytes(b) for b in value if b["type"] != "text"))
+        return ToolResult("\n".join(texts), images=tuple(_of_block(b) for b in value if b["type"] != "text"))
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     return ToolResult(text, value=value if isinstance(value, list) else None)
+
+
+def _of_block(block: Mapping[str, Any]) -> bytes:
+    """The image of a content block. A path as text is refused: what a tool answers may come from outside."""
+    given = next((block[name] for name in reversed(NAMES) if block.get(name) is not None), None)
+    given = given.get("url") if isinstance(given, Mapping) and "url" in given else given
+    if isinstance(given, str) and not given.startswith("data:image/"):
+        raise EnvError("An image in a tool's answer is bytes, a data: URL, a PIL image or a Path, not a path as text.")
+    return image_bytes(given)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,9 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
     import aiohttp
 
     command = [*browser(folder), "--remote-debugging-port=0", f"--window-size={size}", "about:blank"]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *command, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
     try:
         where = folder / "DevToolsActivePort"
         async with asyncio.timeout(60):
@@ -96,5 +100,5 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
                 listening.cancel()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # Debian's command is a script around the browser
         await process.wait()

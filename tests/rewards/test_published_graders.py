@@ -14,6 +14,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, rules
+from agentrl_cli.rewards.calls import _matched, _same
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
@@ -156,3 +157,8 @@ async def test_search_finds_chinese_japanese_and_korean(tmp_path: Path) -> None:
         found = await tool.call(state, {"query": query, "top_k": 1})
         assert texts[number] in found.text, query
     assert "No passage" in (await tool.call(state, {"query": "zebra 飞机"})).text
+
+
+def test_calls_are_matched_each_with_its_own_and_texts_are_not_lists() -> None:
+    assert _matched([[0, 1], [0]]) == {0: 1, 1: 0} and _matched([[0], [0]]) == {0: 0}
+    assert not _same(["N", "Y"], "NY") and not _same(["5"], "5") and _same([1, "a"], [1.0, "A"])

@@ -33,7 +33,7 @@ def test_a_project_that_was_never_met_is_said_to_be_code_once(tmp_path: Path) ->
     project.rename(tmp_path / "moved")
     assert SAID not in cli(tmp_path / "moved", "tools", "list")[2]
     subprocess.run(["cp", "-r", str(tmp_path / "moved"), str(project)], check=True)
-    assert cli(project, "check")[2].count(SAID) == 1
+    assert cli(project, "tools", "list")[2].count(SAID) == 1
 
 
 def test_packs_that_ship_are_not_foreign(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,10 @@ async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> 
         await until(pilot, lambda: "12 * 4.5 + 3.9" not in visible(pilot.app))
 
 
+def chosen(name: str) -> bool:
+    return palette_name() == name
+
+
 async def test_export_asks_in_which_form_and_palettes_change(
     db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +161,7 @@ async def test_export_asks_in_which_form_and_palettes_change(
         first, *others = PALETTES
         for name in [*others, first]:  # all the way round, so that later tests see the usual colours
             await pilot.press("P")
-            await until_text(pilot, f"colours {name}")
+            await until(pilot, partial(chosen, name))
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
     assert all(color != shade(color) for color in PALETTES["grey"]) is False
 

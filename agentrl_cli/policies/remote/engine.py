@@ -79,6 +79,8 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
         raise EnvironmentProblem(f"There is no vLLM in {env}.", hint=hint)
     if config.remote.backend != "vllm":
         raise ConfigError("engine.start starts a vLLM server.", hint="Set remote.backend: vllm.")
+    if port and _in_use(port):
+        raise EnvironmentProblem(f"Port {port} is in use on this machine.", hint="--port chooses another one.")
     port = port or _free_port()
     os.environ[KEY] = key = os.environ.get(KEY) or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
         process = _start(command_of(config, env, folder, port), _variables(config, key), file)
     try:
         url = f"http://127.0.0.1:{port}"
-        await _healthy(process, url, log)
+        await _healthy(process, url, log, key)
         given = {"url": f"{url}/v1", "urls": [], "model": _name(config), "api_key_env": KEY, "processed_logprobs": True}
         yield config.model_copy(update={"remote": config.remote.model_copy(update=given)})
     finally:
@@ -102,7 +104,9 @@ def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
     if dtype != "auto":
         options += ["--dtype", dtype]
     if adapter.enabled:  # two: the new one is loaded before the old one goes
-        rank = next((one for one in RANKS if one >= adapter.r), RANKS[-1])
+        rank = next((one for one in RANKS if one >= adapter.r), None)
+        if rank is None:
+            raise ConfigError(f"adapter.r is {adapter.r}; vLLM takes at most {RANKS[-1]}.", hint="Lower adapter.r.")
         options += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
     if config.remote.sleep:
         options.append("--enable-sleep-mode")
@@ -133,15 +137,19 @@ def _start(command: list[str], variables: dict[str, str], log: IO[bytes]) -> sub
     )
 
 
-async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Wait until the server answers. Raises EnvironmentProblem with its last words if it does not."""
+async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path, key: str) -> None:
+    """Wait until the server answers to its key. Raises EnvironmentProblem with its last words if it does not."""
     ends = time.monotonic() + STARTING
+    bearer = {"Authorization": f"Bearer {key}"}
     async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as client:
         while True:
-            with contextlib.suppress(httpx2.HTTPError):
-                if (await client.get(f"{url}/health")).is_success:
-                    return
-            status = process.poll()
+            status, answered = process.poll(), False
+            if status is None:
+                with contextlib.suppress(httpx2.HTTPError):
+                    answered = (await client.get(f"{url}/v1/models", headers=bearer)).is_success
+                status = process.poll()  # another server may have answered at the port that ours did not get
+            if answered and status is None:
+                return
             if status is not None or time.monotonic() > ends:
                 how = f"ended with exit status {status}" if status is not None else f"needs more than {STARTING:g} s"
                 last = "\n".join(log.read_text(errors="replace").strip().splitlines()[-TAIL:])
@@ -165,6 +173,11 @@ def _vllm(env: Path) -> Path:
 
 def _name(config: Config) -> str:
     return config.remote.model or config.model.name
+
+
+def _in_use(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

@@ -89,7 +89,8 @@ def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:
 def curve_lines(found: Candidates, width: int, height: int) -> list[Text]:
     """The best validation score so far over the episodes spent; dim: each candidate's."""
     best = [(x, max(y for _, y in found.points[: n + 1])) for n, (x, _) in enumerate(found.points)]
-    steps = [point for n, (x, y) in enumerate(best) for point in ((x, best[n - 1][1] if n else y), (x, y))]
+    column = found.spent / max(width, 1)  # the level before ends a column earlier: a chart shows the mean of each
+    steps = [point for n, (x, y) in enumerate(best) for point in ((x - column, best[n - 1][1] if n else y), (x, y))]
     if best and found.spent > best[-1][0]:
         steps.append((found.spent, best[-1][1]))
     return chart("VALIDATION over episodes: best (dim: each)", steps, width, height, unit=True, others=[found.points])
