@@ -43,6 +43,11 @@ with Store.open("runs/agentrl.db", readonly=True) as store:
 Several processes may read and write one file. `with store.transaction():` makes several writes one. Times are seconds
 since the epoch, paths are relative to the folder of the store, JSON is text.
 
+Foreign keys (→ below, and every `run_id` and `episode_id`) are checked on every connection that agentrl opens; in
+your own, run `PRAGMA foreign_keys=ON` first. Deleting a run deletes what belongs to it; deleting an episode deletes its
+turns, tokens, calls, rewards, tags and notes, but not its forks. `agentrl db status --check` counts rows that refer to
+nothing.
+
 ## Tokens in pandas
 
 `turn_tokens` has a row per turn and an array per column, without a header: `n` numbers, little-endian, one after the

@@ -64,13 +64,13 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
         try:
             version = _check(conn, path)
             conn.execute("PRAGMA synchronous=NORMAL")
-            conn.execute("PRAGMA foreign_keys=ON")
             conn.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             conn.execute("PRAGMA journal_size_limit=134217728")
             conn.execute("PRAGMA cache_size=-16384")  # KiB: the pages that a training writes to again and again
             _use_wal(conn, busy_ms)
             if version < SCHEMA_VERSION:
                 migrate(conn)
+            conn.execute("PRAGMA foreign_keys=ON")
         except BaseException:
             conn.close()
             raise
@@ -122,6 +122,7 @@ def _open_ro(path: Path, busy_ms: int, options: str) -> sqlite3.Connection:
     conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_ms / 1000)
     try:
         conn.execute("PRAGMA query_only=ON")
+        conn.execute("PRAGMA foreign_keys=ON")
         conn.execute("PRAGMA cache_size=-65536")
         conn.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
@@ -148,7 +149,10 @@ def _check(conn: sqlite3.Connection, path: Path | str) -> int:
 
 
 def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Apply pending migrations in one transaction: readers see the old schema or the new one, never a mix."""
+    """Apply pending migrations in one transaction: readers see the old schema or the new one, never a mix.
+
+    Turns foreign keys off, for good: a table that is rebuilt would take the rows that refer to it with it.
+    """
     from sqlite_utils import Database, Migrations  # here: importing it costs 0.15 s, and most processes never need it
 
     migrations = Migrations(MIGRATION_SET)
@@ -162,6 +166,7 @@ def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) 
                 db.execute(statement)
 
         migrations(name=name)(apply)
+    conn.execute("PRAGMA foreign_keys=OFF")
     conn.execute("BEGIN IMMEDIATE")
     try:
         migrations.apply(Database(conn))
@@ -215,7 +220,8 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
         )
     if code == sqlite3.SQLITE_CONSTRAINT and "FOREIGN KEY" in text:
         return StoreError(
-            "The row refers to a run or an episode that is not in the store.", hint="Call store.runs.add() first."
+            "The row refers to a run, an episode or a tokenizer that is not in the store.",
+            hint="Call store.runs.add() or store.tokenizers.add() first.",
         )
     return None
 

@@ -31,7 +31,7 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
         for episode, tag in file.select(f"SELECT episode_id, tag FROM tags WHERE {inside} ORDER BY tag", part):
             tags.setdefault(episode, []).append(tag)
         notes.update(file.select(f"SELECT episode_id, text FROM notes WHERE {inside}", part))
-    outcome, flags = _PLACE["outcome"], _PLACE["flags"]
+    outcome, flags, tokenizer = _PLACE["outcome"], _PLACE["flags"], _PLACE["tokenizer"]
     lines = []
     for row, episode in zip(rows, ids, strict=True):
         line = build(
@@ -39,6 +39,7 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
             row,
             outcome=None if row[outcome] is None else Outcome(row[outcome]),
             flags=tuple(loads(row[flags])) if row[flags] else (),
+            tokenizer=row[tokenizer] or "",
             tags=tuple(tags.get(episode, ())),
             note=notes.get(episode, ""),
         )

@@ -19,15 +19,16 @@ _MODEL = int(Origin.MODEL)
 _KEPT = {
     "id": "",
     "split": "iif(excluded.split='', split, excluded.split)",
-    "tokenizer": "iif(excluded.tokenizer='', tokenizer, excluded.tokenizer)",
+    "tokenizer": "coalesce(excluded.tokenizer, tokenizer)",
     "fact": "iif(excluded.fact='', fact, excluded.fact)",
     "advantage": "coalesce(excluded.advantage, advantage)",
 }
 _VALUE = dict.fromkeys(EPISODE_COLUMNS, "?") | {
     "split": "coalesce(nullif(?,''), (SELECT split FROM tasks WHERE pack=? AND id=?), '')",
-    "tokenizer": "coalesce(nullif(?,''), (SELECT tokenizer FROM runs WHERE id=?), '')",
+    "tokenizer": "coalesce(nullif(?,''), (SELECT tokenizer FROM runs WHERE id=?))",
+    "parent_id": "(SELECT id FROM episodes WHERE id=?)",  # it may have been deleted
 }
-_INDEXED = ("started", "step", "task_id", "run_id", "group_id", "parent_id", "key")
+_INDEXED = ("started", "step", "task_id", "pack", "run_id", "group_id", "parent_id", "key")
 _SETS = ",".join(f"{column}={_KEPT.get(column, f'excluded.{column}')}" for column in EPISODE_COLUMNS if column != "id")
 PUT_EPISODE = (
     f"INSERT INTO episodes ({','.join(EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
@@ -38,7 +39,8 @@ PUT_EPISODE = (
 def _end_episode() -> str:
     """`PUT_EPISODE` for a stored episode with the same indexed columns, with the same parameters.
 
-    SQLite rewrites the index entries of every column that is set, changed or not, so this statement sets none of them.
+    SQLite rewrites the index entries of every column that is set, changed or not, and checks its foreign keys, so this
+    statement sets none of them.
     """
     places, count = {}, 0
     for column, value in _VALUE.items():
@@ -55,7 +57,15 @@ def _end_episode() -> str:
 
 
 END_EPISODE = _end_episode()
-PUT_GROUP = "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why) VALUES (?,?,?,?,?,?)"
+PUT_GROUP = (
+    "INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why, pack)"
+    " VALUES (?1,?2,?3,?4,?5,?6, (SELECT pack FROM tasks WHERE pack=?7 AND id=?3))"
+)
+NAME_TOKENIZER = "INSERT OR IGNORE INTO tokenizers VALUES (?, x'', '', '{}')"
+"""For a hash that a run or an episode names before the tokenizer itself is stored."""
+_NAME_TASK = (
+    "INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data) VALUES (?,?,?,?,'[]','null')"  # no row known
+)
 PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
 PUT_TURN = (
@@ -240,6 +250,15 @@ def episode_key(episode: Episode) -> str | None:
     return f"{episode.run_id}/{episode.step}/{episode.group_id or episode.task_id}/{episode.sample}"
 
 
+def put_episode(conn: sqlite3.Connection, episode: Episode, split: str, values: Sequence[Any]) -> None:
+    """Run `PUT_EPISODE`, and before it add the episode's task and group if they are missing."""
+    pack, task, group = episode.pack, episode.task_id, episode.group_id
+    conn.execute(_NAME_TASK, (pack, task, episode.family, split))
+    if group is not None:
+        conn.execute(PUT_GROUP, (group, episode.run_id, task, episode.step, episode.started, "", pack))
+    conn.execute(PUT_EPISODE, values)
+
+
 def write_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
     """Write a turn of an episode that is not buffered, inside a transaction."""
     known = conn.execute("SELECT 1 FROM turns WHERE episode_id=? AND idx=?", (episode_id, turn.index)).fetchone()
@@ -252,11 +271,11 @@ def write_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: To
 
 def write_end(conn: sqlite3.Connection, episode: Episode, split: str, tokenizer: str) -> None:
     """Write the end of an episode that is not buffered, and its turns that the file lacks, inside a transaction."""
-    if episode.group_id is not None:
-        conn.execute(PUT_GROUP, (episode.group_id, episode.run_id, episode.task_id, episode.step, episode.started, ""))
     values = episode_values(episode, split, tokenizer)
+    if tokenizer:
+        conn.execute(NAME_TOKENIZER, (tokenizer,))
     if not conn.execute(END_EPISODE, values).rowcount:
-        conn.execute(PUT_EPISODE, values)
+        put_episode(conn, episode, split, values)
     spans = {
         row[0]: row[1:]
         for row in conn.execute("SELECT idx, token_start, token_end FROM turns WHERE episode_id=?", (episode.id,))

@@ -14,7 +14,7 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.store.codec import clean, decoding, marks
 from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
 from agentrl_cli.store.episode_sql import PUT_GROUP, write_end, write_turn
-from agentrl_cli.store.file import Part, StoreFile, batches
+from agentrl_cli.store.file import Part, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
 from agentrl_cli.store.live_episode import LiveEpisode
 from agentrl_cli.store.marks import Signals
@@ -23,29 +23,21 @@ from agentrl_cli.types import AgentState, Episode, Fact, Outcome, Tokens, Turn
 
 CANDIDATES = 32
 """Episodes whose tokens are read to find the most pushed one."""
-MANY = 10_000
-"""Groups that are remembered as added."""
 
 
 class Episodes(Part):
     """Episodes with their turns, tokens, tool calls and rewards."""
 
-    def __init__(self, file: StoreFile) -> None:
-        super().__init__(file)
-        self._groups: set[tuple[str | None, str]] = set()
-        """(run, group) of groups that were added here."""
-
     # Writing
 
-    def add_group(self, run_id: str | None, group_id: str, task_id: str, step: int | None, why: str = "") -> None:
+    def add_group(
+        self, run_id: str | None, group_id: str, task_id: str, step: int | None, why: str = "", *, pack: str = ""
+    ) -> None:
         """Queue a group; its id is unique within its run, or within the store without a run.
 
-        `why`: what picked its task, if not its turn in the order. A stored group stays as it is.
+        `why`: what picked its task, if not its turn in the order. A stored group stays as it is; episodes add theirs.
         """
-        if len(self._groups) > MANY:
-            self._groups.clear()
-        self._groups.add((run_id, group_id))
-        self.file.write_later(PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why)))
+        self.file.write_later(PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why), pack))
 
     def start(self, episode: Episode, *, split: str = "", tokenizer: str = "") -> None:
         """Queue an episode without outcome, and its `live` row; its turns come with `add_turn`.
@@ -60,8 +52,6 @@ class Episodes(Part):
             bare = episode.with_(started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=())
         with self.file.lock:
             self.file.require_writable()
-            if episode.group_id is not None and (episode.run_id, episode.group_id) not in self._groups:
-                self.add_group(episode.run_id, episode.group_id, episode.task_id, episode.step)
             running = LiveEpisode(bare, split, tokenizer, (str(AgentState.PENDING), 0, "", started))
             if self.file.in_transaction:
                 running.write(self.file.conn)

@@ -18,9 +18,9 @@ from agentrl_cli.store.codec import clean, token_columns
 from agentrl_cli.store.episode_sql import (
     DROP_UNFINISHED,
     END_EPISODE,
+    NAME_TOKENIZER,
     NO_RESULT,
     PUT_DRIFT,
-    PUT_EPISODE,
     PUT_LIVE,
     PUT_PART,
     PUT_RESULT,
@@ -34,6 +34,7 @@ from agentrl_cli.store.episode_sql import (
     episode_key,
     episode_values,
     part_values,
+    put_episode,
     result_values,
     turn_values,
 )
@@ -155,12 +156,14 @@ class LiveEpisode:
     def _put_row(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
         values = episode_values(episode, self.split, self.tokenizer, None if self.ended else self._counted())
+        if self.tokenizer:
+            conn.execute(NAME_TOKENIZER, (self.tokenizer,))
         if self.inserted and conn.execute(END_EPISODE, values).rowcount:
             return
         key = episode_key(episode)
         if key is not None:
             conn.execute(DROP_UNFINISHED, (key, episode.kind, episode.id))
-        conn.execute(PUT_EPISODE, values)
+        put_episode(conn, episode, self.split, values)
 
     def _put_turns(self, conn: sqlite3.Connection) -> None:
         id_, waiting = self.episode.id, self.waiting.values()

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def status(path: Path, *, check: bool = False) -> Status:
             lengths = "+".join(f"ifnull(length({column}),0)" for column in ("ids", "origin", *_ALL))
             mean = one(f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)")
             page = one("PRAGMA page_size")
-            found = [row[0] for row in conn.execute("PRAGMA quick_check(5)")] if check else []
+            found = _problems(conn) if check else []
             wal = Path(f"{path}-wal")
             return Status(
                 path=str(path),
@@ -98,6 +99,14 @@ def status(path: Path, *, check: bool = False) -> Status:
             )
     finally:
         conn.close()
+
+
+def _problems(conn: sqlite3.Connection) -> list[str]:
+    """What SQLite's quick check found, and how many rows refer to nothing; `ok` without either."""
+    found = [str(row[0]) for row in conn.execute("PRAGMA quick_check(5)")]
+    lost = Counter((row[0], row[2]) for row in conn.execute("PRAGMA foreign_key_check"))
+    missing = [f"{count} rows of {table} refer to missing {parent}" for (table, parent), count in lost.items()]
+    return missing if missing and found == ["ok"] else found + missing
 
 
 def _tables(conn: sqlite3.Connection) -> list[str]:

@@ -9,13 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from agentrl_cli.store.codec import decoding, dumps, loads
+from agentrl_cli.store.codec import decoding, dumps, loads, marks
 from agentrl_cli.store.episode_decode import image_of
 from agentrl_cli.store.episode_sql import put_images
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import TokenizerRow, build
 from agentrl_cli.types import Task
 from agentrl_cli.types.content import HASH, data_uri, digest
+
+_COLUMNS = ("pack", "id", "family", "split", "prompt", "data", "tools")
+_PUT = (
+    f"INSERT INTO tasks ({','.join(_COLUMNS)}) VALUES ({marks(len(_COLUMNS))}) ON CONFLICT (pack, id) DO UPDATE SET "
+    + ",".join(f"{name}=excluded.{name}" for name in _COLUMNS[2:])
+)
 
 
 class Tasks(Part):
@@ -30,30 +36,29 @@ class Tasks(Part):
                     task.id,
                     task.family,
                     task.split,
-                    dumps(_replaced(task.prompt, "data:", partial(_put, conn))),
+                    dumps(_replaced(task.prompt, "data:", partial(_put_image, conn))),
                     dumps(dict(task.data)),
                     None if task.tools is None else dumps(task.tools),
                 )
                 for task in tasks
             ]
-            conn.executemany("INSERT OR REPLACE INTO tasks VALUES (?,?,?,?,?,?,?)", rows)
+            conn.executemany(_PUT, rows)
 
     def get(self, task_id: str, pack: str | None = None) -> Task | None:
-        """A stored task, None if absent."""
+        """A stored task, None if absent or known by name alone."""
         row = self.file.select_one(
-            "SELECT id, pack, family, split, prompt, data, tools FROM tasks WHERE id=?1 AND (?2 IS NULL OR pack=?2)",
+            "SELECT id, pack, family, split, prompt, data, tools FROM tasks"
+            " WHERE id=?1 AND (?2 IS NULL OR pack=?2) AND data<>'null'",
             (task_id, pack),
         )
         if row is None:
             return None
         tools = None if row[6] is None else tuple(loads(row[6]))
-        prompt = _replaced(
-            loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH)))
-        )
+        prompt = _replaced(loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH))))
         return build(Task, row, prompt=tuple(prompt), data=loads(row[5]), tools=tools)
 
 
-def _put(conn: sqlite3.Connection, uri: str) -> str:
+def _put_image(conn: sqlite3.Connection, uri: str) -> str:
     """Store an image of a data: URL. Returns its name; the URL itself if it cannot be decoded."""
     try:
         data = base64.b64decode(uri.partition(",")[2], validate=True)
@@ -79,19 +84,23 @@ class Tokenizers(Part):
         self, hash: str, tokenizer_json: str, chat_template: str = "", specials: Mapping[str, Any] | None = None
     ) -> None:
         """Store a tokenizer, once per hash."""
-        if self.file.select("SELECT 1 FROM tokenizers WHERE hash=?", (hash,)):
+        if self.file.select("SELECT 1 FROM tokenizers WHERE hash=? AND tokenizer_json<>x''", (hash,)):
             return
         packed = zlib.compress(tokenizer_json.encode(), 6)
         with self.file.transaction() as conn:
             conn.execute(
-                "INSERT OR IGNORE INTO tokenizers VALUES (?,?,?,?)",
+                "INSERT INTO tokenizers VALUES (?,?,?,?) ON CONFLICT (hash) DO UPDATE SET"
+                " tokenizer_json=excluded.tokenizer_json, chat_template=excluded.chat_template,"
+                " specials=excluded.specials",
                 (hash, packed, chat_template, dumps(dict(specials or {}))),
             )
 
     def get(self, hash: str) -> TokenizerRow | None:
-        """A stored tokenizer, None if absent."""
+        """A stored tokenizer, None if absent or known by its hash alone."""
         row = self.file.select_one(
-            "SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers WHERE hash=?", (hash,)
+            "SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers"
+            " WHERE hash=? AND tokenizer_json<>x''",
+            (hash,),
         )
         with decoding("A stored tokenizer"):
             return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3])) if row else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
+from agentrl_cli.store.episode_sql import NAME_TOKENIZER
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.places import absolute, new_folder, stored
@@ -20,7 +21,11 @@ from agentrl_cli.types.content import HASH
 
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
-_ADD_RUN = f"INSERT INTO runs ({','.join(_RUN_COLUMNS)}) VALUES ({marks(len(_RUN_COLUMNS))})"
+_KNOWN_PARENT = {"parent_id": "(SELECT id FROM runs WHERE id=?)"}  # it may be in another store, or deleted
+_ADD_RUN = (
+    f"INSERT INTO runs ({','.join(_RUN_COLUMNS)})"
+    f" VALUES ({','.join(_KNOWN_PARENT.get(column, '?') for column in _RUN_COLUMNS)})"
+)
 _EVAL = f"SELECT {','.join(columns(EvalRow))} FROM evals"
 _CHECKPOINT = f"SELECT {','.join(columns(CheckpointRow))} FROM checkpoints"
 
@@ -53,6 +58,8 @@ class Runs(Part):
                 count += 1
                 name = f"{run.name}-{count}"
             run = replace(run, name=name)
+            if run.tokenizer:
+                conn.execute(NAME_TOKENIZER, (run.tokenizer,))
             conn.execute(_ADD_RUN, [self._run_value(column, getattr(run, column)) for column in _RUN_COLUMNS])
         return run
 
@@ -88,6 +95,8 @@ class Runs(Part):
         sets = ", ".join(f"{name}=?" for name in cols)
         with self.file.transaction() as conn:
             values = [self._run_value(name, value) for name, value in cols.items()]
+            if cols.get("tokenizer"):
+                conn.execute(NAME_TOKENIZER, (cols["tokenizer"],))
             if not conn.execute(f"UPDATE runs SET {sets} WHERE id=?", [*values, run_id]).rowcount:
                 raise NotFound(f"No run {run_id!r} in {self.file.path}.")
 
@@ -192,8 +201,11 @@ class Runs(Part):
     def _run_value(self, column: str, value: Any) -> Any:
         if column == "dir":
             return stored(self.file.home, value)
+        if column == "tokenizer":
+            return value or None
         return dumps(dict(value)) if isinstance(value, Mapping) else value
 
     def _run(self, row: tuple[Any, ...]) -> RunRow:
-        place = _RUN_COLUMNS.index("dir")
-        return build(RunRow, row, dir=absolute(self.file.home, row[place]), config=loads(row[-1]))
+        folder, tokenizer = (row[_RUN_COLUMNS.index(name)] for name in ("dir", "tokenizer"))
+        place = absolute(self.file.home, folder)
+        return build(RunRow, row, dir=place, tokenizer=tokenizer or "", config=loads(row[-1]))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
+from agentrl_cli.store.foreign_keys import add_foreign_keys
 from agentrl_cli.store.places import make_relative
 
 APPLICATION_ID = 0x41524C31
@@ -273,6 +274,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m016_prompts", _PROMPTS),
     ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
     ("m018_turn_images", _TURN_IMAGES),
+    ("m019_foreign_keys", add_foreign_keys),
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
 

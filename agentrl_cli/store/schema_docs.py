@@ -18,8 +18,8 @@ TABLES: dict[str, str] = {
         seed: seed of the run
         step: finished steps
         total_steps: steps that are planned
-        tokenizer: hash of the tokenizer that decodes its episodes, see `tokenizers`
-        parent_id: the run it was forked from
+        tokenizer: hash of the tokenizer that decodes its episodes → `tokenizers`; NULL for none
+        parent_id: the run it was forked from → `runs`; NULL once that is deleted
         parent_step: the step it was forked at
         dir: its folder, relative to the store; empty if it has none
         pid: process that holds the run, or held it last
@@ -38,13 +38,13 @@ TABLES: dict[str, str] = {
         step: from 1
         {_AT}
         metrics: name → number, JSON; NaN is null, infinity 9e999""",
-    "tasks": """Tasks that episodes refer to.
+    "tasks": """Tasks that episodes refer to, also those of which only the name is known.
         pack: name of the pack
         id: unique within the pack
         family: kind of task within the pack
         split: `train`, `test` or `heldout`
         prompt: messages, JSON
-        data: the row's other fields, JSON
+        data: the row's other fields, JSON; null if only the name is known
         tools: names of its tools, JSON; NULL for all tools of the pack""",
     "groups": """Episodes of one task in one step; advantages are relative to their group.
         n: rising number
@@ -53,7 +53,8 @@ TABLES: dict[str, str] = {
         task_id: the task
         step: the step; NULL outside steps
         at: time
-        why: what picked the task, if not its turn in the order""",
+        why: what picked the task, if not its turn in the order
+        pack: with task_id → `tasks`; NULL in groups of unknown packs""",
     "episodes": """One attempt at a task.
         rowid: rising number, which lists use
         started: time
@@ -76,14 +77,14 @@ TABLES: dict[str, str] = {
         family: family of the task
         split: split of the task
         level: isolation levels of the sandboxes that ran its tools
-        task_id: the task
+        task_id: the task; with pack → `tasks`
         run_id: the run; NULL outside runs
         id: sortable by time
-        group_id: the group; NULL outside groups
-        parent_id: the episode that it continues
+        group_id: the group; with run_id → `groups`; NULL outside groups
+        parent_id: the episode that it continues → `episodes`; NULL once that is deleted
         parent_turn: the turn of that episode that it continues from
         weights_version: weights that sampled it
-        tokenizer: hash of its tokenizer
+        tokenizer: hash of its tokenizer → `tokenizers`; NULL for none
         ended: time; 0 while it runs
         key: `run/step/group/sample`, the same after a resume; NULL outside steps
         error: message of the error that ended it""",
@@ -158,7 +159,7 @@ TABLES: dict[str, str] = {
         n: number
         run_id: the optimisation
         id: hash of the texts
-        parent_id: the candidate that it was made from; NULL of the first
+        parent_id: the candidate that it was made from; with run_id → `prompts`; NULL of the first
         origin: `seed`, `gepa` or `apo`
         parts: JSON, name of a text to the text
         scores: JSON, mean primary score on `validation` and `test`

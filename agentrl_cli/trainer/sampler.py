@@ -118,12 +118,10 @@ class Collector:
     async def _round(self, step: int, picks: Sequence[Pick], places: range, note: str) -> list[list[Episode]]:
         jobs = self.jobs(step, picks, places)
         for place in places:
-            task, why = picks[place % len(picks)]
-            reason = "; ".join(filter(None, (note, why)))
-            if reason:
-                self.store.episodes.add_group(
-                    self.run.id, group_name(step, place), self.tasks[task].id, step + 1, reason
-                )
+            index, why = picks[place % len(picks)]
+            task, name = self.tasks[index], group_name(step, place)
+            if reason := "; ".join(filter(None, (note, why))):
+                self.store.episodes.add_group(self.run.id, name, task.id, step + 1, reason, pack=task.pack)
         known = self.finished(step, jobs)
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
         for episode in await self.rollout.run(missing):

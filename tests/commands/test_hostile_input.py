@@ -101,7 +101,7 @@ def test_filters_at_random(store: Store) -> None:
     signs = [*",:-\"\\*?%_<>=. \t'();[]{}|\x00é", "..", "none", "e9", "1", "-1", "0.5", "\ud800", "[", "a\u0661"]
     parts = [*signs, *(f" {name}:" for name in fields()), *(f" -{name}:" for name in fields())]
     ran = 0
-    for _ in range(1_000):
+    for _ in range(1_200):
         text = pieces(rng, parts, 8)
         try:
             store.episodes.ids(text, "-time,reward")

@@ -196,6 +196,7 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
     words = Words()
     episodes = [episode(words, sample, solved=sample in (1, 4, 6), step=steps) for sample in range(1, group + 1)]
     with Store.open(path) as store:
+        store.tokenizers.add("words", words.json(), "", {})
         run = store.runs.add(
             RunRow(
                 id="run7",
@@ -214,7 +215,6 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
         for step in range(0, steps + 1, 20):
             rate = 0.1 + 0.34 * (1 - math.exp(-step / 50))
             store.runs.add_eval(EvalRow(run.id, step, f"step-{step}", "test", 150, 4, rate, rate - 0.05, rate + 0.05))
-        store.tokenizers.add("words", words.json(), "", {})
         for ep in episodes:
             store.episodes.finish(ep)
             store.signals.add(ep.id, signals_of(ep))

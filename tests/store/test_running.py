@@ -23,6 +23,7 @@ from tests.store.test_store import random_episode, same
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "a.db") as opened:
         opened.runs.add(RunRow(id="r1", name="a"))
+        opened.tokenizers.add("hash", "{}")
         yield opened
 
 

@@ -220,6 +220,7 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
 @pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])
 def test_an_end_sets_every_column_whatever_its_start_said(store: Store, changed: dict[str, Any]) -> None:
     episode = random_episode(np.random.default_rng(6))
+    store.tokenizers.add("hash", "{}")
     store.episodes.start(episode, split="train", tokenizer="hash")
     ended = episode.with_(**changed)
     store.episodes.finish(ended)
@@ -365,6 +366,7 @@ def test_tasks_give_their_split_to_episodes(store: Store) -> None:
 
 def test_siblings_children_and_resume_keys(store: Store) -> None:
     rng = np.random.default_rng(1)
+    store.tokenizers.add("hash", "{}")
     store.runs.add(RunRow(id="r1", name="a", tokenizer="hash"))
     group = [random_episode(rng, run_id="r1", step=4, group_id="g", sample=n, kind="train") for n in (2, 0, 1)]
     for episode in group:
