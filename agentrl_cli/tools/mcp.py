@@ -7,8 +7,9 @@
 A server's tools are listed when the pack is loaded; `tools` chooses some, `prefix` stands before their names. Each
 episode has its own connection, so that no state of one reaches another; servers without state may be shared by all
 episodes (`session: shared`). A connection is closed after its last use, unless the server can be reset: `reset` names
-the tool that does so, or the server declares it as the experimental capability `{"reset": {"tool": NAME}}`. Then a
-server serves one episode after the other, and its reset tool is not offered.
+the tool that does so, or the server declares it, as an extension `VENDOR/reset` with the setting `{"tool": NAME}` or,
+in protocols before 2026, as the experimental capability `{"reset": {"tool": NAME}}`. Then a server serves one episode
+after the other, and its reset tool is not offered.
 A call that takes too long is cancelled at the server, and its observation has the last progress that was reported.
 A lost server is an EnvError with the last lines of its stderr; an error that it returns is an observation. MCP tools
 count as `external`.
@@ -344,11 +345,17 @@ async def _listed(server: Server, declared: list[str]) -> list[Any]:
             while page.next_cursor:
                 page = await client.list_tools(cursor=page.next_cursor)
                 found += page.tools
-            reset = (client.server_capabilities.experimental or {}).get("reset")
-            declared += [str(reset["tool"])] if isinstance(reset, Mapping) and "tool" in reset else []
+            declared += _reset_tools(client.server_capabilities)
         except Exception as error:
             raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}") from error
     return found
+
+
+def _reset_tools(capabilities: Any) -> list[str]:
+    """The tools that a server declares for its reset: at most one, in practice."""
+    kept = {name.rpartition("/")[2]: settings for name, settings in (capabilities.extensions or {}).items()}
+    found = [kept.get("reset"), (capabilities.experimental or {}).get("reset")]
+    return [str(one["tool"]) for one in found if isinstance(one, Mapping) and "tool" in one]
 
 
 async def _progress(reported: list[str], progress: float, total: float | None, message: str | None) -> None:

@@ -431,7 +431,7 @@ async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -
 
 
 async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
-    """The actions of its test clients: tags and fences; each command really runs, with the state of its trajectory."""
+    """The actions of its test clients: tags, fences and input; bash really runs, in the folder of its trajectory."""
     ran: list[str] = []
 
     def run_python(code: str) -> str:
@@ -441,7 +441,8 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
 
     def bash(command: str) -> str:
         """Run."""
-        return f"bash {command}"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr).strip()
 
     def search(query: str, k: int = 3) -> str:
         """Search."""
@@ -454,10 +455,13 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
     actions = {
         "I think <python>x = 1</python> and <python>print(x)</python>": "python 1",
         "```python\nprint(2)\n```": "python 2",
-        "<bash>ls -l</bash>": "bash ls -l",
-        "```bash\npwd\n```": "bash pwd",
-        "```sh\nls\n```": "bash ls",
-        "```terminal\nwho\n```": "bash who",
+        "<bash>\necho 'Hello' > test.txt\necho 'Line 2' >> test.txt\ncat test.txt\n</bash>": "Hello\nLine 2",
+        "```bash\nmkdir -p a/b\ncd a\necho x > b/c.txt\nfind . -name '*.txt'\n```": "./b/c.txt",
+        "```sh\ncat a/b/c.txt\n```": "x",
+        "<bash>cd a</bash>\n<bash>basename $PWD</bash>": "a",
+        '```bash\nread name\necho "Hello, $name!"\n```\n```input\nTestUser\n```': "Hello, TestUser!",
+        "```terminal\ncat nothing; echo still here\n```": "still here\ncat: nothing: No such file or directory",
+        "```python\nprint(input())\n```\n```input\n4 'x'\n```": "python 3",
         "<search>who</search>": "search who",
         "```sql\nSELECT 1\n```": "sql SELECT 1",
         "<sql>SELECT 2</sql>": "sql SELECT 2",
@@ -474,7 +478,9 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
         body = {"trajectory_ids": ["y"], "actions": ["<mcp_call>{</mcp_call>"]}
         said = await (await session.post(f"{address}/get_observation", json=body)).json()
         assert said["valids"] == [False] and said["observations"][0]["invalid_reason"]
-    assert ran == ["x = 1\nprint(x)", "print(2)"]
+    assert ran[:2] == ["x = 1\nprint(x)", "print(2)"]
+    done = subprocess.run([sys.executable, "-c", ran[2]], capture_output=True, text=True, check=False)
+    assert done.stdout == "4 'x'\n"
 
 
 async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:

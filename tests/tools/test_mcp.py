@@ -17,16 +17,23 @@ import pytest
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
-from agentrl_cli.tools.mcp import Connection, mcp_tools
+from agentrl_cli.tools.mcp import Connection, _reset_tools, mcp_tools
 
 pytest.importorskip("mcp")
 
 SERVER = '''
 import asyncio, os, sys
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.extension import Extension
 from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents
 
-server = MCPServer("small")
+class Reset(Extension):
+    identifier = "org.example/reset"
+
+    def settings(self):
+        return {"tool": "restart"}
+
+server = MCPServer("small", extensions=[Reset()] if "declare" in sys.argv else [])
 count = restarts = 0
 
 @server.tool()
@@ -80,10 +87,12 @@ def look():
     return [EmbeddedResource(type="resource", resource=text), link]
 
 if __name__ == "__main__":
+    with open("starts", "a") as starts:
+        starts.write("x")
     if "die" in sys.argv:
         print("no licence found", file=sys.stderr)
         sys.exit(4)
-    if len(sys.argv) > 1:
+    if sys.argv[-1].isdigit():
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:
         server.run()
@@ -140,9 +149,16 @@ async def test_episodes_share_a_server_or_have_their_own(folder: Path, session: 
         await tool.release(state)
 
 
-async def test_a_server_is_started_once_and_reset(folder: Path) -> None:
+async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -> None:
     """A reset that fails starts another server; a lost one is not used again; the tool is not offered."""
-    tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "x"}, reset="restart"), folder))
+    from mcp_types import ServerCapabilities
+
+    given = stdio(env={"MOOD": "x"})
+    before = ServerCapabilities(experimental={"reset": {"tool": "restart"}})
+    assert _reset_tools(before) == ["restart"] and _reset_tools(ServerCapabilities()) == []
+    assert "restart" not in by_name(mcp_tools("here", "small", given | {"reset": "restart"}, folder))
+    (folder / "starts").unlink()
+    tools = by_name(mcp_tools("here", "small", given | {"args": ["server.py", "declare"]}, folder))
     assert "restart" not in tools
     seen = []
     for episode in range(5):
@@ -159,6 +175,7 @@ async def test_a_server_is_started_once_and_reset(folder: Path) -> None:
     assert len({place for place, _ in seen[:4]}) == 1, "one connection, whose third reset failed"
     idle: list[Connection] = [one for waiting in tools["step"].link._idle.values() for one in waiting]  # type: ignore[attr-defined]
     assert len(idle) == 1 and idle[0].until is not None
+    assert len((folder / "starts").read_text()) == 4, "to list its tools, for the first, after a failed reset, and lost"
     await idle[0].close()
     with pytest.raises(ConfigError, match="nowhere"):
         mcp_tools("here", "small", stdio(reset="nowhere"), folder)

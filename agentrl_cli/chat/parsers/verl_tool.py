@@ -1,17 +1,19 @@
 """verl-tool's actions: texts with a tag or a fence for each tool. https://github.com/TIGER-AI-Lab/verl-tool
 
-    <python>…</python>   or a fence of python     run_python, all blocks of the text as one program
+    <python>…</python>   or a fence of python     run_python
     <bash>…</bash>       or a fence of bash, sh, shell, terminal    bash
     <search>…</search>                            search
     <sql>…</sql>         or a fence of sql        sql
     <mcp_call>{"name": …, "arguments": {…}}</mcp_call>      the tool of that name
 
-A tag calls the tool of its kind that is offered, with the text as the only argument that it requires.
+A tag calls the tool of its kind that is offered, with the text as the only argument that it requires. All blocks of
+python, and all of bash, are one call; a fence of `input` beside them is its standard input.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 _TAGGED = {kind: re.compile(rf"<{kind}>(.*?)</{kind}>", re.DOTALL) for kind in KINDS}
 _FENCES = {"python": r"\n?python", "bash": r"\s*(?:bash|shell|sh|terminal)\b", "sql": r"\n?sql"}
 _FENCED = {kind: re.compile(rf"```{names}(.*?)```", re.DOTALL) for kind, names in _FENCES.items()}
+_INPUT = re.compile(r"```input\n(.*?)\n```", re.DOTALL)
 _MCP = re.compile(r"<mcp_call>(.*?)</mcp_call>", re.DOTALL)
 
 
@@ -46,7 +49,9 @@ class VerlToolActions:
             found = _TAGGED[kind].findall(text) or (_FENCED[kind].findall(text) if kind in _FENCED else [])
             if name is None or not found:
                 continue
-            blocks = ["\n".join(block.strip() for block in found)] if kind == "python" else [b.strip() for b in found]
+            blocks = [block.strip() for block in found]
+            if kind in ("python", "bash"):
+                blocks = ["\n".join([*_stdin(kind, _INPUT.search(text)), *blocks])]
             argument = _argument(offered[name])
             calls += [call(name, {argument: block}, raw=block) for block in blocks]
         calls += [_named(raw) for raw in _MCP.findall(text)]
@@ -55,6 +60,18 @@ class VerlToolActions:
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         kind = next((kind for kind, names in KINDS.items() if name in names), None)
         return f"<{kind}>{next(iter(arguments.values()), '')}</{kind}>" if kind else '<mcp_call>{"name": …}</mcp_call>'
+
+
+def _stdin(kind: str, given: re.Match[str] | None) -> list[str]:
+    """The lines of a program that set its standard input."""
+    if given is None:
+        return []
+    value = given[1].strip()
+    return (
+        [f"exec <<< {shlex.quote(value)}"]
+        if kind == "bash"
+        else ["import io, sys", f"sys.stdin = io.StringIO({value!r})"]
+    )
 
 
 def _argument(function: Mapping[str, Any]) -> str:
