@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from agentrl_cli.commands.common import (
     open_project,
     warn_unsafe,
 )
+from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import ConfigError, GateNotMet, UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="apo: rounds.")] = 3,
     temperature: Annotated[float, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")] = 0.0,
     write: Annotated[bool, typer.Option("--write", help="Put the best texts into the project.")] = False,
+    show: Annotated[str | None, typer.Option(help="Print the candidates of this search and leave.")] = None,
     fail_under: Annotated[float | None, typer.Option(help="Exit 4 if the best solves less of the test tasks.")] = None,
     model: ModelOption = None,
     seed: SeedOption = None,
@@ -94,8 +97,10 @@ def command(
     Every evaluation is an episode of the run, tagged `prompt:ID`. Base and best are compared on the test split.
 
     JSON: {"run", "base", "best", "parts", "validation", "test": {"base", "best", "difference", "p_value"}, "episodes",
-    "reflections", "written"}
+    "reflections", "written"}; with --show {"run", "best", "candidates": [{"id", "parent_id", "scores", "parts", …}]}
     """
+    if show is not None:
+        return _show(find_db(project, db), show, as_json)
     if fail_under is not None and not test:
         raise UsageError("--fail-under needs test tasks.", hint="Leave out --test-tasks 0.")
     texts = (reflect_with, reflect_model, part or ["system"])
@@ -104,13 +109,24 @@ def command(
     with data_stdout():
         announce_loading()
         report = asyncio.run(_optimize(context, model, plan, write))
-        if as_json:
-            echo_json({name: value for name, value in report.items() if name != "base_parts"})
-        else:
-            _print(report)
-    reached = (report["test"] or {}).get("best")
-    if fail_under is not None and (reached is None or reached["value"] < fail_under):
-        raise GateNotMet(f"The best prompt solves {(reached or {}).get('value', 0):.3f} of the test tasks.")
+        _print(report, as_json)
+    reached = ((report["test"] or {}).get("best") or {"value": 0.0})["value"]
+    if fail_under is not None and reached < fail_under:
+        raise GateNotMet(f"The best prompt solves {reached:.3f} of the test tasks.")
+
+
+def _show(path: Path, run: str, as_json: bool) -> None:
+    """Print what the screen of a search shows."""
+    from agentrl_cli.store import Store
+    from agentrl_cli.tui.prompts.data import load_candidates, plain_lines
+
+    with Store.open(path, readonly=True) as store:
+        found = load_candidates(store, run)
+    if as_json:
+        echo_json({"run": found.run.name, "best": found.best, "candidates": [asdict(row) for row, _ in found.rows]})
+    else:
+        for line in plain_lines(found, min(shutil.get_terminal_size().columns, 120)):
+            echo(line)
 
 
 async def _optimize(context: Context, model: str | None, plan: Plan, write: bool) -> dict[str, Any]:
@@ -301,7 +317,9 @@ def _write(runtime: Runtime, best: Parts) -> str:
     return str(path)
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return echo_json({name: value for name, value in report.items() if name != "base_parts"})
     valid, test = report["validation"], report["test"]
     echo(f"run         {report['run']}: {report['candidates']} candidates, {report['episodes']} episodes,"
          f" {report['reflections']} reflections")  # fmt: skip

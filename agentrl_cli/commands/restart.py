@@ -30,6 +30,7 @@ def restarting(context: Context, begun: Sequence[str], *, as_json: bool) -> Iter
         sys.stdout.flush()
         words = ["--resume", begun[0], "--db", str(context.db)] + ["--json"] * as_json
         words += ["--project", str(context.project)] if is_project(context) else []
+        os.chdir(context.project)  # where a resume looks for the files of a run without agentrl.yaml
         os.execv(sys.executable, [sys.executable, "-m", "agentrl_cli", "train", *words])
 
 

@@ -33,7 +33,10 @@ def command(
     db: DbOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a training: curves, groups, running episodes, log. `q` leaves it running; finished runs open too."""
+    """Watch a training: curves, groups, running episodes, log. `q` leaves it running; finished runs open too.
+
+    Without a run it shows the newest training, and the next one as soon as that begins.
+    """
     path = find_db(project, db)
     from agentrl_cli.store import Store
 
@@ -45,7 +48,7 @@ def command(
         return
     from agentrl_cli.tui.app import watch
 
-    watch(path, run_id)
+    watch(path, run_id, follow=run == "last")
 
 
 def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:

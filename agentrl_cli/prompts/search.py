@@ -187,7 +187,7 @@ class Search(Trials[Task]):
     def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
         """Store and return a candidate's mean on a set of tasks."""
         mean = sum(map(score, episodes)) / len(episodes)
-        self.store.prompts.score(self.run.id, id_of(parts), name, mean)
+        self.store.prompts.score(self.run.id, id_of(parts), name, mean, self.spent)
         self.narrate(
             f"candidate {id_of(parts)}: {name} {mean:.3f}  ({self.spent}/{self.budget} episodes,"
             f" {self.asked} reflections)"

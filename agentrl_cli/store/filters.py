@@ -105,6 +105,8 @@ def compile_filter(text: str) -> Where:
         quoted = len(raw) > 1 and raw[0] == raw[-1] == '"'
         if raw.startswith('"') and not quoted:
             raise UsageError(f"A quotation mark is not closed: {raw}", hint=_EXAMPLE)
+        if not name and raw.endswith(":") and raw[:-1].lower() in {*fields(), *ALIASES}:
+            name, raw = raw[:-1], ""
         value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
         count += 1 if quoted or not name else 1 + value.count(",")
         if count > MOST_CHOICES:

@@ -25,7 +25,8 @@ class PromptRow:
     """seed, gepa or apo."""
     parts: Mapping[str, str]
     scores: Mapping[str, float] = field(default_factory=dict)
-    """`validation`, `test`: means over the tasks, once it was evaluated on all."""
+    """`validation`, `test`: means over the tasks, once it was evaluated on all; `validation_episodes`,
+    `test_episodes`: episodes that the search had spent by then."""
     at: float = 0.0
 
 
@@ -41,12 +42,13 @@ class Prompts(Part):
                 (row.run_id, row.id, row.parent_id, row.origin, dumps(dict(row.parts)), "{}", time.time()),
             )
 
-    def score(self, run_id: str, id: str, name: str, value: float) -> None:
-        """Set one of a candidate's scores."""
+    def score(self, run_id: str, id: str, name: str, value: float, spent: int) -> None:
+        """Set one of a candidate's scores, with the episodes that the search has spent."""
         with self.file.transaction() as conn:
             conn.execute(
-                "UPDATE prompts SET scores=json_set(scores, '$.' || ?, ?) WHERE run_id=? AND id=?",
-                (name, value, run_id, id),
+                "UPDATE prompts SET scores=json_set(scores, '$.' || ?1, ?2, '$.' || ?1 || '_episodes', ?3)"
+                " WHERE run_id=?4 AND id=?5",
+                (name, value, spent, run_id, id),
             )
 
     def all(self, run_id: str) -> list[PromptRow]:

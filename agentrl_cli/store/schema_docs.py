@@ -162,7 +162,7 @@ TABLES: dict[str, str] = {
         parent_id: the candidate that it was made from; with run_id → `prompts`; NULL of the first
         origin: `seed`, `gepa` or `apo`
         parts: JSON, name of a text to the text
-        scores: JSON, mean primary score on `validation` and `test`
+        scores: JSON, mean primary score on `validation` and `test`; with `_episodes`, what was spent by then
         at: time""",
     "live": f"""State of the episodes that run now.
         {_EPISODE}

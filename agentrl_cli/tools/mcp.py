@@ -23,7 +23,7 @@ import os
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,8 +110,6 @@ class Server:
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
     """An initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
-    from contextlib import AsyncExitStack
-
     async with AsyncExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
         try:
@@ -352,15 +350,14 @@ async def _listed(server: Server, declared: list[str]) -> list[Any]:
 
 
 def _reset_tools(capabilities: Any) -> list[str]:
-    """The tools that a server declares for its reset: at most one, in practice."""
-    kept = {name.rpartition("/")[2]: settings for name, settings in (capabilities.extensions or {}).items()}
-    found = [kept.get("reset"), (capabilities.experimental or {}).get("reset")]
+    """The tools that a server declares for its reset."""
+    named = {**(capabilities.experimental or {}), **(capabilities.extensions or {})}
+    found = [value for name, value in named.items() if name.rpartition("/")[2] == "reset"]
     return [str(one["tool"]) for one in found if isinstance(one, Mapping) and "tool" in one]
 
 
 async def _progress(reported: list[str], progress: float, total: float | None, message: str | None) -> None:
-    of = "" if total is None else f" of {total:g}"
-    reported.append(f"{progress:g}{of}" + (f", {message}" if message else ""))
+    reported.append(f"{progress:g}{'' if total is None else f' of {total:g}'}{f', {message}' if message else ''}")
 
 
 _PROGRESS: ContextVar[list[str]] = ContextVar("agentrl_mcp_progress")

@@ -127,11 +127,11 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
     path.write_text(asyncio.run(drawn()), "utf-8")
 
 
-def watch(db: Path, run: str) -> None:
-    """Shows the watch screen of a run until the user leaves, as `train --watch` does."""
+def watch(db: Path, run: str, *, follow: bool = False) -> None:
+    """Shows the watch screen of a run until the user leaves, as `train --watch` does; `follow`: see WatchScreen."""
     from agentrl_cli.tui.watch.screen import WatchScreen
 
-    AgentApp(db, lambda reader: WatchScreen(reader, run)).run()
+    AgentApp(db, lambda reader: WatchScreen(reader, run, follow=follow)).run()
 
 
 def start(db: Path, run: str | None = None) -> None:

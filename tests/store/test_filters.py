@@ -169,6 +169,8 @@ def test_sort(store: Store, sort: str, found: str | None) -> None:
         ("step:..", "needs a number"),
         ('text:"open', "not closed"),
         ('task:""', "needs a value"),
+        ("reward:", "reward: needs a value"),
+        ("task:calc/* started:", "time: needs a value"),
     ],
 )
 def test_a_typo_names_the_nearest(filter: str, says: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from agentrl_cli.commands import app
 from agentrl_cli.store import PromptRow, RunRow, Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.prompts.data import load_candidates
@@ -28,10 +30,16 @@ async def test_the_candidates_of_a_search(tmp_path: Path, size: tuple[int, int])
             each = demo.episode(words, n + 1, solved=bool(n), run_id=run.id)
             store.episodes.finish(each.with_(id=f"ep{name}", kind="eval", group_id=f"{name}/t"))
             store.marks.tag(f"ep{name}", f"prompt:{name}")
-            store.prompts.score(run.id, name, "validation", 0.25 + n / 2)
+            store.prompts.score(run.id, name, "validation", 0.25 + n / 2, n + 1)
         found = load_candidates(store, "opt")
         assert [(row.id, depth) for row, depth in found.rows] == [("aaaa", 0), ("bbbb", 1)]
         assert (found.best, found.spent, found.points) == ("bbbb", 2, ((1, 0.25), (2, 0.75)))
+    plain = (
+        CliRunner().invoke(app, ["optimize", "--show", "optimize-01", "--db", str(db)], catch_exceptions=False).stdout
+    )
+    shown = plain.splitlines()
+    assert "2/40 episodes" in shown[0] and shown[3].startswith(" ★gepa  0.750") and shown[3].endswith("└ bbbb")
+    assert shown[1].index("candidate") == shown[2].index("aaaa") and shown[-2:] == ["- Answer.", "+ Answer briefly."]
     async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
         await until_text(pilot, "optimize-01")
         await pilot.press("enter")

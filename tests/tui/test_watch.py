@@ -251,6 +251,18 @@ async def test_a_run_without_anything_yet(tmp_path: Path) -> None:
             await pilot.press(key)
 
 
+async def test_a_training_that_begins_takes_the_place_of_an_ended_one(tmp_path: Path) -> None:
+    path = tmp_path / "agentrl.db"
+    with Store.open(path) as store:
+        store.runs.add(RunRow(id="r1", name="old-01", status="finished", started=1.0))
+    async with AgentApp(path, lambda reader: WatchScreen(reader, "r1", follow=True)).run_test(size=(120, 40)) as pilot:
+        await until_text(pilot, "old-01")
+        with Store.open(path) as store:
+            store.runs.add(RunRow(id="r2", name="ended-02", status="finished"))
+            store.runs.add(RunRow(id="r3", name="new-03"))
+        await until_text(pilot, "new-03")
+
+
 async def test_a_run_that_is_missing_is_reported(db: Path) -> None:
     async with app(db, "nope").run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "No run named 'nope'")

@@ -15,6 +15,7 @@ from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 if TYPE_CHECKING:
     from agentrl_cli.store import PromptRow, RunRow, Store
 
+COLUMNS = f"  {'from':<5}{'valid':>6} {'test':>6}{'eps':>5}  candidate"
 DEEPEST = 8
 """Levels that indentation shows at most."""
 
@@ -30,7 +31,7 @@ class Candidates:
     """The id with the best validation score, the first of equals; empty if none has one."""
     episodes: dict[str, int]
     spent: int
-    """Episodes of the search: each candidate's at a task once, without those of the test split."""
+    """Episodes of the search, without those of the test split."""
     budget: int
     points: tuple[tuple[float, float], ...]
     """(episodes spent, validation score), in the order of evaluation."""
@@ -43,20 +44,17 @@ def load_candidates(store: Store, name: str) -> Candidates:
     plans = [event["data"] for event in store.journal.events(run.id) if event["kind"] == "optimize"]
     test = run.config.get("eval", {}).get("split", "test")
     episodes: dict[str, int] = {}
-    tasks: dict[str, dict[str, int]] = {}
+    spent: set[tuple[str, str]] = set()
     for row in store.episodes.rows(store.episodes.ids("kind:eval", "time", run=run.id)):
         candidate = (row.group_id or "").partition("/")[0]
         episodes[candidate] = episodes.get(candidate, 0) + 1
-        own = tasks.setdefault(candidate, {})
-        if row.split != test and row.task_id not in own:
-            own[row.task_id] = sum(map(len, tasks.values())) + 1
+        if row.split != test:
+            spent.add((candidate, row.task_id))
     scored = [row for row in found if "validation" in row.scores]
-    shared = set.intersection(*(set(tasks.get(row.id, {})) for row in scored)) if scored else set()
-    points = [(max((tasks[row.id][t] for t in shared), default=0), row.scores["validation"]) for row in scored]
+    points = [(row.scores.get("validation_episodes", 0), row.scores["validation"]) for row in scored]
     best = max(scored, key=lambda row: row.scores["validation"]).id if scored else ""
-    spent = sum(map(len, tasks.values()))
     budget = int(plans[-1]["budget"]) if plans else 0
-    return Candidates(run, tuple(ordered(found)), best, episodes, spent, budget, tuple(sorted(points)))
+    return Candidates(run, tuple(ordered(found)), best, episodes, len(spent), budget, tuple(sorted(points)))
 
 
 def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
@@ -72,6 +70,23 @@ def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
         out.append((row, depth))
         open_rows += [(child, depth + 1) for child in reversed(below.get(row.id, []))]
     return out
+
+
+def head_line(found: Candidates) -> str:
+    """The run, its state, how many candidates, and the episodes spent."""
+    of = f"/{found.budget}" if found.budget else ""
+    return f"{found.run.name}   {found.run.state}   {len(found.rows)} candidates   {found.spent}{of} episodes"
+
+
+def plain_lines(found: Candidates, width: int) -> list[str]:
+    """What the screen shows: the candidates, the curve, and the best one against its parent."""
+    rows = {row.id: row for row, _ in found.rows}
+    lines = tree_lines(found, "", width)
+    if found.points:
+        lines += [Text(), *curve_lines(found, width, 8)]
+    if best := rows.get(found.best):
+        lines += [Text(), *diff_lines(rows.get(best.parent_id or ""), best, width)]
+    return [head_line(found), COLUMNS, *(str(line).rstrip() for line in lines)]
 
 
 def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:

@@ -17,7 +17,7 @@ from agentrl_cli.tui.common.bindings import named
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.text import join
-from agentrl_cli.tui.prompts.data import Candidates, curve_lines, diff_lines, load_candidates, tree_lines
+from agentrl_cli.tui.prompts.data import Candidates, curve_lines, diff_lines, head_line, load_candidates, tree_lines
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
@@ -92,9 +92,7 @@ class PromptsScreen(AgentScreen):
         if self.found is None:
             return
         found, ids = self.found, [row.id for row, _ in self.found.rows]
-        of = f"/{found.budget}" if found.budget else ""
-        head = f"agentrl optimize   {found.run.name}   {found.run.state}   {len(ids)} candidates"
-        self.query_one("#head", Static).update(Text(f"{head}   {found.spent}{of} episodes", "bold", no_wrap=True))
+        self.query_one("#head", Static).update(Text(f"agentrl optimize   {head_line(found)}", "bold", no_wrap=True))
         tree, diff, curve = self.query_one("#tree", Lines), self.query_one("#diff", Lines), self.query_one("#curve")
         tree.show(tree_lines(found, self.marked, tree.size.width) or [Text("no candidate yet")])
         small = self.has_class("-small")

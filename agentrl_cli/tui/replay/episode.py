@@ -16,7 +16,7 @@ from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import EpisodeView, contrasting_sibling, place_of, token_at
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, TITLE
+from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import legend, menus, panels, related
 from agentrl_cli.tui.replay.panes import GroupPane, InspectorPane, Panel, SiblingChosen, TokenChosen
@@ -106,7 +106,8 @@ class EpisodePanes(Vertical):
             return
         self.episode_id, self.view, self._children = episode_id, view, 0
         self.transcript.show(view, token_at(view, place))
-        self.paint()
+        self._show("head", panels.head(view, brief=self.small))
+        self.call_after_refresh(self.paint)  # the panes beside the tokens cost as much again: in the next frame
         self._load_rest(view)
 
     # described, because Textual else describes the call by all numbers of the view: tens of milliseconds
@@ -176,7 +177,7 @@ class EpisodePanes(Vertical):
         if view is None:
             return
         small = self.small
-        self._show("head", Text("" if small else "agentrl replay   ", TITLE) + panels.header(view, brief=small))
+        self._show("head", panels.head(view, brief=small))
         key = legend.legend_strip(self.transcript.lens, max(self.screen.size.width - 2, 20))
         self._show("strip", panels.group_strip(view), key)
         self.left.show(view, self.transcript.lens)

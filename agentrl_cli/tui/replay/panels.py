@@ -27,6 +27,11 @@ STATUS = (
 SHORT = {"assistant": "asst", "system": "sys"}
 
 
+def head(view: EpisodeView, *, brief: bool) -> Text:
+    """The screen's name and the `header`."""
+    return Text("" if brief else "agentrl replay   ", TITLE) + header(view, brief=brief)
+
+
 def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
     """The first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
     e = view.episode

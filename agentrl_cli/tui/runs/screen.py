@@ -38,7 +38,7 @@ KEYS = (
 )
 KEYS_SMALL = "enter open  w watch  e episodes  c ckpts  space C compare  D delete  ? keys"
 HELP = """\
-enter        a training: watch it; anything else: its episodes
+enter        a training: watch it; a prompt search: its candidates; anything else: its episodes
 w            watch             e    episodes         E   episodes of all runs
 c            checkpoints       m    another name
 space        mark              C    compare the marked run with this one (metrics, evaluations, flipped tasks)

@@ -62,6 +62,16 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
     return replace(data, health=health_of(data))
 
 
+def newer(store: Store, run_id: str) -> str:
+    """The id of a training that runs now and began after a run that has ended; without one, the run's own."""
+    run = store.runs.get(run_id)
+    if not run.alive:
+        for row in store.runs.all():
+            if row.kind == "train" and row.started > run.started and row.alive:
+                return row.id
+    return run.id
+
+
 def _disk(path: Path) -> tuple[int, int]:
     """(bytes of the store, bytes left on its disk)"""
     files = (path, path.with_name(f"{path.name}-wal"))

@@ -29,7 +29,7 @@ from agentrl_cli.tui.watch.controls import Controls
 from agentrl_cli.tui.watch.data import WatchData, metrics_csv
 from agentrl_cli.tui.watch.episodes import EpisodesPage
 from agentrl_cli.tui.watch.keys import BINDINGS, HELP, KEYS, KEYS_SMALL
-from agentrl_cli.tui.watch.load import load
+from agentrl_cli.tui.watch.load import load, newer
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
 from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
 from agentrl_cli.tui.watch.pages import (
@@ -60,9 +60,10 @@ class WatchScreen(AgentScreen):
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "watch", HELP
 
-    def __init__(self, reader: Reader, run: str) -> None:
+    def __init__(self, reader: Reader, run: str, *, follow: bool = False) -> None:
+        """`follow`: a training that begins once this one has ended takes its place."""
         super().__init__(reader)
-        self.run = run
+        self.run, self.following = run, follow
         self.data: WatchData | None = None
         self.recent = Recent()
         self.look = Look()
@@ -125,12 +126,20 @@ class WatchScreen(AgentScreen):
             if version == self._version and not alive:
                 return
             if version != self._version or self.data is None:
+                if self.following:
+                    await self._follow()
                 self.data = await self.reader.call(load, self.run, self.data)
                 await self._read_page()
             self._version, self.problem = version, ""
         except AgentRLError as error:  # a locked or vanished store is shown; the next look may find it again
             self.problem = f"{error.message} {error.hint}".strip()
         self.paint()
+
+    async def _follow(self) -> None:
+        run = await self.reader.call(newer, self.run)
+        if self.data is not None and run != self.data.run.id:
+            self.notify(f"a new training began; {self.data.run.name} is in the list of runs", timeout=6, markup=False)
+        self.run = run
 
     async def _read_page(self) -> None:
         """Reads what only the page in front shows."""
