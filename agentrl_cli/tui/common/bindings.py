@@ -7,6 +7,28 @@ from dataclasses import replace
 
 from textual.binding import Binding, BindingType
 
+CLOSING = (
+    Binding("question_mark", "help", "keys"),
+    Binding("q", "back", "back"),
+    Binding("escape", "leave", show=False),
+)
+"""The last keys of a screen."""
+FINDING = (
+    Binding("slash", "find_text", "find"),
+    Binding("full_stop", "find_again", "find again", show=False),
+)
+"""The keys that find text on a page."""
+
+
+def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
+    """Keys that call `action` with the number of lines to move by; without those for a page or an end if they are 0."""
+    keys = (
+        *(("j,down", 1, "down"), ("k,up", -1, "up")),
+        *(("pagedown", page, ""), ("pageup", -page, "")),
+        *(("g,home", -end, "first"), ("G,end", end, "last")),
+    )
+    return [Binding(key, f"{action}({step})", words, show=False) for key, step, words in keys if step]
+
 
 def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
     """The bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""

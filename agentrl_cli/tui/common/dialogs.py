@@ -65,29 +65,21 @@ class Help(ModalScreen[None]):
         self.dismiss()
 
 
-class Prompt(ModalScreen[str | None]):
-    """One line of input; escape gives None. An AgentRLError of `check` is shown, and the line can be corrected."""
+class Asking(ModalScreen[str | None]):
+    """A window with inputs; escape gives None. An AgentRLError of `check` is shown, and the text can be corrected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
-    def __init__(
-        self, label: str, value: str = "", *, help: str = "", check: Callable[[str], object] | None = None
-    ) -> None:
+    def __init__(self, label: str, help: str, check: Callable[[str], object] | None) -> None:
         super().__init__()
-        self.label, self.value, self.help, self.check = label, value, help, check
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog prompt"):
-            yield Static(Text(f"{self.label}   (enter: go, escape: never mind)", "#8a8a8a"))
-            yield Input(self.value, id="line", select_on_focus=False)
-            yield Static(Text(self.help, "#8a8a8a"), id="help")
+        self.label, self.help, self.check = label, help, check
 
     def on_mount(self) -> None:
         self.query_one("#help").display = bool(self.help)
-        self.query_one(Input).focus()
+        self.query(Input).first().focus()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        text = event.value.strip()
+    def answer(self, text: str) -> None:
+        """Close with a text, unless `check` refuses it."""
         try:
             if self.check is not None and text:
                 self.check(text)
@@ -100,6 +92,25 @@ class Prompt(ModalScreen[str | None]):
 
     def action_cancel(self) -> None:
         self.dismiss(None)
+
+
+class Prompt(Asking):
+    """One line of input."""
+
+    def __init__(
+        self, label: str, value: str = "", *, help: str = "", check: Callable[[str], object] | None = None
+    ) -> None:
+        super().__init__(label, help, check)
+        self.value = value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog prompt"):
+            yield Static(Text(f"{self.label}   (enter: go, escape: never mind)", "#8a8a8a"))
+            yield Input(self.value, id="line", select_on_focus=False)
+            yield Static(Text(self.help, "#8a8a8a"), id="help")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.answer(event.value.strip())
 
 
 class Confirm(ModalScreen[bool]):

@@ -10,11 +10,10 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
-from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
-from agentrl_cli.errors import AgentRLError
+from agentrl_cli.tui.common.dialogs import Asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,10 @@ class Field:
     """Values to complete; the right arrow takes the one that is shown."""
 
 
-class Form(ModalScreen[str | None]):
-    """Gives the text that `text_of` makes of the fields' values; escape gives None.
-
-    An AgentRLError of `check` is shown, and the fields can be corrected.
-    """
+class Form(Asking):
+    """Gives the text that `text_of` makes of the fields' values."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "cancel"),
         Binding("down", "app.focus_next", show=False),
         Binding("up", "app.focus_previous", show=False),
     ]
@@ -50,8 +45,8 @@ class Form(ModalScreen[str | None]):
         help: str = "",
         check: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__()
-        self.label, self.fields, self.text_of, self.help, self.check = label, fields, text_of, help, check
+        super().__init__(label, help, check)
+        self.fields, self.text_of = fields, text_of
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
@@ -67,21 +62,5 @@ class Form(ModalScreen[str | None]):
                     )
             yield Static(Text(self.help, "#8a8a8a"), id="help")
 
-    def on_mount(self) -> None:
-        self.query_one("#help").display = bool(self.help)
-        self.query(Input).first().focus()
-
     def on_input_submitted(self) -> None:
-        text = self.text_of({str(item.name): item.value.strip() for item in self.query(Input)})
-        try:
-            if self.check is not None and text:
-                self.check(text)
-        except AgentRLError as error:
-            problem = f"{error.message} {error.hint}".strip()
-            self.query_one("#help", Static).update(Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
-            self.query_one("#help").display = True
-            return
-        self.dismiss(text)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
+        self.answer(self.text_of({str(item.name): item.value.strip() for item in self.query(Input)}))

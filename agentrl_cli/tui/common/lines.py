@@ -66,7 +66,8 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         segments = [part for part in line.render(console) if part.text != "\n"]
         style = style + Style(reverse=True) if index == self.marked else style
         own = style + console.get_style(line.style, default="")  # `render` leaves it out of a text without spans
-        return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, style)
+        rest = own if index == self.marked else style
+        return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, rest)
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

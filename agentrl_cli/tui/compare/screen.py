@@ -15,7 +15,7 @@ from textual.widgets import Static
 from agentrl_cli.analysis.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.charts import chart, short
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
 from agentrl_cli.tui.common.token_text import keep_end
@@ -40,17 +40,11 @@ class CompareScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "compare",
         [
-            Binding("j,down", "move(1)", "down", show=False),
-            Binding("k,up", "move(-1)", "up", show=False),
-            Binding("pagedown", "move(10)", show=False),
-            Binding("pageup", "move(-10)", show=False),
+            *moving("move", page=10),
             Binding("enter", "open", "side by side"),
             Binding("m", "metrics", "metrics"),
-            Binding("slash", "find_text", "find"),
-            Binding("full_stop", "find_again", "find again", show=False),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *FINDING,
+            *CLOSING,
         ],
     )
 

@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, join, num
@@ -55,9 +55,7 @@ class VersusScreen(AgentScreen):
             Binding("v", "fork", "fork"),
             *(Binding(layer_key(i), f"layer('{name}')", name, show=False) for i, name in enumerate(LAYERS)),
             Binding("enter", "open", "open"),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *CLOSING,
         ],
     )
 

@@ -13,7 +13,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, moving, named
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.text import join
@@ -40,16 +40,13 @@ class PromptsScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "prompts",
         [
-            Binding("j,down", "move(1)", "down", show=False),
-            Binding("k,up", "move(-1)", "up", show=False),
+            *moving("move"),
             Binding("J,pagedown", "scroll(5)", "scroll", show=False),
             Binding("K,pageup", "scroll(-5)", "scroll", show=False),
             Binding("space", "mark", "mark"),
             Binding("enter", "open", "open"),
             Binding("e", "episodes", "episodes"),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *CLOSING,
         ],
     )
     HELP_TITLE, HELP_TEXT = "prompts", HELP

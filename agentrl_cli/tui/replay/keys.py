@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
@@ -91,9 +91,7 @@ _BINDINGS: list[BindingType] = [
     Binding("I", "images", "images"),
     Binding("P", "palette", "colours"),
     Binding("tab", "pane", "pane", show=False),
-    Binding("question_mark", "help", "keys"),
-    Binding("q", "back", "back"),
-    Binding("escape", "leave", show=False),
+    *CLOSING,
 ]
 
 BINDINGS = named("replay", _BINDINGS)

@@ -15,7 +15,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
@@ -155,19 +155,11 @@ class ReadingScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "reading",
         [
-            Binding("j,down", "scroll_by(1)", show=False),
-            Binding("k,up", "scroll_by(-1)", show=False),
-            Binding("pagedown", "scroll_by(20)", show=False),
-            Binding("pageup", "scroll_by(-20)", show=False),
-            Binding("g,home", "scroll_by(-1000000)", show=False),
-            Binding("G,end", "scroll_by(1000000)", show=False),
+            *moving("scroll_by", page=20, end=1_000_000),
             Binding("enter,space", "unfold", "unfold JSON"),
             Binding("a", "unfold_all", "unfold all JSON"),
-            Binding("slash", "find_text", "find"),
-            Binding("full_stop", "find_again", "find again", show=False),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *FINDING,
+            *CLOSING,
         ],
     )
 

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
 from agentrl_cli.tui.common.episode_table import EpisodeTable
@@ -45,9 +45,7 @@ class EpisodesScreen(AgentScreen):
             Binding("slash", "find", "find"),
             Binding("o", "sort", "sort"),
             Binding("r", "reload", "read again"),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *CLOSING,
         ],
     )
 

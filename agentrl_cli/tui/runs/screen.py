@@ -14,7 +14,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import moving, named
 from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.text import HERE, join, wrap
@@ -59,12 +59,7 @@ POLL = 2.0
 BINDINGS: list[BindingType] = named(
     "runs",
     [
-        Binding("j,down", "move(1)", "down", show=False),
-        Binding("k,up", "move(-1)", "up", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("g,home", "move(-100000)", "first", show=False),
-        Binding("G,end", "move(100000)", "last", show=False),
+        *moving("move", page=10, end=100_000),
         Binding("enter", "open", "open"),
         Binding("w", "watch", "watch"),
         Binding("e", "episodes", "episodes"),

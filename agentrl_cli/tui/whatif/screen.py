@@ -15,7 +15,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.text import HERE, TITLE, clip, join
 from agentrl_cli.tui.whatif.client import MODULE
@@ -40,15 +40,11 @@ class WhatIfScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "whatif",
         [
-            Binding("j,down", "move(1)", "down", show=False),
-            Binding("k,up", "move(-1)", "up", show=False),
+            *moving("move"),
             Binding("enter", "open", "open"),
             Binding("i", "list", "what-ifs"),
-            Binding("slash", "find_text", "find"),
-            Binding("full_stop", "find_again", "find again", show=False),
-            Binding("question_mark", "help", "keys"),
-            Binding("q", "back", "back"),
-            Binding("escape", "leave", show=False),
+            *FINDING,
+            *CLOSING,
         ],
     )
 
