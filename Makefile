@@ -7,7 +7,8 @@ DEMO   ?= demo
 BIN    := $(VENV)/bin
 NEED   := PYTHON="$(PYTHON)" .ci/need
 TEMPLATES := .cache/templates/.fetched
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what is imported: all of torch takes half a minute, of which the first step needs a tenth.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
     Context,
     DbOption,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 WRITTEN = Path("prompts") / "best.yaml"
 """Where --write puts the texts, in the project."""
+ShowOption = Annotated[
+    str | None,
+    typer.Option("--show", help="Print the candidates of this search and leave.", autocompletion=completion.runs),
+]
 SETTINGS = "optimize"
 """Kind of the event with the settings of a search: the same ones continue it."""
 
@@ -82,7 +87,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="apo: rounds.")] = 3,
     temperature: Annotated[float, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")] = 0.0,
     write: Annotated[bool, typer.Option("--write", help="Put the best texts into the project.")] = False,
-    show: Annotated[str | None, typer.Option(help="Print the candidates of this search and leave.")] = None,
+    show: ShowOption = None,
     fail_under: Annotated[float | None, typer.Option(help="Exit 4 if the best solves less of the test tasks.")] = None,
     model: ModelOption = None,
     seed: SeedOption = None,

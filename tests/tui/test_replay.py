@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from textual.app import App
+from textual.events import Key
+from textual.widgets import Input
 
 from agentrl_cli.commands import main
 from agentrl_cli.store import Store
@@ -120,7 +122,10 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
         await pilot.press(*"rewar:<1", "enter")
         await until_text(pilot, "Did you mean reward")
         assert isinstance(pilot.app.screen, Form)  # a typo does not get past the dialog
-        await pilot.press(*["backspace"] * 8, *"reward:>1", "enter")
+        for key in ("down", "down", "x"):  # at once, as a paste or a slow machine brings them
+            pilot.app.post_message(Key(key, key if len(key) == 1 else None))
+        await until(pilot, lambda: any(item.value for item in pilot.app.screen.query(Input) if item.name == "step"))
+        await pilot.press("backspace", "up", "up", *["backspace"] * 8, *"reward:>1", "enter")
         assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
 
 

@@ -31,9 +31,10 @@ class Field:
 class Form(Asking):
     """Gives the text that `text_of` makes of the fields' values."""
 
+    # With priority, because otherwise what is typed at once after these keys still goes into the field before.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "app.focus_next", show=False),
-        Binding("up", "app.focus_previous", show=False),
+        Binding("down,tab", "app.focus_next", show=False, priority=True),
+        Binding("up,shift+tab", "app.focus_previous", show=False, priority=True),
     ]
 
     def __init__(
