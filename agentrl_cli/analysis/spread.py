@@ -130,7 +130,7 @@ def advice(found: Spread, *, solver: bool, model: str) -> list[tuple[str, str]]:
     return [
         *([own] if solver else []),
         ("warm start from a stronger model", "agentrl sft warm --teacher http://HOST:8000/v1"),
-        ("easier rows, fewer tools in a row", "data/train.jsonl"),
+        ("easier rows; fewer tools in each, if they have several", "data/train.jsonl"),
         ("another model", "agentrl check --model MODEL"),
         ("what this one can do with tools", f"agentrl doctor --model {model}"),
     ]

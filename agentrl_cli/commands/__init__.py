@@ -213,7 +213,7 @@ def _silence_stdout() -> None:
 
 def _usage_error(error: typer.TyperException) -> int:
     """Typer's own errors: an unknown option, a wrong value, a missing argument."""
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "", 1)  # pydantic's, of a parameter's type
     context = getattr(error, "ctx", None)
     hint = f"`{context.command_path} --help` lists what there is." if context is not None else ""
     wrong = re.search("'([^']*)' is not one of (.*)", message)

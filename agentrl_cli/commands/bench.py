@@ -109,8 +109,8 @@ def _show(
         ]
         echo_json({"bench": bench, "results": results, "comparisons": tests})
         return
-    shown = [[pack, split, *(_interval(one) for one in found)] for pack, split, found in rows]
-    for line in aligned(["pack", "split", *names], shown):
+    shown = [[pack, split, max(one.n for one in found), *map(_interval, found)] for pack, split, found in rows]
+    for line in aligned(["pack", "split", "tasks", *names], shown):
         echo(line, painted=True)
     for test in tests:
         one = test["difference"]

@@ -24,6 +24,28 @@ def runs(incomplete: str) -> list[str]:
         return [run.name for run in _newest(store) if run.name.startswith(incomplete)] if store else []
 
 
+def packs(incomplete: str) -> list[str]:
+    """Names of the packs that ship."""
+    from agentrl_cli.paths import pack_names
+
+    return [name for name in pack_names() if name.startswith(incomplete)]
+
+
+def filters(incomplete: str) -> list[str]:
+    """The filter so far, and each field that may begin its last term."""
+    from agentrl_cli.store.filters import fields
+
+    before, space, last = incomplete.rpartition(" ")
+    sign = "-" * last.startswith("-")
+    terms = (f"{sign}{name}:" for name in fields())
+    return [f"{before}{space}{term}" for term in terms if term.startswith(last)]
+
+
+def episodes_and_runs(incomplete: str) -> list[str]:
+    """Ids of the newest episodes, and names of runs."""
+    return [name for name, _ in episodes(incomplete)] + runs(incomplete)
+
+
 def episodes(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the newest episodes, with task and outcome, and the words for some of them."""
     words = [(word, "an episode") for word in ("last", "best", "worst") if word.startswith(incomplete)]

@@ -131,7 +131,9 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
     narrate(f"available{found.available / MiB:7,.0f} MiB")
     if wanted.gpu_bytes is None:
         narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
-    narrate(_prompts(config, found.row_tokens))
+    prompts, once = _prompts(config, found.row_tokens)
+    if verbose or not once:
+        narrate(prompts)
     if not found.fits:
         advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
         raise EnvironmentProblem("This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice))
@@ -145,19 +147,20 @@ def _time(seconds: float, steps: int) -> str:
     return f"{low} to {high} s a step, {least / size:.0f} to {most / size:.0f} {unit} for {steps} steps"
 
 
-def _prompts(config: Config, most: int) -> str:
-    """How often the update computes a group's prompt."""
+def _prompts(config: Config, most: int) -> tuple[str, bool]:
+    """How often the update computes a group's prompt, and whether that is once for every group."""
     rollout = config.rollout
     after, group = rollout.response_tokens, rollout.group_size
     rule = f"a group's prompt is computed once in the update if the group takes at most {most:,} tokens"
     if after is None or after >= rollout.max_tokens:
-        return rule
+        return rule, group * rollout.max_tokens <= most
     prompt = rollout.max_tokens - after
     whole = prompt + group * after
     if whole <= most:
-        return f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
+        text = f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
+        return text, True
     times = min(group, -(-group * after // max(after, most - prompt)))
-    return f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times"
+    return f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times", False
 
 
 def _report(found: Plan) -> dict[str, Any]:

@@ -54,10 +54,10 @@ CheckpointOption = Annotated[
     ),
 ]
 CompareOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--compare-to",
-        help="The model to compare with, as for --checkpoint, or none.",
+        help="The model to compare with, as for --checkpoint, or none; default: base.",
         autocompletion=completion.checkpoints,
     ),
 ]
@@ -69,7 +69,8 @@ KOption = Annotated[int | None, typer.Option("-k", "--samples", min=1, help="Att
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
 GateOption = Annotated[
-    float | None, typer.Option("--fail-under", min=0, max=1, help="Exit 4 if the checkpoint's pass@1 is lower.")
+    float | None,
+    typer.Option("--fail-under", min=0, max=1, help="Exit 4 if pass@1 of the checkpoint, or of any --model, is lower."),
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
@@ -100,7 +101,7 @@ SHOWN = 20
 
 def command(
     checkpoint: CheckpointOption = None,
-    compare_to: CompareOption = "base",
+    compare_to: CompareOption = None,
     run: RunOption = None,
     split: SplitOption = None,
     families: FamiliesOption = None,
@@ -136,7 +137,11 @@ def command(
     flags["model.name"] = named[0] if named else None
     context = open_project(project, db, config, sets, flags)
     several = [*named, *(endpoint or [])] if endpoint or len(named) > 1 else []
-    asked = Asked(checkpoint, compare_to, run, tuple(several))
+    if several:
+        given = {"--checkpoint": checkpoint, "--run": run, "--compare-to": compare_to}
+        for option in (option for option, value in given.items() if value is not None):
+            raise UsageError(f"{option} and several models exclude each other.", hint="Write --model RUN@STEP.")
+    asked = Asked(checkpoint, compare_to or "base", run, tuple(several))
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
         plan = make_plan(context, asked, split, names, not no_tools, resume, limit is not None)
@@ -176,6 +181,8 @@ class Plan:
     tasks: tuple[Task, ...]
     settings: Any
     resume: bool
+    side_by_side: bool = False
+    """Whether the candidates are models of equal standing, and not a base and its checkpoint."""
 
 
 def make_plan(
@@ -205,11 +212,9 @@ def make_plan(
         raise ConfigError(f"No tasks to evaluate in {', '.join(splits)}.")
     context.db.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(context.db) as store:
-        if asked.several and asked.checkpoint is not None:
-            raise UsageError("--checkpoint and several models exclude each other.", hint="Write --model RUN@STEP.")
         candidates = asked.several or _trained(context, store, asked)
         _find(context, store, candidates)
-    return Plan(candidates, tuple(tasks), settings, resume)
+    return Plan(candidates, tuple(tasks), settings, resume, bool(asked.several))
 
 
 def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, ...]:
@@ -289,12 +294,16 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
 
 
 def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None) -> None:
-    """Print results (the base first) and their comparison; raise GateNotMet if the last one's pass@1 is too low."""
+    """Print results (the base first) and their comparisons.
+
+    Raises GateNotMet if pass@1 of the last one is too low, or of any one side by side.
+    """
     from agentrl_cli.evaluate import compare
 
     last = results[-1]
     both = [compare(*pair, split) for split in last.splits for pair in combinations(results, 2)]
-    met = None if gate is None else last.pass_rate is not None and last.pass_rate >= gate
+    gated = results if plan.side_by_side else results[-1:]
+    low = [] if gate is None else [one for one in gated if one.pass_rate is None or one.pass_rate < gate]
     if as_json:
         settings = {name: getattr(plan.settings, name) for name in ("k", "temperature", "seed", "with_tools")}
         echo_json(
@@ -302,7 +311,7 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
                 "settings": {**settings, "tasks": len(plan.tasks), "splits": list(last.splits)},
                 "results": [result.report() for result in results],
                 "comparisons": [comparison.report() for comparison in both],
-                "gate": None if gate is None else {"fail_under": gate, "met": met},
+                "gate": None if gate is None else {"fail_under": gate, "met": not low},
             }
         )
     else:
@@ -311,9 +320,9 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
             for comparison in both:
                 if comparison.split == split:
                     _print_comparison(comparison, alone=len(results) == 2)
-    if met is False:
-        rate = "unknown" if last.pass_rate is None else f"{last.pass_rate:.3f}"
-        raise GateNotMet(f"pass@1 of {last.name} on {last.splits[0]} is {rate}, under {gate:g}.")
+    if low:
+        rates = [f"{one.name} {'unknown' if one.pass_rate is None else format(one.pass_rate, '.3f')}" for one in low]
+        raise GateNotMet(f"pass@1 on {last.splits[0]} is under {gate:g}: {', '.join(rates)}.")
 
 
 def _print_split(results: Sequence[EvalResult], split: str) -> None:
@@ -351,18 +360,11 @@ def _print_comparison(comparison: Comparison, *, alone: bool) -> None:
     )
     if not alone:
         return
-    rows = [
-        [
-            "gained" if flip.gained else "lost",
-            flip.task_id,
-            flip.family,
-            f"{flip.before[0]}/{flip.before[1]}",
-            f"{flip.after[0]}/{flip.after[1]}",
-            flip.before_episode,
-            flip.after_episode,
-        ]
-        for flip in comparison.flips
-    ]
+    rows = []
+    for flip in comparison.flips:
+        counts = [f"{solved}/{attempts}" for solved, attempts in (flip.before, flip.after)]
+        names = ["gained" if flip.gained else "lost", flip.task_id, flip.family]
+        rows.append([*names, *counts, flip.before_episode, flip.after_episode])
     if rows:
         before, after = comparison.before, comparison.after
         # Losses are rarer and matter more, so both are shown.

@@ -7,7 +7,7 @@ from typing import Any
 
 EXAMPLES: dict[str, tuple[str, str]] = {
     "demo": ("agentrl demo", "agentrl demo numbers --pack calc-task"),
-    "init": ("agentrl init code-task", "agentrl init shop --from tool.py"),
+    "init": ("agentrl init --blank badges", "agentrl init shop --from tool.py"),
     "check": ("agentrl check", "agentrl check --model Qwen/Qwen2.5-0.5B-Instruct --rollouts 32"),
     "doctor": ("agentrl doctor", "agentrl doctor --model warm"),
     "config show": ("agentrl config show", "agentrl config show train.lr --set train.lr=1e-4"),

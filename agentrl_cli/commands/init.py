@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
 from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, packs_dir
@@ -26,7 +27,9 @@ HEADER = """\
 # Later wins: defaults < task.yaml's `defaults` < this file < AGENTRL_TRAIN__LR=… < --set train.lr=… < flags.
 """
 
-PackArgument = Annotated[str | None, typer.Argument(help="A pack by name or folder; see --list.")]
+PackArgument = Annotated[
+    str | None, typer.Argument(help="A pack by name or folder; see --list.", autocompletion=completion.packs)
+]
 FolderArgument = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")]
 ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")]
@@ -128,6 +131,8 @@ def _write(target: Path, files: dict[Path, bytes]) -> None:
 
 def _report(target: Path, pack: str, files: list[Path], as_json: bool, notes: Sequence[str] = ()) -> None:
     following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
+    if any("data/train.jsonl" in note for note in notes):  # its only row is a placeholder
+        following.insert(1, "$EDITOR data/train.jsonl")
     if as_json:
         shown = {"project": target, "pack": pack, "files": [*map(str, files)], "next": following}
         echo_json(shown | ({"notes": [*notes]} if notes else {}))

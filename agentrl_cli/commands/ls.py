@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, narrate
 from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import Format, clock, print_rows
@@ -35,7 +36,13 @@ LEAST = ("tags", "#", "turns", "tokens", "calls", "adv", "run", "step", "flags")
 def command(
     what: Annotated[What, typer.Argument(help="What to list.")] = What.episodes,
     filter: Annotated[
-        str, typer.Option("--filter", "-f", help="E.g. 'reward:<0.5 flag:LOOP task:calc/* text:\"4,5\" -tag:seen'.")
+        str,
+        typer.Option(
+            "--filter",
+            "-f",
+            help="E.g. 'reward:<0.5 flag:LOOP task:calc/* text:\"4,5\" -tag:seen'.",
+            autocompletion=completion.filters,
+        ),
     ] = "",
     sort: Annotated[str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")] = "-time",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")] = 20,

@@ -12,10 +12,13 @@ EVERY = 10.0
 
 
 class Progress:
-    """`with Progress("rollout", 64) as progress: progress.advance()`"""
+    """`with Progress("rollout", 64) as progress: progress.advance()`
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
+    `eta`: False if the lines above the bar estimate the time left already.
+    """
+
+    def __init__(self, what: str, total: int, *, eta: bool = True) -> None:
+        self.what, self.total, self.done, self.eta = what, total, 0, eta
         self._started = self._said = time.monotonic()
         self._bar: Any = None
 
@@ -25,7 +28,8 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+            columns += [TimeRemainingColumn()] * self.eta
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self.what, total=self.total)
             self._bar.start()

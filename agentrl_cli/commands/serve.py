@@ -15,6 +15,7 @@ from agentrl_cli.commands.common import (
     ModelOption,
     ProjectOption,
     SetOption,
+    announce_loading,
     echo,
     narrate,
     open_project,
@@ -68,6 +69,7 @@ def command(
             f"{host} can be reached from other machines: a token is needed.", hint="--token TOKEN, or AGENTRL_TOKEN."
         )
     context = open_project(project, db, config, sets, required=False)
+    announce_loading()
     names = {"localhost", host, gethostname(), *(allow_host or ())}
     asyncio.run(_serve(context, model, adapter or [], record, (host, port, token), names, idle))
 

@@ -28,7 +28,8 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="An episode (id, unique prefix, last, best, worst), or a run.", autocompletion=completion.episodes
+            help="An episode (id, unique prefix, last, best, worst), or a run.",
+            autocompletion=completion.episodes_and_runs,
         ),
     ] = "last",
     run: RunOption = None,

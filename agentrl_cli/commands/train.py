@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -193,12 +194,16 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, as_jso
     begun: list[str] = []
     with restarting(context, begun, as_json=as_json), data_stdout():
         announce_loading()
-        with Progress("train", context.config.train.steps) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
+        steps = context.config.train.steps
+        with Progress("train", steps, eta=False) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
             run = asyncio.run(_train(context, resume, run_id, as_json, bar, begun))
         if as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
     if run.status == "stopped":
-        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: agentrl train --resume {run.name}")
+        _conclude(context.db, run.id)
+        away = is_project(context) and not Path.cwd().resolve().is_relative_to(context.project.resolve())
+        again = f"agentrl train --resume {run.name}" + f" --project {shlex.quote(str(context.project))}" * away
+        narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
         if run.error in ("interrupted", AT_ONCE):
             raise typer.Exit(130)
         return
@@ -207,7 +212,7 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, as_jso
 
 
 def _conclude(db: Path, run_id: str) -> None:
-    """Print what a finished training came to, and how often each alert was raised."""
+    """Print what a training came to, and how often each alert was raised."""
     from agentrl_cli.analysis.verdict import verdict
     from agentrl_cli.store import Store
 

@@ -354,6 +354,10 @@ class Config(Section):
     def _fits(self) -> Config:
         if found := conflict(self.rollout, self.algo):
             raise ValueError(found)
+        if self.algo.bypass and "mismatch" in self.train.stop_on:
+            raise ValueError(
+                "algo.bypass does not compute the mismatch that train.stop_on watches: leave out one of them"
+            )
         if self.algo.ref_ema and self.cluster.size > 1:
             raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")
         if self.deterministic and self.rollout.async_staleness:

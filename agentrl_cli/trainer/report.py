@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
@@ -25,8 +26,8 @@ from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Outcome
 
-RECENT = 20
-"""Steps whose median time estimates the time left."""
+RECENT = 10
+"""Steps whose median time estimates the time left, as in `agentrl watch`."""
 COUNTED = {10, 100, 1000}
 """After its first time, an alert is printed at these counts."""
 
@@ -97,7 +98,8 @@ class Reporter:
         self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
         self._alerted: Counter[str] = Counter()
         """How often each alert was raised."""
-        self._seconds: deque[float] = deque(maxlen=RECENT)
+        self._ended: deque[float] = deque(maxlen=RECENT + 1)
+        """When the last steps ended."""
         self._once: set[str] = set()
         """What is reported once a run, and was."""
         self._engine = ""
@@ -117,10 +119,10 @@ class Reporter:
             for episode_id, signals in report.update.signals.items():
                 self.store.signals.add(episode_id, signals)
             self.store.runs.add_step(self.run_id, report.step + 1, report.metrics)
-        self._seconds.append(report.metrics["time/step"])
+        self._ended.append(time.monotonic())
         line = f"step {report.step + 1}/{self.config.train.steps}  {report.line}"
         self.store.journal.add_log(self.run_id, "info", line)
-        self.narrate(line + self._left(report.step + 1))
+        self.narrate(line + self._left(report))
         if report.metrics.get("drift/by_design") and self._first("rewritten"):
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
             self.log("info", text)
@@ -191,10 +193,11 @@ class Reporter:
                 self.narrate(f"{alert.level}: {alert.name}, {count} times so far, now {alert.value:.4g}")
         return stop
 
-    def _left(self, done: int) -> str:
+    def _left(self, report: StepReport) -> str:
         """The time left by the median of the last steps, as text; empty after the last step."""
-        seconds = statistics.median(self._seconds) * (self.config.train.steps - done)
-        return f"  ETA {duration(seconds)}" if done < self.config.train.steps else ""
+        took = [later - earlier for earlier, later in pairwise(self._ended)] or [report.metrics["time/step"]]
+        left = self.config.train.steps - report.step - 1
+        return f"  ETA {duration(statistics.median(took) * left)}" if left > 0 else ""
 
     def _errors(self, episodes: Sequence[Episode]) -> None:
         """Report episodes that ended in an infrastructure error; two steps of nothing else end the run."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped
+from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped, nearest
 from agentrl_cli.learning.packing import segments_of
 from agentrl_cli.learning.settings import aggregation_name
 from agentrl_cli.learning.update import Learner, Update
@@ -30,7 +30,7 @@ from agentrl_cli.types import Episode
 
 LOST = (
     "TRL makes the updates: rewards of turns count only in the episode's, of an episode that branches one branch is"
-    " trained, and replay has no per-token numbers of training."
+    " trained, replay has no per-token numbers of training, and seq_mean divides by all rows, masked ones included."
 )
 LOSS_TYPES = {"token_mean": "dapo", "seq_mean": "grpo", "seq_mean_norm": "dr_grpo"}
 SCALES = {"grpo": "group", "dr_grpo": "none"}
@@ -123,7 +123,14 @@ def _unsupported(key: str, value: object, only: object) -> ConfigError:
 def check(config: Config) -> None:
     """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
+    from trl import GRPOConfig
+
     arguments(config)
+    for name in config.trainer.options:
+        if name not in GRPOConfig.__dataclass_fields__:
+            near = " or ".join(nearest(name, GRPOConfig.__dataclass_fields__))
+            hint = f"Did you mean {near}?" if near else "Its fields: https://huggingface.co/docs/trl/grpo_trainer"
+            raise ConfigError(f"trainer.options: TRL's GRPOConfig has no field {name!r}.", hint=hint)
     if config.algo.kl_coef and config.adapter.path is not None:
         raise ConfigError(
             "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",

@@ -30,6 +30,7 @@ def test_every_solution_is_right_and_an_empty_answer_is_wrong() -> None:
         for task in PACK.tasks(split):
             (said,) = PACK.module.solve({**task.data, "prompt": ""})
             assert grade(task.data["answer"], said["content"])[0] == 1.0
+    assert grade("42", "so\nanswer: 42")[0] == grade("42", "**Answer:**\n42")[0] == 1.0
     assert grade("42", "I do not know.")[0] == grade("42", "")[0] == 0.0
 
 

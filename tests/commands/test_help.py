@@ -61,5 +61,7 @@ def test_completion_of_runs_episodes_checkpoints_and_settings(tmp_path: Path, mo
     assert completion.runs("f") == ["first"] and completion.checkpoints("first@b") == ["first@best"]
     assert completion.episodes("1m") == [("1m82d1n8xp7zet", "t/1 solved")]
     assert dict(completion.settings("train.l"))["train.lr="] and not completion.settings("train.zz")
+    assert completion.packs("code") == ["code-task"] and completion.episodes_and_runs("f") == ["first"]
+    assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
     (tmp_path / "agentrl.yaml").write_text("store: [")
     assert completion.runs("") == []

@@ -529,6 +529,8 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
         given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
         code, out, err = cli("eval", "--model", "scripted", *given)
         assert code == 0, err
+        code, _, err = cli("eval", "--model", "scripted", *given[:4], "--fail-under", "0.5")
+        assert code == 4 and "robot 0.000" in err and "scripted 0" not in err
         served.shutdown()
     heads = next(line for line in out.splitlines() if "scripted" in line)
     rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
@@ -537,5 +539,6 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "x.svg").read_text().count("<rect") == 3
     code, _, err = cli("eval", "--endpoint", "@http://127.0.0.1:9/v1")
     assert code == 2 and "names no model" in err
-    code, _, err = cli("eval", "--model", "a", "--model", "b", "--checkpoint", "best")
-    assert code == 2 and "exclude each other" in err
+    for option in ("--checkpoint", "--run", "--compare-to"):
+        code, _, err = cli("eval", "--model", "a", "--model", "b", option, "best")
+        assert code == 2 and f"{option} and several models exclude each other" in err

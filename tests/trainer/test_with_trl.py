@@ -64,6 +64,14 @@ def test_an_absent_package_and_another_version_are_named_with_the_line_that_inst
 
 
 @needs_trl
+def test_an_option_that_trl_does_not_have_is_named_before_anything_runs() -> None:
+    options = {"trainer": {**TRL, "options": {"epsilom": 0.1}}}
+    with pytest.raises(ConfigError, match="has no field 'epsilom'") as wrong:
+        with_trl.check(Config.model_validate(settings(Path("m"), **options)))
+    assert "epsilon" in (wrong.value.hint or "")
+
+
+@needs_trl
 async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: Path) -> None:
     found = {}
     for kind in ("agentrl", "trl"):

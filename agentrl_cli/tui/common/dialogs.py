@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Key
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Input, Static
 
 from agentrl_cli.errors import AgentRLError
@@ -20,7 +21,14 @@ from agentrl_cli.tui.common.settings import read_settings, settings_path
 SCROLLS = {"down": 1, "j": 1, "up": -1, "k": -1, "pagedown": 10, "space": 10, "pageup": -10}
 
 
-class Help(ModalScreen[None]):
+class Dialog(ModalScreen[ScreenResultType]):
+    """A small window. It closes once: a key typed before it closed may reach it afterwards."""
+
+    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_current else AwaitComplete()
+
+
+class Help(Dialog[None]):
     """The keys of a screen. ↑ ↓ and pages scroll a text that does not fit; any other key closes the window."""
 
     def __init__(self, title: str, text: str, what: str = ": keys") -> None:
@@ -65,7 +73,7 @@ class Help(ModalScreen[None]):
         self.dismiss()
 
 
-class Asking(ModalScreen[str | None]):
+class Asking(Dialog[str | None]):
     """A window with inputs; escape gives None. An AgentRLError of `check` is shown, and the text can be corrected."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
@@ -113,7 +121,7 @@ class Prompt(Asking):
         self.answer(event.value.strip())
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(Dialog[bool]):
     """A question; only `y` means yes."""
 
     def __init__(self, question: str, detail: str = "") -> None:
@@ -132,7 +140,7 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(event.key == "y")
 
 
-class Choose(ModalScreen[int | None]):
+class Choose(Dialog[int | None]):
     """Up to nine choices by number; escape gives None."""
 
     def __init__(self, title: str, choices: Sequence[str]) -> None:

@@ -321,11 +321,17 @@ def contrasting_sibling(view: EpisodeView) -> str | None:
 
 
 def next_flagged(view: EpisodeView, after: int) -> int | None:
-    """The next sampled token that stands out: p < .1, clipped, or trained without being the model's. Wraps."""
+    """The next sampled token that stands out. Wraps.
+
+    It does with p < .1, if it was pushed as hard as the run's hardest 5 %, was clipped, or is trained without being the
+    model's.
+    """
     tokens = view.tokens
     odd = tokens.trained_mask & (tokens.logp_policy < -2.3)
     if view.signals is not None:
         odd |= view.signals.clipped > 0
+        if view.push_scale > 0:
+            odd |= tokens.trained_mask & (abs(view.signals.push) >= view.push_scale)
         odd |= (view.signals.weight > 0) & ~tokens.trained_mask
     found: list[int] = odd.nonzero()[0].tolist()
     return next((t for t in found if t > after), found[0] if found else None)

@@ -9,14 +9,14 @@ from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
     "j/k turn  J/K ←/→ token  ↑/↓ line  h/l sibling  n/N episode  g/G ends  0-9 layer  / find  . again  ' flagged\n"
-    "[ ] step  V checkpoints  R what if  c chat  t tag  m note  b mark  x same flag  f filter  v diff  e export  ? all"
+    "? all  q back  M read  f filter  R what if  c chat  e export  [ ] step  V checkpoints  t tag  m note  x same flag"
 )
 KEYS_SMALL = "j/k turn ←/→ token h/l sibling 0-9 layer tab pane / find ? keys q back"
 
 HELP = """\
 j k  next, previous turn          J K ← →  next, previous token
 ↑ ↓  a line down, up              pgup pgdn  a page
-g G  first, last token            '  next token worth a look
+g G  first, last token            '  next token that stands out
 h l  previous, next sibling of the group, at the same place
 n N  next, previous episode of the list
 i    the list itself              f  filter     o  sort

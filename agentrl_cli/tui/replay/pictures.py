@@ -9,11 +9,11 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.events import Key
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from agentrl_cli.store.images import image_file
 from agentrl_cli.tui.common.agent_screen import AgentScreen
+from agentrl_cli.tui.common.dialogs import Dialog
 from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.picture import open_file, picture_lines
 
@@ -43,7 +43,7 @@ def show_images(screen: AgentScreen, view: EpisodeView | None, token: int) -> No
         screen.app.push_screen(Pictures(found, start, view.images))
 
 
-class Pictures(ModalScreen[None]):
+class Pictures(Dialog[None]):
     """Shows images in half blocks."""
 
     def __init__(self, images: Sequence[Shown], number: int, folder: Path | None) -> None:

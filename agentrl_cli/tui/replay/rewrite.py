@@ -9,14 +9,14 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.line_input import ChatLine
+from agentrl_cli.tui.common.dialogs import Dialog
 
 
-class Rewrite(ModalScreen[tuple[str, str] | None]):
+class Rewrite(Dialog[tuple[str, str] | None]):
     """One line of settings and a text of many lines, which wraps and scrolls; gives both. Escape gives None.
 
     Enter goes from either, tab is the way between them, ctrl+j a new line in the text.
