@@ -37,7 +37,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "speed": (
         "A train drives {a} km in each of {b} hours, and a bus {c} km less in all. How many km does the bus drive?",
-        "火车每小时行 {a} 千米，行了 {b} 小时；汽车总共少行 {c} 千米。汽车行了多少千米？",
+        "火车每小时行 {a} 千米，行了 {b} 小时；汽车行驶的路程比火车少 {c} 千米。汽车行了多少千米？",
         "{a} * {b} - {c}",
     ),
     "share": (
