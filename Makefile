@@ -7,8 +7,10 @@ DEMO   ?= demo
 BIN    := $(VENV)/bin
 NEED   := PYTHON="$(PYTHON)" .ci/need
 TEMPLATES := .cache/templates/.fetched
-# Python compiles what is imported: all of torch takes half a minute, of which the first step needs a tenth.
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# Python compiles what is imported: all of torch takes half a minute, of which the first step needs a tenth. Not where
+# the environment forbids to keep bytecode: there every command would compile again.
+LAZY   := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(LAZY) -c constraints.txt
 JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 
@@ -23,9 +25,10 @@ demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evalu
 	  { echo "If its isolation was too weak: make demo WEAK=1" >&2; exit 1; }
 	@echo "In this shell first: source $(abspath $(BIN))/activate"
 
+# Bytecode is kept even where a container's environment forbids it: a hundred processes of the suite import the package.
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 	@$(NEED) bubblewrap || echo "The strong sandbox is not tested." >&2
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff: rules and formatting of imports
 	$(BIN)/ruff check .

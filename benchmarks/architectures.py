@@ -41,6 +41,8 @@ SIZES: dict[str, Any] = {
     "n_positions": 512, "n_ctx": 512, "max_seq_len": 512,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_d_ssm": 64, "mamba_n_groups": 1,
+    "mamba_chunk_size": 16, "chunk_size": 16, "num_decoder_layers": 2, "num_encoder_layers": 2,
+    "index_n_heads": 4, "index_head_dim": 8, "o_lora_rank": 16, "o_groups": 2,
     "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "state_size": 8, "time_step_rank": 4,
     "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.15,
 }  # fmt: skip
@@ -50,8 +52,7 @@ SIZES: dict[str, Any] = {
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 FOUR = {"num_hidden_layers": 4}
 SPECIAL: dict[str, dict[str, Any]] = {
-    "AXK2": {"index_n_heads": 4, "index_head_dim": 8},
-    "BailingHybrid": {"layer_types": [LINEAR, FULL], "mlp_layer_types": ["dense", "sparse"]},
+    "BailingHybrid": {"head_dim": 8, "layer_types": [LINEAR, FULL], "mlp_layer_types": ["dense", "sparse"]},
     **{name: {"pad_token_id": 1} for name in ("Camembert", "Data2VecText", "Roberta", "RobertaPreLayerNorm")},
     **{name: {"pad_token_id": 1} for name in ("XLMRoberta", "XLMRobertaXL", "ProphetNet", "XLM")},
     "Xmod": {"pad_token_id": 1, "default_language": "en_XX"},

@@ -302,10 +302,10 @@ def test_a_model_that_repeats_itself_is_read_in_time_and_never_raises(name: str)
     began = time.process_time()
     for marker in (*parser.markers, "".join(parser.markers[:2]), example):
         start, _, end = example.rpartition("1")
-        for text in (marker * 3000, start + marker * 3000, start + marker * 3000 + end):
+        for text in (marker * 1500, start + marker * 1500, start + marker * 1500 + end):
             for call in parse_text(text, parser, TOOLS).calls:
                 assert call.arguments is not None or call.error
-    assert time.process_time() - began < 4
+    assert time.process_time() - began < 1  # of what is quadratic, 4 seconds at 3,000
 
 
 @pytest.mark.parametrize(

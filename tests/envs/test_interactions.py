@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Message, Origin, Outcome, Task
+from tests.helpers.web import completion, served
 
 CHAT = Chat(ByteTokenizer())
 GUESS = {"prompt": "Guess my number.", "low": 1, "high": 100, "secret": 42}
@@ -135,25 +133,12 @@ def endpoint() -> Iterator[tuple[str, list[Any], list[str]]]:
     bodies: list[Any] = []
     answers: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            data = json.dumps({"choices": [{"message": {"content": answers.pop(0)}}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(path: str, asked: Any) -> Any:
+        bodies.append(asked)
+        return completion(answers.pop(0))
 
-        def log_message(self, *args: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1", bodies, answers
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(answer) as url:
+        yield f"{url}/v1", bodies, answers
 
 
 async def test_a_model_plays_the_user(tmp_path: Path, endpoint: tuple[str, list[Any], list[str]]) -> None:

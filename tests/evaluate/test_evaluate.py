@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -41,6 +39,7 @@ from agentrl_cli.rollout import Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Outcome
+from tests.helpers.web import completion, served
 
 BYTES = ByteTokenizer()
 CHAT = Chat(BYTES)
@@ -504,34 +503,15 @@ def test_eval_compares_two(cli: Cli) -> None:
     assert cli("eval", "--split", "tets")[0] == 2
 
 
-class _Robot(BaseHTTPRequestHandler):
-    """A server of chat completions that says "ant" to everything."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        said = {"message": {"role": "assistant", "content": "ant"}, "finish_reason": "stop", "index": 0}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        body = json.dumps({"id": "1", "model": "robot", "choices": [said], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     """One table, an exact test of the pair, one picture; what cannot be combined or read is a sentence."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Robot) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        robot = f"robot@http://127.0.0.1:{served.server_port}/v1"
-        given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
+        given = ("--endpoint", f"robot@{url}/v1", "--split", "test", "--svg", str(tmp_path / "x.svg"))
         code, out, err = cli("eval", "--model", "scripted", *given)
         assert code == 0, err
         code, _, err = cli("eval", "--model", "scripted", *given[:4], "--fail-under", "0.5")
         assert code == 4 and "robot 0.000" in err and "scripted 0" not in err
-        served.shutdown()
     heads = next(line for line in out.splitlines() if "scripted" in line)
     rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
     assert heads.split() == ["scripted", "robot"] and rates.split()[1::3] == ["0.600", "0.000"]

@@ -33,8 +33,8 @@ def test_numbers_are_those_of_the_plain_forward(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
-def test_every_class_is_computed_or_refused(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in names() if name not in KINDS])
+def test_every_other_class_is_computed_or_refused(name: str) -> None:
     found = check(name)
     assert "failed" not in found
     if "refused" in found:

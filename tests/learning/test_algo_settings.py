@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -56,6 +56,25 @@ def groups(start: Any) -> list[list[Episode]]:
 
 def algo(**keys: Any) -> AlgoConfig:
     return AlgoConfig.model_validate(keys)
+
+
+@pytest.fixture(scope="module")
+def learned(start: Any, groups: list[list[Episode]]) -> Callable[[dict[str, Any]], tuple[Any, list[Update]]]:
+    """Weights and updates of `run` by these keys; each combination is trained once."""
+    known: dict[str, tuple[Any, list[Update]]] = {}
+
+    def of(keys: dict[str, Any]) -> tuple[Any, list[Update]]:
+        if repr(keys) not in known:
+            model, updates = run(start, groups, keys)
+            known[repr(keys)] = weights(model), updates
+        return known[repr(keys)]
+
+    return of
+
+
+def furthest(first: Any, second: Any) -> float:
+    """The largest difference between two sets of weights."""
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 def run(start: Any, groups: list[list[Episode]], keys: Mapping[str, Any], steps: int = 2) -> tuple[Any, list[Update]]:
@@ -142,25 +161,21 @@ def test_no_key_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_changes_what_is_learned(start: Any, groups: list[list[Episode]], key: str) -> None:
+def test_a_key_changes_what_is_learned(learned: Any, key: str) -> None:
     base, value = KEYS[key]
-    plain, _ = run(start, groups, base)
-    other, updates = run(start, groups, {**base, key: value})
-    first, second = weights(plain), weights(other)
-    moved = max(float((first[name] - second[name]).abs().max()) for name in first)
+    other, updates = learned({**base, key: value})
+    moved = furthest(learned(base)[0], other)
     if key == "value_lr":
         moved = abs(updates[1].metrics["value/mean"])  # the values of the second step are those that the first taught
     assert moved > 1e-5
 
 
 @pytest.mark.parametrize("key", OPTIONS)
-def test_an_option_changes_what_is_learned(start: Any, groups: list[list[Episode]], key: str) -> None:
+def test_an_option_changes_what_is_learned(learned: Any, key: str) -> None:
     base, value = OPTIONS[key]
     choice, _, option = key.partition(".")
-    plain, _ = run(start, groups, {choice: base, **MANY})
-    other, _ = run(start, groups, {choice: {**base, option: value}, **MANY})
-    first, second = weights(plain), weights(other)
-    assert max(float((first[name] - second[name]).abs().max()) for name in first) > 1e-5
+    plain, other = learned({choice: base, **MANY}), learned({choice: {**base, option: value}, **MANY})
+    assert furthest(plain[0], other[0]) > 1e-5
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from agentrl_cli.store import Store
 from agentrl_cli.trainer.teacher import require_same_tokenizer
 from agentrl_cli.types import Episode
 from tests.helpers.train import episodes_of, trainer_of, write_model, write_project, write_tokenizer
+from tests.helpers.web import served
 from tests.learning.test_update import config, episodes, weights
 
 REWARDS: list[list[float]] = [[0, 1, 1], [1, 0, 0.5]]
@@ -148,32 +146,17 @@ def test_another_tokenizer_is_refused_and_another_template_is_not(tmp_path: Path
 def scoring(model: Any, tokenizer: Tokenizer, cut: bool = False) -> Iterator[str]:
     """A server like vLLM's /completions with `echo`; `cut`: one that reports the new token alone."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0].double()
-            logps = [None, *torch.log_softmax(logits, -1)[range(len(ids) - 1), ids[1:]].tolist(), -1.0]
-            texts = [*(tokenizer.decode([i]) for i in ids), "x"]
-            found = {"token_logprobs": logps[-1:] if cut else logps, "tokens": texts}
-            body = json.dumps({"choices": [{"text": "", "finish_reason": "length", "logprobs": found}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, asked: Any) -> Any:
+        ids = asked["prompt"]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(ids)[None], use_cache=False).logits[0].double()
+        logps = [None, *torch.log_softmax(logits, -1)[range(len(ids) - 1), ids[1:]].tolist(), -1.0]
+        texts = [*(tokenizer.decode([i]) for i in ids), "x"]
+        found = {"token_logprobs": logps[-1:] if cut else logps, "tokens": texts}
+        return {"choices": [{"text": "", "finish_reason": "length", "logprobs": found}]}
 
-        def log_message(self, *args: Any) -> None:
-            """Nothing: stderr belongs to the tests."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(answer) as url:
+        yield f"{url}/v1"
 
 
 async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, expert: Any) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from agentrl_cli.prompts.apo import block
 from agentrl_cli.store import Store
 from agentrl_cli.tasks.texts import lost
 from tests.helpers.train import start, write_model
+from tests.helpers.web import completion, served
 
 YAML = """\
 name: manners
@@ -141,30 +141,17 @@ def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(
     """Over HTTP, as a served model answers; `{prompt}` must survive, and what is written is what a rollout uses."""
     seen: list[str] = []
 
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            prompt = asked["messages"][-1]["content"]
-            seen.append(prompt)
-            text = "- say more" if "Write a bullet list" in prompt else "```\nbeta gamma alpha: {prompt}\n```"
-            text = "```\nno place\n```" if len(seen) == 2 else text
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, asked: Any) -> Any:
+        prompt = asked["messages"][-1]["content"]
+        seen.append(prompt)
+        text = "- say more" if "Write a bullet list" in prompt else "```\nbeta gamma alpha: {prompt}\n```"
+        return completion("```\nno place\n```" if len(seen) == 2 else text)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{served.server_port}/v1"
+    with served(answer) as url:
         given = ["--project", str(project), "--validation-tasks", "12", "--test-tasks", "30", "--write", "--json"]
         limits = ["--method", "apo", "--rounds", "1", "--beam", "1", "--branch", "2", "--budget", "200"]
-        with_http = ["--reflect-with", url, "--reflect-model", "m", "--part", "task.prompt"]
+        with_http = ["--reflect-with", f"{url}/v1", "--reflect-model", "m", "--part", "task.prompt"]
         code = main(["optimize", *given, *limits, *with_http])
-        served.shutdown()
     done = capfd.readouterr()
     assert code == 0, done.err
     report = json.loads(done.out)

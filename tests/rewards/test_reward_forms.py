@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Origin, Outcome, Task, Tokens, ToolResult, Turn
+from tests.helpers.web import completion, served
 
 TASK = Task(
     "p/1",
@@ -206,42 +205,28 @@ class Fake:
     """An OpenAI-compatible endpoint that returns given answers."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[Any] = []
         """What to answer next: a text, a status, seconds of silence, or a whole answer; the last one stays."""
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                outer.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
-                if isinstance(answer, str):
-                    answer = {"choices": [{"message": {"content": answer}}], "usage": {"total_tokens": 10}}
-                if isinstance(answer, float):
-                    threading.Event().wait(answer)
-                    answer = 503
-                data = b"busy" if isinstance(answer, int) else json.dumps(answer).encode()
-                self.send_response(answer if isinstance(answer, int) else 200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+    def answer(self, path: str, asked: Any) -> Any:
+        self.bodies.append(asked)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, str):
+            return completion(answer, usage={"total_tokens": 10})
+        if isinstance(answer, float):
+            threading.Event().wait(answer)
+            answer = 503
+        return (answer, "busy") if isinstance(answer, int) else answer
 
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     made = Fake()
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+    with served(made.answer) as url:
+        made.url = f"{url}/v1"
+        yield made
 
 
 async def test_a_judge_scores_between_its_ends_and_is_asked_once(fake: Fake, tmp_path: Path) -> None:

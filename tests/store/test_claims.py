@@ -143,22 +143,18 @@ def test_a_claim_beats_and_is_given_back(tmp_path: Path) -> None:
 # --- real processes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", [0.0, 1.0])
-def test_two_resumes_at_once(tmp_path: Path, model: Path, whole: dict[str, Any], delay: float) -> None:
-    """One trains, the other is refused, or finds nothing left to do where it came too late."""
+def test_two_resumes_at_once(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+    """One trains, the other is refused."""
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", 2 * EPISODES + 4)
     assert spawn(project, "train")[0] == -signal.SIGKILL
     first = start(project, "train", "--resume", "last", log="first.txt")
-    time.sleep(delay)
     second = start(project, "train", "--resume", "last", log="second.txt")
     ends = [first.end(), second.end()]
     trained = [output for code, output in ends if code == 0 and "finished at step" in output]
     refused = [output for code, output in ends if code == 2]
-    late = [output for code, output in ends if code == 0 and "nothing left to do" in output]
-    assert len(trained) == 1 and len(refused) + len(late) == 1, ends
-    assert all("is in use by agentrl train (process " in output and "Traceback" not in output for output in refused)
-    assert refused or delay, "at the very same moment"
+    assert len(trained) == len(refused) == 1, ends
+    assert "is in use by agentrl train (process " in refused[0] and "Traceback" not in refused[0]
     assert ending(project) == whole
 
 

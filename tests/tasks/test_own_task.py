@@ -7,9 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from agentrl_cli.rewards import RewardContext
 from agentrl_cli.store import Store
 from agentrl_cli.tools import ToolContext
 from agentrl_cli.types import Episode, Outcome, RewardPart, Task, ToolCall, ToolResult, Turn
+from tests.helpers.web import completion, served
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "your-own-task.md").read_text(encoding="utf-8")
@@ -132,37 +131,20 @@ def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_p
 def address() -> Iterator[str]:
     """A server that is a teacher for `badge` under /v1, and a shop."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(404 if "missing" in self.path else 200, self.path)
+    def answer(path: str, body: Any) -> Any:
+        if body is None:
+            return (404 if "missing" in path else 200), path
+        if not path.startswith("/v1"):
+            return body
+        last = body["messages"][-1]
+        if last["role"] == "tool":
+            return completion(f"Answer: {last['content']}")
+        function = {"name": "badge", "arguments": json.dumps({"name": last["content"].rstrip("?").split()[-1]})}
+        call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+        return {"choices": [{"message": call, "finish_reason": "stop"}]}
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not self.path.startswith("/v1"):
-                return self._answer(200, body)
-            last = body["messages"][-1]
-            said: dict[str, Any] = {"role": "assistant", "content": f"Answer: {last['content']}"}
-            if last["role"] != "tool":
-                name = last["content"].rstrip("?").split()[-1]
-                function = {"name": "badge", "arguments": json.dumps({"name": name})}
-                said = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
-            self._answer(200, {"choices": [{"message": said, "finish_reason": "stop"}]})
-
-        def _answer(self, status: int, value: Any) -> None:
-            text = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(answer) as url:
+        yield url
 
 
 def test_a_service_becomes_tools_that_call_it(init: Init, tmp_path: Path, address: str) -> None:

@@ -114,6 +114,7 @@ def by_name(tools: list[Tool]) -> dict[str, Tool]:
 
 
 async def test_a_server_over_stdio(folder: Path) -> None:
+    """Calls, errors, a server for each episode, a long call that is cancelled with its progress, a loss."""
     tools = by_name(mcp_tools("here", "small", stdio(env={"MOOD": "good"}), folder))
     assert list(tools) == [*"add step restart crawl fail leave look".split()] and all(
         tool.external for tool in tools.values()
@@ -129,6 +130,12 @@ async def test_a_server_over_stdio(folder: Path) -> None:
     failed = await tools["fail"].call(states["fail"], {})
     assert failed.error == "exception" and "fail" in failed.text
     assert (await tools["add"].call(states["add"], {"a": "x"})).error == "bad_arguments"
+    other = await tools["step"].create(ToolContext())
+    assert (await tools["step"].call(other, {})).text == "1 good", "another episode has a server of its own"
+    await tools["step"].release(other)
+    late = await tools["crawl"].call(states["crawl"], {}, timeout=1.5)
+    assert late.error == "timeout" and late.text.endswith("Its last progress: 1 of 3, one of three")
+    assert (await tools["step"].call(states["step"], {})).text == "101 good", "the server noticed"
     with pytest.raises(EnvError, match="was lost"):
         await tools["leave"].call(states["leave"], {})
     again = await tools["add"].create(ToolContext())  # the next episode finds the server back
@@ -138,13 +145,10 @@ async def test_a_server_over_stdio(folder: Path) -> None:
         await tool.release(states[name])
 
 
-@pytest.mark.parametrize(
-    ("session", "counts"), [("shared", ["1 ", "2 "]), ("episode", ["1 ", "1 "]), ("", ["1 ", "1 "])]
-)
-async def test_episodes_share_a_server_or_have_their_own(folder: Path, session: str, counts: list[str]) -> None:
-    tool = by_name(mcp_tools("here", "small", stdio(**({"session": session} if session else {})), folder))["step"]
+async def test_episodes_share_a_server_that_is_shared(folder: Path) -> None:
+    tool = by_name(mcp_tools("here", "small", stdio(session="shared"), folder))["step"]
     states = [await tool.create(ToolContext()) for _ in range(2)]
-    assert [(await tool.call(state, {})).text for state in states] == counts
+    assert [(await tool.call(state, {})).text for state in states] == ["1 ", "2 "]
     for state in states:
         await tool.release(state)
 
@@ -181,18 +185,8 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
         mcp_tools("here", "small", stdio(reset="nowhere"), folder)
 
 
-async def test_a_long_call_is_cancelled_with_its_progress(folder: Path) -> None:
-    tools = by_name(mcp_tools("here", "small", stdio(), folder))
-    ctx = ToolContext()
-    state = await tools["crawl"].create(ctx)
-    late = await tools["crawl"].call(state, {}, timeout=1.5)
-    assert late.error == "timeout" and late.text.endswith("Its last progress: 1 of 3, one of three")
-    assert (await tools["step"].call(state, {})).text == "101 ", "the server noticed"
-    await tools["crawl"].release(state)
-
-
 async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:
-    given = {"a": stdio(tools=["look"], prefix="a_"), "b": stdio(tools=["look", "add"])}
+    given = {"a": stdio(tools=["look"], prefix="a_", session="episode"), "b": stdio(tools=["look", "add"])}
     tools = by_name(load_tools([{"mcp": given}], folder))
     assert list(tools) == ["a_look", "look", "add"] and tools["a_look"].schema["function"]["name"] == "a_look"
     state = await tools["a_look"].create(ToolContext())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor import Check, check_machine, check_server, sandbox_level
 from agentrl_cli.policies.remote.policy import VLLM
 from tests.helpers.train import write_tokenizer
+from tests.helpers.web import served
 
 
 def test_every_check_answers(tmp_path: Path) -> None:
@@ -106,16 +105,6 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixt
     assert main(["doctor", "--level", level]) == 2  # it would be read and change nothing
 
 
-class _Models(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed vLLM is a folder of metadata on the path, which is all that is read of one."""
 
@@ -125,20 +114,14 @@ def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     silent = asked("http://127.0.0.1:9/v1")
     assert silent.status == "fail" and "cannot be reached" in silent.detail and "agentrl-cli[vllm]" in silent.fix
     assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
-    with HTTPServer(("127.0.0.1", 0), _Models) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}/v1"
-            for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
-                if installed:
-                    info = tmp_path / installed / f"vllm-{installed}.dist-info"
-                    info.mkdir(parents=True)
-                    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n")
-                    monkeypatch.syspath_prepend(info.parent)
-                check = asked(url)
-                assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
-                assert check.detail.startswith(f"vllm answers at {url}")
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(lambda path, asked: {}) as address:
+        url = f"{address}/v1"
+        for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
+            if installed:
+                info = tmp_path / installed / f"vllm-{installed}.dist-info"
+                info.mkdir(parents=True)
+                (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n")
+                monkeypatch.syspath_prepend(info.parent)
+            check = asked(url)
+            assert (check.status, bool(check.fix)) == (status, status == "warn"), installed
+            assert check.detail.startswith(f"vllm answers at {url}")
