@@ -33,7 +33,7 @@ from agentrl_cli.commands.eval import (
     make_plan,
     run_plan,
 )
-from agentrl_cli.commands.tables import aligned, write_svg
+from agentrl_cli.commands.tables import aligned, interval, write_svg
 from agentrl_cli.errors import NotFound
 
 if TYPE_CHECKING:
@@ -109,8 +109,11 @@ def _show(
         ]
         echo_json({"bench": bench, "results": results, "comparisons": tests})
         return
-    shown = [[pack, split, max(one.n for one in found), *map(_interval, found)] for pack, split, found in rows]
-    for line in aligned(["pack", "split", "tasks", *names], shown):
+    shown = [
+        [pack, split, "/".join(dict.fromkeys(str(one.n) for one in found)), *(interval(one) for one in found)]
+        for pack, split, found in rows
+    ]
+    for line in aligned(["pack", "split", "n", *names], shown):
         echo(line, painted=True)
     for test in tests:
         one = test["difference"]
@@ -123,7 +126,3 @@ def _show(
 
 def _values(one: Any) -> dict[str, Any]:
     return {"value": one.value, "low": one.low, "high": one.high, "n": one.n}
-
-
-def _interval(one: Any) -> str:
-    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" if one.n else "-"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentrl_cli.errors import NotFound
 
 if TYPE_CHECKING:
+    from agentrl_cli.config import Config
     from agentrl_cli.store import RunRow, Store
 
 WITHIN_A_RUN = ("best", "last", "base")
@@ -47,3 +48,15 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
         found = store.runs.checkpoints(row.id)
         steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
     return row, steps[-1] if steps else 0
+
+
+def served(config: Config, candidate: str | None) -> tuple[str | None, Config]:
+    """(name for `load_policy`, configuration) of a candidate; that of an endpoint samples there."""
+    name, at, url = (candidate or "").partition("@")
+    if not at or not url.startswith(("http://", "https://")):
+        return candidate, config
+    there = {"backend": "openai", "url": url, "model": name, "mode": "chat"}
+    model = config.model
+    if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
+        model = model.model_copy(update={"name": "tiny"})
+    return None, config.model_copy(update={"model": model, "remote": config.remote.model_copy(update=there)})

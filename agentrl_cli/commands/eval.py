@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.checkpoints import full_name, trained_by
+from agentrl_cli.commands.checkpoints import full_name, served, trained_by
 from agentrl_cli.commands.common import (
     AgentOption,
     ConfigOption,
@@ -35,13 +35,11 @@ from agentrl_cli.commands.common import (
     warn_unsafe,
 )
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.commands.tables import aligned, write_svg
+from agentrl_cli.commands.tables import aligned, interval, write_svg
 from agentrl_cli.errors import ConfigError, GateNotMet, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.config import Config
     from agentrl_cli.evaluate import Comparison, EvalResult, Score
-    from agentrl_cli.evaluate.stats import Estimate
     from agentrl_cli.store import Store
     from agentrl_cli.types import Task
 
@@ -70,7 +68,9 @@ TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", 
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
 GateOption = Annotated[
     float | None,
-    typer.Option("--fail-under", min=0, max=1, help="Exit 4 if pass@1 of the checkpoint, or of any --model, is lower."),
+    typer.Option(
+        "--fail-under", min=0, max=1, help="Exit 4 if the checkpoint's pass@1, or one of several models', is lower."
+    ),
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
@@ -137,11 +137,8 @@ def command(
     flags["model.name"] = named[0] if named else None
     context = open_project(project, db, config, sets, flags)
     several = [*named, *(endpoint or [])] if endpoint or len(named) > 1 else []
-    if several:
-        given = {"--checkpoint": checkpoint, "--run": run, "--compare-to": compare_to}
-        for option in (option for option, value in given.items() if value is not None):
-            raise UsageError(f"{option} and several models exclude each other.", hint="Write --model RUN@STEP.")
-    asked = Asked(checkpoint, compare_to or "base", run, tuple(several))
+    asked = Asked(checkpoint, compare_to, run, tuple(several))
+    require_alone(asked)
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
         plan = make_plan(context, asked, split, names, not no_tools, resume, limit is not None)
@@ -166,7 +163,7 @@ class Asked:
     """The models that the command names."""
 
     checkpoint: str | None = None
-    compare_to: str = "none"
+    compare_to: str | None = None
     run: str | None = None
     several: tuple[str | None, ...] = ()
     """Models and endpoints side by side, in place of the others."""
@@ -181,8 +178,8 @@ class Plan:
     tasks: tuple[Task, ...]
     settings: Any
     resume: bool
-    side_by_side: bool = False
-    """Whether the candidates are models of equal standing, and not a base and its checkpoint."""
+    several: bool = False
+    """The candidates are models side by side, none of them the base of another."""
 
 
 def make_plan(
@@ -217,6 +214,17 @@ def make_plan(
     return Plan(candidates, tuple(tasks), settings, resume, bool(asked.several))
 
 
+def require_alone(asked: Asked) -> None:
+    """Raise UsageError for an option that names a model beside several models."""
+    for flag, value, hint in (
+        ("--checkpoint", asked.checkpoint, "Write --model RUN@STEP."),
+        ("--run", asked.run, "Write --model RUN@best."),
+        ("--compare-to", asked.compare_to, "Name it with --model: every pair of models is compared."),
+    ):
+        if asked.several and value is not None:
+            raise UsageError(f"{flag} and several models exclude each other.", hint=hint)
+
+
 def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, ...]:
     """The base and a checkpoint, or one of them alone."""
     chosen = full_name(store, asked.checkpoint, asked.run)
@@ -225,24 +233,13 @@ def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, 
     if chosen is None and asked.checkpoint is None:
         narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
     other = None
-    if asked.compare_to != "none" and not (chosen is None and asked.compare_to == "base"):
+    compare_to = asked.compare_to or "base"
+    if compare_to != "none" and not (chosen is None and compare_to == "base"):
         # By default, a run's checkpoint is compared with the model that the run started from.
-        other = full_name(store, asked.compare_to, within) if within or asked.compare_to != "base" else None
+        other = full_name(store, compare_to, within) if within or compare_to != "base" else None
         same = other == chosen or (other is None and chosen == context.config.model.name)
         return (chosen,) if same else (other, chosen)
     return (chosen,)
-
-
-def _served(config: Config, candidate: str | None) -> tuple[str | None, Config]:
-    """(name for `load_policy`, configuration) of a candidate; that of an endpoint samples there."""
-    name, at, url = (candidate or "").partition("@")
-    if not at or not url.startswith(("http://", "https://")):
-        return candidate, config
-    there = {"backend": "openai", "url": url, "model": name, "mode": "chat"}
-    model = config.model
-    if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
-        model = model.model_copy(update={"name": "tiny"})
-    return None, config.model_copy(update={"model": model, "remote": config.remote.model_copy(update=there)})
 
 
 def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
@@ -250,7 +247,7 @@ def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> N
     from agentrl_cli.models.load import model_folder
 
     for candidate in candidates:
-        name, config = _served(context.config, candidate)
+        name, config = served(context.config, candidate)
         if config is not context.config:
             if not config.remote.model:
                 raise UsageError(f"--endpoint {candidate} names no model.", hint="Write --endpoint NAME@URL.")
@@ -265,7 +262,7 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
     from agentrl_cli.runtime import open_runtime
 
     name = candidate or context.config.model.name
-    spec, config = _served(context.config, candidate)
+    spec, config = served(context.config, candidate)
     async with open_runtime(config, base=context.project, db=context.db, spec=spec) as runtime:
         warn_unsafe(runtime.sandbox)
         origin = trained_by(runtime.store, spec)
@@ -294,16 +291,16 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
 
 
 def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None) -> None:
-    """Print results (the base first) and their comparisons.
+    """Print results (the base first) and their comparison; raise GateNotMet if a pass@1 is too low.
 
-    Raises GateNotMet if pass@1 of the last one is too low, or of any one side by side.
+    The gate is for the last of base and checkpoint, and for each of several models.
     """
     from agentrl_cli.evaluate import compare
 
     last = results[-1]
     both = [compare(*pair, split) for split in last.splits for pair in combinations(results, 2)]
-    gated = results if plan.side_by_side else results[-1:]
-    low = [] if gate is None else [one for one in gated if one.pass_rate is None or one.pass_rate < gate]
+    gated = results if plan.several else [last]
+    low = [one for one in gated if gate is not None and (one.pass_rate is None or one.pass_rate < gate)]
     if as_json:
         settings = {name: getattr(plan.settings, name) for name in ("k", "temperature", "seed", "with_tools")}
         echo_json(
@@ -321,8 +318,8 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
                 if comparison.split == split:
                     _print_comparison(comparison, alone=len(results) == 2)
     if low:
-        rates = [f"{one.name} {'unknown' if one.pass_rate is None else format(one.pass_rate, '.3f')}" for one in low]
-        raise GateNotMet(f"pass@1 on {last.splits[0]} is under {gate:g}: {', '.join(rates)}.")
+        rates = ", ".join(f"{one.name} {'unknown' if one.pass_rate is None else f'{one.pass_rate:.3f}'}" for one in low)
+        raise GateNotMet(f"pass@1 on {last.splits[0]} is under {gate:g}: {rates}.")
 
 
 def _print_split(results: Sequence[EvalResult], split: str) -> None:
@@ -331,7 +328,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     title = "held-out families, never trained on" if split == "heldout" else f"split {split}"
     tools = "" if last.with_tools else ", without tools"
     echo(f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}")
-    rows = [[f"pass@{at}", *(_interval(one.pass_at[at]) for one in scores)] for at in range(1, last.k + 1)]
+    rows = [[f"pass@{at}", *(interval(one.pass_at[at]) for one in scores)] for at in range(1, last.k + 1)]
     rows += [[name, *(_plain(one, key) for one in scores)] for name, key in _MEANS]
     if any(one.errors for one in scores):
         rows.append(["errors, excluded", *(str(sum(one.errors.values())) for one in scores)])
@@ -341,7 +338,7 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     echo()
     families = [{**result.packs(split), **result.families(split)} for result in results]
     rows = [
-        [name, str(one.n_tasks), *(_interval(group[name].pass_at[1]) if name in group else "-" for group in families)]
+        [name, str(one.n_tasks), *(interval(group[name].pass_at[1]) if name in group else "-" for group in families)]
         for name, one in sorted(families[-1].items())
     ]
     for line in aligned(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows):
@@ -360,11 +357,18 @@ def _print_comparison(comparison: Comparison, *, alone: bool) -> None:
     )
     if not alone:
         return
-    rows = []
-    for flip in comparison.flips:
-        counts = [f"{solved}/{attempts}" for solved, attempts in (flip.before, flip.after)]
-        names = ["gained" if flip.gained else "lost", flip.task_id, flip.family]
-        rows.append([*names, *counts, flip.before_episode, flip.after_episode])
+    rows = [
+        [
+            "gained" if flip.gained else "lost",
+            flip.task_id,
+            flip.family,
+            f"{flip.before[0]}/{flip.before[1]}",
+            f"{flip.after[0]}/{flip.after[1]}",
+            flip.before_episode,
+            flip.after_episode,
+        ]
+        for flip in comparison.flips
+    ]
     if rows:
         before, after = comparison.before, comparison.after
         # Losses are rarer and matter more, so both are shown.
@@ -391,7 +395,3 @@ _MEANS = (
 def _plain(numbers: Score, key: str) -> str:
     value: float = getattr(numbers, key)
     return "-" if value != value else f"{value:.3f}" if key != "tokens" else f"{value:.1f}"  # NaN is not itself
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" if one.n else "-"

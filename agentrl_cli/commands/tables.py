@@ -153,3 +153,8 @@ def write_svg(path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models
 
     path.write_text(bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8")
     narrate(f"Picture: {path}")
+
+
+def interval(one: Estimate) -> str:
+    """A share with its interval; - without anything measured."""
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" if one.n else "-"

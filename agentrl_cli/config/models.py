@@ -356,7 +356,8 @@ class Config(Section):
             raise ValueError(found)
         if self.algo.bypass and "mismatch" in self.train.stop_on:
             raise ValueError(
-                "algo.bypass does not compute the mismatch that train.stop_on watches: leave out one of them"
+                "algo.bypass does not measure the gap between trainer and sampler, so train.stop_on: mismatch would"
+                " never stop the run: leave out one of them"
             )
         if self.algo.ref_ema and self.cluster.size > 1:
             raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")
@@ -365,7 +366,6 @@ class Config(Section):
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
             )
         return self
-
 
 
 def keys() -> list[str]:

@@ -160,14 +160,21 @@ def draw(
         ids[rows] = torch.tensor(list(single.values()), device=logits.device)
         sampled[rows] = 0.0
     top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
-    support = [_support(drawn_logp[row]) if s.keep_support else None for row, s in enumerate(samplings)]
+    support = _supports(drawn_logp, [row for row, s in enumerate(samplings) if s.keep_support])
     return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps, support)
 
 
-def _support(logp: torch.Tensor) -> Int32 | None:
-    """The ids with a probability; None: all of them."""
-    ids = torch.isfinite(logp).nonzero()[:, 0]
-    return None if len(ids) == len(logp) else ids.to(torch.int32).cpu().numpy()
+def _supports(logp: torch.Tensor, rows: Sequence[int]) -> list[Int32 | None]:
+    """For every row the ids with a probability if it is one of `rows`; None: all ids. One transfer for all rows."""
+    out: list[Int32 | None] = [None] * len(logp)
+    if not rows:
+        return out
+    kept = torch.isfinite(logp if len(rows) == len(logp) else logp[list(rows)])
+    found = kept.nonzero().to(torch.int32).cpu().numpy()  # ordered by row
+    ends = np.searchsorted(found[:, 0], np.arange(len(rows)), side="right")
+    for row, ids in zip(rows, np.split(found[:, 1], ends[:-1]), strict=True):
+        out[row] = None if len(ids) == logp.shape[-1] else ids
+    return out
 
 
 def single_tokens(

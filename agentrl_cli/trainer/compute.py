@@ -83,13 +83,14 @@ def trainee(config: Config, device: torch.device, folder: Path, name: str, base:
 
 
 def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:
-    """A copy of the weights for the KL term; None without such a term, with a moving
-    reference, and with a fresh adapter, which can be switched off.
+    """A copy of the weights for the KL term; None without such a term, with a moving reference, with a fresh adapter,
+    which can be switched off, and for TRL, which loads its own.
 
     An adapter that the training starts from is part of the reference.
     """
     adapted = config.adapter.path is not None or (folder / ADAPTER_FILE).is_file()
-    if not config.algo.kl_coef or config.algo.ref_ema or (hasattr(model, "disable_adapter") and not adapted):
+    elsewhere = config.algo.ref_ema or config.trainer.kind == "trl"
+    if not config.algo.kl_coef or elsewhere or (hasattr(model, "disable_adapter") and not adapted):
         return None
     reference: nn.Module = copy.deepcopy(model).requires_grad_(False).eval()
     return reference

@@ -13,7 +13,7 @@ import torch
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, TrainingStopped
+from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.batch import Batch
@@ -90,14 +90,9 @@ class Trainer:
         self.tasks, self.eval_tasks = found.train, found.tasks
         torch.manual_seed(config.seed)
         teacher = find_teacher(config, loaded, self.tasks, store, base or Path.cwd())
-        if self.hooks.has("on_sample") and config.trainer.kind == "trl":
-            raise ConfigError(
-                "A hook on_sample changes what is sampled, and TRL does not correct for it.",
-                hint="Remove the hook, or set trainer.kind: agentrl.",
-            )
         self.reporter = Reporter(config, store, run, narrate)
         make = partial(make_learner, config, loaded, Path(run.dir), partial(self.reporter.log, "warn"))
-        self.learner = make(compute=make_compute(config, loaded, team), teacher=teacher)
+        self.learner = make(compute=make_compute(config, loaded, team), teacher=teacher, hooks=self.hooks)
         if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
             self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
         shaped = HookList([*self.hooks.hooks, Shaping(config)])

@@ -7,11 +7,13 @@ waits until TRL asks for the next. https://huggingface.co/docs/trl/grpo_trainer
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,7 +22,8 @@ import numpy as np
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped, nearest
+from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped
+from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.packing import segments_of
 from agentrl_cli.learning.settings import aggregation_name
 from agentrl_cli.learning.update import Learner, Update
@@ -30,7 +33,8 @@ from agentrl_cli.types import Episode
 
 LOST = (
     "TRL makes the updates: rewards of turns count only in the episode's, of an episode that branches one branch is"
-    " trained, replay has no per-token numbers of training, and seq_mean divides by all rows, masked ones included."
+    " trained, seq_mean divides by all episodes of a step and counts those left out as 0, and replay has no per-token"
+    " numbers of training."
 )
 LOSS_TYPES = {"token_mean": "dapo", "seq_mean": "grpo", "seq_mean_norm": "dr_grpo"}
 SCALES = {"grpo": "group", "dr_grpo": "none"}
@@ -59,6 +63,10 @@ OWN = {
     *("gradient_accumulation_steps", "temperature", "learning_rate", "seed", "save_strategy", "use_vllm", "report_to"),
 }
 """Fields of GRPOConfig that follow from other settings and cannot be given in `trainer.options`."""
+FIXED: Mapping[str, Any] = {
+    **{"report_to": "none", "logging_steps": 1, "logging_nan_inf_filter": False},
+    **{"disable_tqdm": True, "dataloader_pin_memory": False, "bf16": False},
+}
 NAMES = ("loss", "grad_norm", "entropy", "kl")
 """Metrics of TRL that screens show under the same name; `clip_ratio/…`, too. The others are stored as `trl/…`."""
 
@@ -123,19 +131,27 @@ def _unsupported(key: str, value: object, only: object) -> ConfigError:
 def check(config: Config) -> None:
     """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
-    from trl import GRPOConfig
-
     arguments(config)
-    for name in config.trainer.options:
-        if name not in GRPOConfig.__dataclass_fields__:
-            near = " or ".join(nearest(name, GRPOConfig.__dataclass_fields__))
-            hint = f"Did you mean {near}?" if near else "Its fields: https://huggingface.co/docs/trl/grpo_trainer"
-            raise ConfigError(f"trainer.options: TRL's GRPOConfig has no field {name!r}.", hint=hint)
+    require_fields(config.trainer.options)
     if config.algo.kl_coef and config.adapter.path is not None:
         raise ConfigError(
             "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",
             hint="Set algo.kl_coef=0, or trainer.kind: agentrl.",
         )
+
+
+def require_fields(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that are not fields of the installed GRPOConfig."""
+    from trl import GRPOConfig
+
+    fields = [field.name for field in dataclasses.fields(GRPOConfig) if field.init]
+    for name in options:
+        if name not in fields:
+            near = ", ".join(get_close_matches(name, fields, 3))
+            raise ConfigError(
+                f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
+                hint=f"Did you mean {near}?" if near else "Remove it; TRL's documentation lists the fields.",
+            )
 
 
 class _Ended(BaseException):
@@ -186,13 +202,6 @@ class TRLLearner(Learner):
         self.compute.end()
         result.metrics = {name if _shared(name) else f"trl/{name}": value for name, value in self._logs.items()}
         result.metrics["learning_rate"] = lr
-        if "nan" in self.config.train.stop_on and not all(
-            np.isfinite(self._logs.get(k, 0.0)) for k in ("loss", "grad_norm")
-        ):
-            raise TrainingStopped(
-                f"nan: TRL's loss is {self._logs.get('loss')}, its gradient norm {self._logs.get('grad_norm')}.",
-                hint="Lower train.lr or train.max_grad_norm; --resume continues from the last checkpoint.",
-            )
         for episode, advantage in zip(self._episodes, self._given, strict=True):
             if episode is not None:
                 result.advantages[episode.id] = advantage
@@ -206,6 +215,8 @@ class TRLLearner(Learner):
 
     def _wait(self) -> None:
         error = self._done.get()
+        if isinstance(error, TrainingStopped):
+            raise error
         if error is not None:
             raise RunFailed(f"TRL raised {type(error).__name__}: {error}") from error
 
@@ -233,6 +244,22 @@ class TRLLearner(Learner):
         rows = [_row(episode) for episode in self._episodes]
         names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "stored_reward")
         return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+    def require_finite(self) -> None:
+        """Before TRL's optimizer step: leave the weights as they are if a gradient is not finite, as our trainer does.
+
+        Raises TrainingStopped if `train.stop_on` has nan.
+        """
+        given = [w for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
+        if all(bool(weight.grad.isfinite().all()) for weight in given):
+            return
+        if "nan" in self.config.train.stop_on:
+            raise TrainingStopped(
+                "nan: the gradient of TRL's loss is not finite; the weights were left as they were.",
+                hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
+            )
+        for weight in given:
+            weight.grad = None  # a step without gradients changes nothing
 
     def logged(self, logs: Mapping[str, Any]) -> None:
         """Metrics of a finished step."""
@@ -275,7 +302,10 @@ def make_trainer(learner: TRLLearner) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     class Logs(TrainerCallback):
-        """Hands TRL's metrics on."""
+        """Hands TRL's metrics on, and looks at its gradients."""
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            learner.require_finite()
 
         def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             learner.logged(given["logs"])
@@ -289,12 +319,7 @@ def make_trainer(learner: TRLLearner) -> Any:
             learning_rate=config.train.lr,
             seed=config.seed,
             save_strategy="no",
-            report_to="none",
-            logging_steps=1,
-            logging_nan_inf_filter=False,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            bf16=False,
+            **FIXED,
             use_cpu=next(model.parameters()).device.type == "cpu",
             **arguments(config),
         )
@@ -317,10 +342,15 @@ def make_trainer(learner: TRLLearner) -> Any:
 
 
 def make_learner(
-    config: Config, loaded: Loaded, folder: Path, report: Callable[[str], None], **given: Any
+    config: Config, loaded: Loaded, folder: Path, report: Callable[[str], None], hooks: HookList, **given: Any
 ) -> Learner | TRLLearner:
     """What updates the weights of a run, by `trainer.kind`; `report` gets the sentence about what TRL leaves out."""
     if config.trainer.kind == "agentrl":
         return Learner(loaded.model, config, **given)
+    if hooks.has("on_sample"):
+        raise ConfigError(
+            "A hook's on_sample changes how tokens are drawn, and TRL does not correct for it.",
+            hint="Leave out the hook, or set trainer.kind: agentrl.",
+        )
     report(LOST)
     return TRLLearner(loaded, config, folder / "trl", **given)

@@ -5,11 +5,16 @@ An answer that math-verify cannot read leaves its episode ungraded, with the rea
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Lock, Timer
 from typing import Any
 
 from agentrl_cli.errors import DataError, MissingDependency
@@ -21,8 +26,8 @@ Row = dict[str, Any]
 HERE = Path(__file__).parent
 SECONDS = 3
 """math-verify's own limit for reading a text, and for comparing two."""
-LONGEST = 300
-"""Characters of an answer that it is given."""
+LIMIT = 20.0
+"""For a whole answer, the start of the process included."""
 
 TEXTS: dict[str, tuple[str, str, str]] = {
     "boxes": (
@@ -126,8 +131,7 @@ def solve(row: Row) -> list[Row]:
 
 
 _MARKED = re.compile(
-    r"(?:^|\n)[ \t*]*(?:[Aa]nswer|ANSWER|答案)[ \t*]*[:：][ \t*]*\n?[ \t*]*(\S[^\n]*?)[ \t*]*(?=\n|$)"
-    r"|####[ \t]*(\S[^\n]*)"
+    r"(?:^|\n)[ \t*]*(?:(?i:answer)|答案)[ \t*]*[:：][ \t*]*\n?[ \t*]*(\S[^\n]*?)[ \t*]*(?=\n|$)|####[ \t]*(\S[^\n]*)"
 )
 
 
@@ -148,15 +152,61 @@ def correct(episode: Any, ctx: Any) -> Any:
         return ctx.part(1.0, said)
     if (plain := _number(said)) is not None and (wanted := _number(expected)) is not None:
         return ctx.part(float(plain == wanted), f"said {said}, expected {expected}")
-    try:
-        from math_verify import verify
-    except ImportError as error:
-        raise MissingDependency("math-task needs math-verify.", hint="pip install 'agentrl-cli[math]'") from error
+    if find_spec("math_verify") is None:
+        raise MissingDependency("math-task needs math-verify.", hint="pip install 'agentrl-cli[math]'")
+    found = JUDGE.ask(expected, said)
+    return ctx.ungraded(found) if isinstance(found, str) else ctx.part(found, f"said {said}, expected {expected}")
+
+
+class Judge:
+    """math-verify in a process of its own: its limits are alarms, for which all episodes here would wait."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: Popen[str] | None = None
+
+    def ask(self, expected: str, said: str) -> float | str:
+        """1 if both are equal, else 0; why not, as text, if one cannot be read within LIMIT seconds."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                command = [sys.executable, __file__, "judge"]
+                self._process = Popen(command, stdin=PIPE, stdout=PIPE, text=True, encoding="utf-8")
+            child = self._process
+            timer = Timer(LIMIT, child.kill)
+            timer.start()
+            try:
+                child.stdin.write(json.dumps([expected, said]) + "\n")
+                child.stdin.flush()
+                line = child.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+            finally:
+                timer.cancel()
+            if line:
+                return json.loads(line)
+            child.kill()
+            child.communicate()
+            return f"math-verify cannot read the answer {said!r}"
+
+
+JUDGE = Judge()
+
+
+def judge() -> None:
+    """The other process: one JSON line [expected, said] in, one out."""
+    for line in sys.stdin:
+        expected, said = json.loads(line)
+        print(json.dumps(_judged(expected, said)), flush=True)
+
+
+def _judged(expected: str, said: str) -> float | str:
+    from math_verify import verify
+
     gold, answer = _read(expected), _read(said)
     if not gold or not answer:
         what = f"the answer {said!r}" if gold else f"the row's answer {expected!r}"
-        return ctx.ungraded(f"math-verify cannot read {what}")
-    return ctx.part(float(verify(gold, answer, timeout_seconds=SECONDS)), f"said {said}, expected {expected}")
+        return f"math-verify cannot read {what}"
+    return float(verify(gold, answer, timeout_seconds=SECONDS))
 
 
 def _number(text: str) -> Fraction | None:
@@ -169,8 +219,6 @@ def _read(text: str) -> list[Any]:
     """What math-verify makes of a text, which is LaTeX or plain; empty if it cannot read it."""
     from math_verify import parse
 
-    if len(text) > LONGEST:  # takes math-verify seconds, in which no other episode advances
-        return []
     latex = f"${text.strip('$')}$"
     for form in (latex, text) if set(text) & set("\\^{") else (text, latex):
         found: list[Any] = parse(form, parsing_timeout=SECONDS)
@@ -189,12 +237,10 @@ REWARDS = {"correct": correct, "format": format}
 
 def write(folder: str) -> None:
     """Write `build()` into `folder`/data: `python task.py` makes the data again."""
-    import json
-
     for split, made in build().items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made)
         (Path(folder) / "data" / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(str(HERE))
+    judge() if sys.argv[1:] == ["judge"] else write(str(HERE))

@@ -30,7 +30,6 @@ def test_every_solution_is_right_and_an_empty_answer_is_wrong() -> None:
         for task in PACK.tasks(split):
             (said,) = PACK.module.solve({**task.data, "prompt": ""})
             assert grade(task.data["answer"], said["content"])[0] == 1.0
-    assert grade("42", "so\nanswer: 42")[0] == grade("42", "**Answer:**\n42")[0] == 1.0
     assert grade("42", "I do not know.")[0] == grade("42", "")[0] == 0.0
 
 
@@ -54,6 +53,8 @@ def test_rows_of_gsm8k_and_math_have_an_answer() -> None:
     [
         ("2857", "72 * 39 + 49\nAnswer: 2,857 pens", 1.0),
         ("2857", "答案：2857 支", 1.0),
+        ("42", "6 * 7\nanswer: 42", 1.0),
+        ("42", "6 * 7\n**Answer:**\n42", 1.0),
         ("21/10", "**Answer:** 2.1", 1.0),
         (r"\frac{1}{2}", r"Therefore $\boxed{0.5}$.", 1.0),
         ("1024", "Answer: 2^{10}", 1.0),

@@ -507,11 +507,12 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     """One table, an exact test of the pair, one picture; what cannot be combined or read is a sentence."""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
-        given = ("--endpoint", f"robot@{url}/v1", "--split", "test", "--svg", str(tmp_path / "x.svg"))
+        robot = f"robot@{url}/v1"
+        given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
+        code, _, err = cli("eval", "--endpoint", robot.replace("robot@", "robot-2@"), *given, "--fail-under", "0.1")
+        assert code == 4 and "under 0.1: robot-2 0.000, robot 0.000" in err  # each of them
         code, out, err = cli("eval", "--model", "scripted", *given)
         assert code == 0, err
-        code, _, err = cli("eval", "--model", "scripted", *given[:4], "--fail-under", "0.5")
-        assert code == 4 and "robot 0.000" in err and "scripted 0" not in err
     heads = next(line for line in out.splitlines() if "scripted" in line)
     rates = next(line for line in out.splitlines() if line.startswith("pass@1"))
     assert heads.split() == ["scripted", "robot"] and rates.split()[1::3] == ["0.600", "0.000"]
@@ -519,6 +520,6 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "x.svg").read_text().count("<rect") == 3
     code, _, err = cli("eval", "--endpoint", "@http://127.0.0.1:9/v1")
     assert code == 2 and "names no model" in err
-    for option in ("--checkpoint", "--run", "--compare-to"):
-        code, _, err = cli("eval", "--model", "a", "--model", "b", option, "best")
-        assert code == 2 and f"{option} and several models exclude each other" in err
+    for flag in ("--checkpoint", "--run", "--compare-to"):
+        code, _, err = cli("eval", "--model", "a", "--model", "b", flag, "best")
+        assert code == 2 and f"{flag} and several models exclude each other" in err

@@ -115,6 +115,15 @@ def test_a_large_vocabulary_is_searched_in_two_steps() -> None:
     assert (probs[torch.arange(50), got] > 0).all()
 
 
+def test_what_could_be_drawn_is_kept_for_the_rows_that_ask() -> None:
+    samplings = [Sampling(top_k=2, keep_support=True), Sampling(top_k=1), Sampling(keep_support=True)]
+    samplings.append(Sampling(top_k=1, keep_support=True))
+    found = draw(LOGITS.repeat(4, 1), samplings, torch.full((4,), 0.1, dtype=torch.float64), None).support
+    best = LOGITS[0].argsort(descending=True).tolist()
+    kept = [None if ids is None else sorted(ids.tolist()) for ids in found]
+    assert kept == [sorted(best[:2]), None, None, best[:1]]
+
+
 async def test_a_policy_samples_as_configured() -> None:
     """Forced tokens first, then greedy under a penalty; forced ones are marked, and not trained."""
     model, ids = tiny(), prompts()[0]

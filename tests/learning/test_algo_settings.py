@@ -318,6 +318,7 @@ def test_what_counts_as_a_group_with_signal() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
+        ("algo={advantage: gdpo, kl_coef: 0.1, kl_in: reward}", "set algo.kl_in: loss"),
         ("algo.kl=k4", "'k1', 'k2', 'k3' or 'abs'"),
         ("algo.kl_in=both", "'loss' or 'reward'"),
         ("algo.correction=mask", "'auto', 'none', 'tis', 'tis_sequence', 'mis' or 'mis_sequence'"),
@@ -331,11 +332,12 @@ def test_what_counts_as_a_group_with_signal() -> None:
         ("algo.kl_target=0.1", "algo.kl_coef, which is 0"),
         ("algo.lamda=1", "did you mean algo.advantage.lambda?"),
         ("algo.clip_ratio=0.2", "algo.loss.clip"),
+        ("algo.bypass=true; train.stop_on=[mismatch]", "does not measure the gap between trainer and sampler"),
     ],
 )
 def test_a_wrong_setting_names_what_fits(setting: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(sets=[setting])
+        load_config(sets=setting.split("; "))
     assert said in caught.value.message and len(caught.value.message) < 300, caught.value.message
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, MissingDependency
+from agentrl_cli.config.models import TrainerConfig
+from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
+from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state
 from agentrl_cli.registry import require_package
 from agentrl_cli.trainer import with_trl
-from agentrl_cli.types import Fact
+from agentrl_cli.types import Fact, Sampling
 from tests.helpers.train import episodes_of, settings, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -64,14 +67,6 @@ def test_an_absent_package_and_another_version_are_named_with_the_line_that_inst
 
 
 @needs_trl
-def test_an_option_that_trl_does_not_have_is_named_before_anything_runs() -> None:
-    options = {"trainer": {**TRL, "options": {"epsilom": 0.1}}}
-    with pytest.raises(ConfigError, match="has no field 'epsilom'") as wrong:
-        with_trl.check(Config.model_validate(settings(Path("m"), **options)))
-    assert "epsilon" in (wrong.value.hint or "")
-
-
-@needs_trl
 async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: Path) -> None:
     found = {}
     for kind in ("agentrl", "trl"):
@@ -93,6 +88,31 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
     assert theirs["entropy"] == pytest.approx(ours["entropy"], rel=1e-3)
     assert np.array(other) == pytest.approx(np.array(mine), rel=1e-2)
+
+
+async def test_a_hook_that_changes_sampling_is_refused(tmp_path: Path, model: Path) -> None:
+    class Hot(Hook):
+        def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
+            return sampling
+
+    with pytest.raises(ConfigError, match="on_sample changes how tokens are drawn"):
+        async with trainer_of(tmp_path, model, [Hot()], trainer=TRL):
+            pass
+
+
+@needs_trl
+async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, model: Path) -> None:
+    """Then an option that TRL lacks: named before anything runs."""
+    async with trainer_of(tmp_path, model, trainer=TRL, algo={"entropy_coef": 1e39}) as trainer:
+        before = {name: weight.clone() for name, weight in trainer.loaded.model.state_dict().items()}
+        with pytest.raises(TrainingStopped, match="not finite; the weights were left"):
+            await trainer.train()
+        after = trainer.loaded.model.state_dict()
+        assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+        options = {**TRL, "options": {"loss_typ": "grpo"}}
+        with pytest.raises(ConfigError, match="loss_typ is not a field") as caught:
+            with_trl.check(trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)}))
+        assert "loss_type" in (caught.value.hint or "")
 
 
 @needs_trl
