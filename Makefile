@@ -15,7 +15,7 @@ JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check docs screens clean need need-sandbox
+.PHONY: help demo test test-ray lint types check docs screens clean need need-sandbox
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,7 +28,11 @@ demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evalu
 # Bytecode is kept even where a container's environment forbids it: a hundred processes of the suite import the package.
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 	@$(NEED) bubblewrap || echo "The strong sandbox is not tested." >&2
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not ray" $(ARGS)
+
+test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2
+	$(BIN)/python -m pytest -q -m ray $(ARGS) tests/cluster
 
 lint: $(VENV)/.dev  ## ruff: rules and formatting of imports
 	$(BIN)/ruff check .
@@ -36,7 +40,7 @@ lint: $(VENV)/.dev  ## ruff: rules and formatting of imports
 types: $(VENV)/.dev  ## mypy --strict
 	$(BIN)/mypy
 
-check: lint types test  ## everything that .ci/run checks
+check: lint types test test-ray  ## everything that .ci/run checks
 
 docs: $(VENV)/.docs  ## the documentation in site/, with its generated pages
 	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py && $(BIN)/python docs/make_store.py && $(BIN)/python docs/make_algorithms.py

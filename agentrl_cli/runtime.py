@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentrl_cli.cluster.pool import WorkerPool
     from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.policies.remote.engine import Server
     from agentrl_cli.sandbox import Sandbox
 
 _LOG = logging.getLogger(__name__)
@@ -81,11 +82,12 @@ async def open_runtime(
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        served = await stack.enter_async_context(_served(config, base, db.parent / "logs", spec))
+        server = await stack.enter_async_context(_served(config, base, db.parent / "logs", spec))
+        served = server.config if server is not None else config
         held = partial(conversations, found.values(), config.task.split_train)
         loaded = load_policy(spec, served, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)
-        await _require_server(loaded.policy)
+        await _require_server(loaded.policy, server)
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
@@ -99,18 +101,18 @@ async def open_runtime(
 
 
 @contextlib.asynccontextmanager
-async def _served(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Config]:
-    """Starts the run's own inference server if it has one; yields the configuration that means it."""
+async def _served(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Server | None]:
+    """Starts the run's own inference server if it has one."""
     if not config.engine.start or spec not in (None, config.model.name):
-        yield config
+        yield None
         return
     from agentrl_cli.models.load import model_folder
     from agentrl_cli.policies.remote.engine import started
 
     to_stderr("Starting a vLLM server for this run …")
     folder = model_folder(config.model.name, config, base=base)
-    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as found:
-        yield found
+    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as server:
+        yield server
 
 
 def _require_names(config: Config, objects: bool) -> None:
@@ -125,12 +127,15 @@ def _require_names(config: Config, objects: bool) -> None:
         )
 
 
-async def _require_server(policy: Policy) -> None:
+async def _require_server(policy: Policy, own: Server | None) -> None:
+    """Raise PolicyError unless the policy's servers answer. `own`: the one that this run started and supervises."""
     from agentrl_cli.policies.remote.base import RemotePolicy
     from agentrl_cli.policies.remote.servers import Servers
 
     if isinstance(policy, (RemotePolicy, Servers)):
         await policy.reach()
+    if own is not None and isinstance(policy, RemotePolicy):
+        policy.endpoint.starting = own.starting
 
 
 def one_heap() -> None:

@@ -216,10 +216,12 @@ class WorkerPool:
     async def publish_to_servers(self, version: str, policy: Following) -> None:
         """As in Publisher."""
         async with self._changing:
-            await self._each(RemoteWorker.hold)
-            await policy.publish(version)
-            self.version, self.weights = version, policy.published()
-            await self._each(lambda worker: worker.load(version, self.weights))
+            try:
+                await self._each(RemoteWorker.hold)
+                await policy.publish(version)
+                self.version, self.weights = version, policy.published()
+            finally:  # after a failure with the old weights: a worker on hold would never sample again
+                await self._each(lambda worker: worker.load(self.version, self.weights))
 
     async def _each(self, call: Callable[[RemoteWorker], Awaitable[None]]) -> None:
         calls = [call(worker) for worker in self.workers if worker.ready]
@@ -239,9 +241,13 @@ class WorkerPool:
     async def _admit(self, worker: RemoteWorker) -> None:
         """Start a worker, and let it take jobs once it has the newest weights."""
         await worker.open()
-        async with self._changing:
-            await worker.load(self.version, self.weights)
-            worker.ready = True
+        while not worker.ready:
+            version, weights = self.version, self.weights
+            await worker.load(version, weights)  # without the lock: an update waits for no worker that starts
+            async with self._changing:
+                if worker.lost is not None and worker.lost.done():
+                    raise worker.lost.result()
+                worker.ready = (version, weights) == (self.version, self.weights)
         self._wake()
 
     async def _replace(self, worker: RemoteWorker) -> None:

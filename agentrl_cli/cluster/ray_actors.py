@@ -155,7 +155,8 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
             logging_level="ERROR",
             runtime_env={"working_dir": str(base), "excludes": EXCLUDED},
         )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    except Exception as error:  # Ray raises it bare for a node that does not start in time
+        ray.shutdown()
         text = " ".join(str(error).split())[:400]
         raise EnvironmentProblem(f"The Ray cluster at {cluster.address} cannot be used: {text}", hint=hint) from error
 

@@ -58,8 +58,8 @@ class Following(Protocol):
     async def hold(self) -> None:
         """Wait for running turns and let none begin until `adopt`."""
 
-    async def adopt(self, version: str, published: Published) -> None:
-        """Sample with the weights that another process had the servers load."""
+    async def adopt(self, version: str, published: Published | None) -> None:
+        """Sample with the weights that another process had the servers load; None: with those that they had."""
 
     async def publish(self, version: str) -> None:
         """Let the servers load the trained weights."""
@@ -98,12 +98,11 @@ def open_policy(setup: Setup) -> Loaded:
 async def use_weights(loaded: Loaded, version: str, weights: Weights) -> None:
     """Let a policy sample with other weights from its next turn on. Raises ModelError, OSError."""
     policy = loaded.policy
+    if isinstance(policy, Following):
+        await policy.adopt(version, weights)
+        return
     if weights is None:
         policy.weights_version = version
-        return
-    if isinstance(weights, Published):
-        assert isinstance(policy, Following)
-        await policy.adopt(version, weights)
         return
     from agentrl_cli.models.trained import put_weights
 

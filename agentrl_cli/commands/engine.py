@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,7 +71,9 @@ async def _serve(context: Context, port: int) -> None:
         opening.cancel()
         await asyncio.wait([opening])
         return
-    remote = opening.result().remote
+    server = opening.result()
+    remote = server.config.remote
+    ended: asyncio.Future[Any] = server.failed
     try:
         echo(remote.url)
         narrate(f"export {KEY}={os.environ[KEY]}")
@@ -79,7 +81,11 @@ async def _serve(context: Context, port: int) -> None:
             f"agentrl train --set remote.backend=vllm --set remote.url={remote.url} --set remote.model={remote.model}"
             f" --set remote.api_key_env={KEY} --set remote.processed_logprobs=true"
         )
-        await serving
+        if server.development:
+            narrate("Routes beside /v1 (sleep, weights) need no key: it listens on 127.0.0.1; do not forward the port.")
+        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise ended.result()
     finally:
         await entered.__aexit__(None, None, None)
 

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -34,6 +35,8 @@ PACKAGES = {"verifiers": "verifiers uv", "inspect": "inspect_ai openai"}
 """What has to be installed where it runs."""
 TAIL = 4000
 """Characters of a program's stderr that are kept."""
+STARTING = 300.0
+"""Seconds that a program has to load what it runs."""
 ENDING = 5.0
 """Seconds that a program has to end once its stdin is closed."""
 
@@ -99,14 +102,15 @@ class _Program:
             )
         except OSError as error:
             raise EnvError(f"{python} could not be started: {error.strerror}.") from error
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, Future[dict[str, Any]]] = {}
         self._tail = ""
         self._threads: list[threading.Thread] = []
+        self._first = Future[dict[str, Any]]()
         self._start(self._read_errors)
-        self._check(self._line())
         self._start(self._read)
+        self._check()
 
     @property
     def ended(self) -> bool:
@@ -116,7 +120,8 @@ class _Program:
         """Send a request."""
         number, future = next(self._numbers), Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()
-        self._asked[number] = future
+        with self._lock:
+            self._asked[number] = future
         self._send({"id": number, **fields})
         if self.ended:
             self._fail()
@@ -124,8 +129,11 @@ class _Program:
 
     def cancel(self, asked: Future[dict[str, Any]]) -> None:
         """Stop what a request began."""
-        for number in [number for number, future in self._asked.items() if future is asked]:
-            del self._asked[number]
+        with self._lock:
+            found = [number for number, future in self._asked.items() if future is asked]
+            for number in found:
+                del self._asked[number]
+        for number in found:
             self._send({"id": number, "do": "cancel"})
 
     def close(self) -> None:
@@ -147,7 +155,7 @@ class _Program:
     def _send(self, fields: Mapping[str, Any]) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with self._lock, contextlib.suppress(OSError, ValueError):  # it has ended: the request fails
+        with self._writing, contextlib.suppress(OSError, ValueError):  # it has ended: the request fails
             stdin.write(json.dumps(fields) + "\n")
             stdin.flush()
 
@@ -156,7 +164,15 @@ class _Program:
         line = self._process.stdout.readline()
         return dict(json.loads(line)) if line else {}
 
-    def _check(self, first: Mapping[str, Any]) -> None:
+    def _check(self) -> None:
+        """Raise MissingDependency or EnvError unless the program reports in time that it is ready."""
+        try:
+            first = self._first.result(STARTING)
+        except EnvError:
+            self.close()
+            raise
+        except TimeoutError:
+            first = {"error": f"its program was not ready after {STARTING:g} s."}
         if first.get("ready"):
             return
         self.close()
@@ -169,8 +185,14 @@ class _Program:
         raise EnvError(f"{self.kind}: {first.get('error') or 'its program ended at once.'}", hint=self._tail[-600:])
 
     def _read(self) -> None:
+        try:
+            self._first.set_result(self._line())
+        except ValueError as error:
+            self._first.set_exception(EnvError(f"{self.kind}: the first answer of its program is not JSON: {error}"))
+            return
         while answer := self._line():
-            future = self._asked.pop(answer["id"], None)
+            with self._lock:
+                future = self._asked.pop(answer["id"], None)
             if future is None:  # cancelled
                 continue
             if "error" in answer:
@@ -186,8 +208,9 @@ class _Program:
         self._threads[-1].start()
 
     def _fail(self) -> None:
-        while self._asked:
-            _, future = self._asked.popitem()
+        with self._lock:
+            asked, self._asked = self._asked, {}
+        for future in asked.values():
             future.set_exception(EnvError(f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip()))
 
     def _read_errors(self) -> None:
@@ -196,14 +219,15 @@ class _Program:
             self._tail = (self._tail + line)[-TAIL:]
 
 
-_STARTING = threading.Lock()
+_STARTING: defaultdict[tuple[str, str, str], threading.Lock] = defaultdict(threading.Lock)
+"""For each configuration: one that loads long, or hangs, delays no other."""
 _RUNNING: dict[tuple[str, str, str], _Program] = {}
 
 
 def _program(kind: str, python: str, config: str) -> _Program:
     """The running program of a configuration, started if there is none."""
     configuration = kind, python, config
-    with _STARTING:
+    with _STARTING[configuration]:
         program = _RUNNING.get(configuration)
         if program is None or program.ended:
             if program is not None:

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl_cli.config.algo import CHOICES, option_keys
 from agentrl_cli.config.choice import OLD, option_names
-from agentrl_cli.config.models import Config, keys, sections
+from agentrl_cli.config.models import Config, fields, keys, sections
 from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
@@ -162,7 +162,13 @@ def _check(layers: Mapping[str, Value]) -> Config:
     problems: list[str] = []
     known = [*keys(), *option_keys()]
     for key, value in layers.items():
-        if key in known or key.startswith(_OPEN) or key.removeprefix("algo.") in OLD:
+        if mapping := next((name for name in _MAPPINGS if key.startswith(f"{name}.")), ""):
+            inside = tree
+            *path, last = [*mapping.split("."), *key.removeprefix(f"{mapping}.").split(".")]
+            for name in path:
+                inside[name] = inside = inside[name] if isinstance(inside.get(name), dict) else {}
+            inside[last] = value.value
+        elif key in known or key.startswith(_OPEN) or key.removeprefix("algo.") in OLD:
             _put(tree, key, value.value)
         elif key not in sections():
             near = " or ".join(_suggest(key, [*keys(), *_ELSEWHERE]))
@@ -181,6 +187,10 @@ def _check(layers: Mapping[str, Value]) -> Config:
 _OPTIONS = tuple(f"{key}." for key in _CHOSEN)
 _OPEN = ("rewards.", *_OPTIONS)
 """Prefixes of keys that validation checks later: names of rewards, and options, which depend on the choice."""
+
+
+_MAPPINGS = tuple(key for key, info in fields() if "dict[" in str(info.annotation) and "." in key)
+"""Keys whose value is a mapping with keys of the user's own, which the layers have flattened."""
 
 
 def _where(value: Value) -> str:

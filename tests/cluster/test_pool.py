@@ -15,13 +15,13 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.cluster.checks import require_local, require_same
 from agentrl_cli.cluster.pool import WorkerPool, open_pool
 from agentrl_cli.cluster.processes import open_links
-from agentrl_cli.cluster.protocol import Hello, Order, Setup
+from agentrl_cli.cluster.protocol import Hello, Message, Order, Setup
 from agentrl_cli.cluster.ray_actors import require_answer, require_room
 from agentrl_cli.cluster.relay import Relay
 from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
 from agentrl_cli.config.cluster import ClusterConfig
-from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, StoreError
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, PolicyError, StoreError
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
@@ -130,6 +130,44 @@ async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_
     bad = found.pop(3)
     assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith("The worker was lost 3 times. Worker ")
     assert {episode.outcome for episode in found} == {Outcome.SOLVED}, "jobs beside it are not blamed"
+
+
+class Slow(ScriptedLink):
+    """Loads the first weights only when `go` is set; remembers what it was sent."""
+
+    go: asyncio.Event
+    sent: list[Message]
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if message[0] == "load":
+            await self.go.wait()
+        await super().send(message)
+
+
+async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(tmp_path: Path) -> None:
+    class Fails:
+        async def publish(self, version: str) -> None:
+            raise PolicyError("the server refused")
+
+    with Store.open(tmp_path / "s.db") as store:
+        pool = pool_of([copy_of(await an_episode())], store)
+        await pool.open("v0")
+        Slow.go, Slow.sent = asyncio.Event(), []
+        late = RemoteWorker(1, lambda: Slow(copy_of(Episode("e", "t", "p"))), pool.workers[0].setup)
+        pool.workers = [*pool.workers, late]
+        admitted = asyncio.ensure_future(pool._admit(late))
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            await pool.publish("v1", None)
+        assert not late.ready
+        Slow.go.set()
+        await admitted
+        with pytest.raises(PolicyError, match="refused"):
+            await pool.publish_to_servers("v2", Fails())  # type: ignore[arg-type]
+        loads = [message[:2] for message in Slow.sent if message[0] in ("load", "hold")]
+        assert loads == [("load", "v0"), ("load", "v1"), ("hold",), ("load", "v1")]
+        await pool.close()
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:

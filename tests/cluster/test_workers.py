@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl_cli.cluster.policy import ClusterPolicy
 from agentrl_cli.cluster.pool import WorkerPool
 from agentrl_cli.cluster.processes import WeightFiles
 from agentrl_cli.cluster.protocol import Setup
@@ -24,7 +25,8 @@ from tests.helpers.cluster import ServiceLink
 from tests.helpers.train import episodes_of, settings, write_model, write_pack
 
 STEPS = 3
-HEAD = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+HEAD = {**NODE, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 HOOK = """
 import os, signal
 from pathlib import Path
@@ -140,18 +142,29 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
     assert {row["sampling/sampling_logp_difference/max"] > 0 for row in rows[1:]} == {True}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+def raylet_of(node: Any) -> int:
+    """The process of a Ray node that starts its actors."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def parent_of(worker: RemoteWorker) -> int:
+    assert worker.hello is not None
+    return int(Path(f"/proc/{worker.hello.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # of Ray
 async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost_node(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     pytest.importorskip("ray", reason="needs the extra ray")
     from ray.cluster_utils import Cluster
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    node = {"num_cpus": 1, "resources": {"rollout": 1}, "object_store_memory": 100 * 2**20}
+    node = {**NODE, "resources": {"rollout": 1}}
     cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         nodes = [cluster.add_node(**node) for _ in range(2)]
@@ -166,7 +179,12 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
             running = asyncio.ensure_future(trainer.train())
             while not running.done() and trainer.step < 1:
                 await asyncio.sleep(0.05)
-            await asyncio.to_thread(cluster.remove_node, nodes[1])
+            policy = trainer.loaded.policy
+            assert isinstance(policy, ClusterPolicy) and isinstance(policy.workers, WorkerPool)
+            while not (ready := [one for one in policy.workers.workers if one.ready]):
+                await asyncio.sleep(0.05)
+            (used,) = (node for node in nodes if raylet_of(node) == parent_of(ready[-1]))
+            await asyncio.to_thread(cluster.remove_node, used)
             cluster.add_node(**node)  # one that comes back is used again; Ray wants the main thread
             await running
             assert_same(here, outcome_of(trainer))

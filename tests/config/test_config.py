@@ -73,6 +73,15 @@ def test_set_reads_numbers(text: str, expected: float) -> None:
     assert load_config(sets=[f"train.lr={text}"])[0].train.lr == expected
 
 
+def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
+    """Also in the stored settings of a run, with which it is resumed."""
+    file = write(tmp_path / "a.yaml", "cluster:\n  resources: {CPU: 4, rollout: 1}\ntrainer:\n  options: {a: {b: 1}}\n")
+    config, _ = load_config(files=[file], sets=["cluster.resources.CPU=0.5", "model.template_variables={x: y}"])
+    assert config.cluster.resources == {"CPU": 0.5, "rollout": 1.0} and config.trainer.options == {"a": {"b": 1}}
+    assert config.model.template_variables == {"x": "y"}
+    assert load_config(files=[write(tmp_path / "b.yaml", full_yaml(config))])[0] == config
+
+
 def test_set_can_clear_a_value() -> None:
     assert load_config(sets=["eval.limit="])[0].eval.limit is None
     assert load_config(sets=["eval.limit=null"])[0].eval.limit is None

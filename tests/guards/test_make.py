@@ -136,7 +136,7 @@ def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> Non
     machine.checkout()
     (tmp_path / "offline").touch()
     (tmp_path / ".cache" / "templates").mkdir(parents=True)
-    suite = "python -m pytest -q -n auto --dist worksteal"
+    suite = "python -m pytest -q -n auto --dist worksteal -m not ray"
     fetching = "python -m tests.helpers.template"
     for offline in (True, False, False):
         if not offline:

@@ -38,6 +38,8 @@ class ScriptedLink:
         elif message[0] == "load":
             self.status.version = message[1]
             self._emit(("loaded", message[1], ""))
+        elif message[0] == "hold":
+            self._emit(("held",))
         elif message[0] == "run":
             asyncio.get_running_loop().call_later(self.delay, self._play, message[1])
         elif message[0] == "close":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError, EnvironmentProblem
-from agentrl_cli.policies.remote.engine import KEY, started
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
+from agentrl_cli.policies.remote.engine import KEY, install, started
+from agentrl_cli.policies.remote.policy import VLLMPolicy
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
@@ -26,6 +28,9 @@ if "--fail" in sys.argv:
 
 class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path.endswith("/die"):
+            print("out of memory", file=sys.stderr, flush=True)
+            os._exit(7)
         self.send_response(200)
         self.end_headers()
         found = {{"pid": os.getpid(), "argv": sys.argv[1:], "key": os.environ["VLLM_API_KEY"]}}
@@ -34,6 +39,11 @@ class Answers(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
 """
+
+
+def ask(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)
 
 
 def settings_of(folder: Path, **sections: Any) -> Config:
@@ -48,9 +58,9 @@ def settings_of(folder: Path, **sections: Any) -> Config:
 async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) -> None:
     config = settings_of(tmp_path, adapter={"enabled": True, "r": 12}, rollout={"max_tokens": 300})
     async with started(config, tmp_path / "model", tmp_path / "logs" / "log") as found:
-        assert found.remote.api_key_env == KEY and found.remote.processed_logprobs and not config.remote.url
-        with urllib.request.urlopen(found.remote.url.removesuffix("/v1"), timeout=5) as answer:
-            given = json.load(answer)
+        remote = found.config.remote
+        assert remote.api_key_env == KEY and remote.processed_logprobs and not config.remote.url
+        given = ask(remote.url)
     argv, key = given["argv"], os.environ.pop(KEY)
     assert argv[:2] == ["serve", str(tmp_path / "model")] and key == given["key"] and key not in argv
     options = dict(zip(argv[2::2], argv[3::2], strict=False))
@@ -61,12 +71,49 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
         os.kill(given["pid"], 0)
 
 
+async def test_a_server_that_dies_is_named_and_started_again_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
+        url = found.config.remote.url
+        policy = VLLMPolicy(url, "base", retries=0)
+        policy.endpoint.starting = found.starting
+        first = ask(url)["pid"]
+        with contextlib.suppress(ConnectionError):
+            ask(f"{url}/die")
+        assert (await policy.endpoint.get("/models"))["pid"] != first, "a request waits for the new process"
+        assert "ended with exit status 7:" in caplog.text and "out of memory\nIt is started again." in caplog.text
+        with contextlib.suppress(ConnectionError):
+            ask(f"{url}/die")
+        with pytest.raises(PolicyError, match=r"(?s)exit status 7:.*out of memory\nIt had been started again before"):
+            await policy.endpoint.get("/models")
+        await policy.close()
+    os.environ.pop(KEY, None)
+
+
+def test_an_environment_is_tried_before_it_is_used(tmp_path: Path) -> None:
+    config, python = settings_of(tmp_path), tmp_path / "bin" / "python"
+    for said, match in (
+        (None, "python could not be started: No such file"),
+        ("RuntimeError: operator torchvision::nms does not exist", "cannot be imported: RuntimeError: operator"),
+    ):
+        if said is not None:
+            python.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+            python.chmod(0o700)
+        with pytest.raises(EnvironmentProblem, match=match):
+            install(config, print)
+
+
 async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
+    exposed = Config.model_validate(
+        {"engine": {"env": str(tmp_path), "options": ["--host=0.0.0.0"]}, "remote": {"backend": "vllm"}}
+    )
     for config, match in (
         (Config.model_validate({"engine": {"env": str(tmp_path / "none")}}), "There is no vLLM in"),
         (settings_of(tmp_path, engine={"env": str(tmp_path), "options": ["--fail"]}), "status 1:\nno such device"),
+        (exposed, "engine.options has --host=0.0.0.0: the server listens on 127.0.0.1"),
     ):
-        with pytest.raises(EnvironmentProblem, match=match):
+        with pytest.raises((ConfigError, EnvironmentProblem), match=match):
             async with started(config, tmp_path, tmp_path / "log"):
                 pass
     os.environ.pop(KEY, None)

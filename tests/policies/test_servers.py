@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.policies.remote.policy import VLLMPolicy
 from agentrl_cli.policies.remote.servers import Servers
-from agentrl_cli.types import Sampling
+from agentrl_cli.types import Generation, Sampling
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
@@ -21,6 +22,19 @@ from tests.helpers.train import trainer_of, write_model
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
+
+
+class Slow(VLLMPolicy):
+    """Loses its connection once, after a turn that took longer than the patience for a lost server."""
+
+    lost = False
+
+    async def generate(self, *args: Any, **given: Any) -> Generation:
+        if not self.lost:
+            self.lost = True
+            await asyncio.sleep(0.4)
+            raise Unreachable("broke off")
+        return await super().generate(*args, **given)
 
 
 async def turn(policy: Servers, key: str) -> list[int]:
@@ -49,6 +63,9 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         assert "/collective_rpc" in stands[0].paths, "it has the present weights before it gets a turn"
         said += [await turn(policy, key) for key in ("a", "d")]
         assert [one.generated for one in stands] == [4, 5], "a stays where it moved to; a new episode evens out"
+        slow = Servers([Slow(urls[0], "base", api_key="k", retries=0, context_length=256)], patience=0.3, pause=0.05)
+        said.append(await turn(slow, "a"))
+        await slow.close()
         assert all(one == said[0] for one in said), "the seed decides, not the server"
         for one in stands:
             one.down_until = time.monotonic() + 60

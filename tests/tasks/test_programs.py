@@ -26,13 +26,15 @@ from tests.helpers.gateway import call
 CHAT = Chat(ByteTokenizer())
 
 WORKER = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from agentrl_loop import serve
 
 class Worker:
     def __init__(self, config):
         if config["task"] == "missing":
             import no_such_module
+        while config["task"] and not os.path.exists(config["task"]):
+            time.sleep(0.02)
         self.runs = 0
     def rows(self, limit):
         print("not an answer")
@@ -57,7 +59,13 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
     """A broken run is its own episode's; a cancelled one is stopped; a dead one is started again."""
     (tmp_path / "worker.py").write_text(WORKER % forked)
     foreign = Foreign(str(tmp_path / "worker.py"), "package")
-    assert [row["sample"] for row in foreign.rows(2)] == [0, 1]
+    slow = Foreign(str(tmp_path / "worker.py"), "package", task=str(tmp_path / "ready"))
+    loading = asyncio.ensure_future(asyncio.to_thread(slow.rows, 1))
+    await asyncio.sleep(0.1)
+    assert [row["sample"] for row in foreign.rows(2)] == [0, 1], "it does not wait for one that loads"
+    assert not loading.done()
+    (tmp_path / "ready").touch()
+    assert len(await loading) == 1
 
     async def play(sample: int) -> float:
         return await foreign.solve(Task("t", "", "", "train", (), {"sample": sample}), "http://none", "key", "model")

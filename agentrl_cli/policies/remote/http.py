@@ -88,6 +88,8 @@ class Endpoint:
         self.watched = False
         """True if a person waits: a silent server is then asked every `REACH` seconds if it is there."""
         self.recover: Callable[[], Awaitable[None]] | None = None
+        self.starting: Callable[[], bool] | None = None
+        """Whether the server is started again now, for which requests wait; raises PolicyError if it never will be."""
         self._lost = False
         self.recoveries = 0
         """Calls of `recover`: a request that began before the last one does not ask for another."""
@@ -175,6 +177,8 @@ class Endpoint:
                 if not isinstance(error, httpx2.TimeoutException):
                     self.forgot(seen)
                 late = attempt >= self.retries and time.monotonic() - started >= self.patience
+                if self.starting is not None and self.starting():
+                    late = False
                 if late or self._closed:
                     raise self._unreached(url, error) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))

@@ -76,15 +76,17 @@ class Servers:
         images: Sequence[bytes] = (),
     ) -> Generation:
         """One turn on the episode's server. Raises PolicyError if no server can be reached for `patience` seconds."""
-        until = time.monotonic() + self.patience
+        alone_since = None
         while True:
             member = self._home(key)
             if member is None:
-                if time.monotonic() > until:
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() - alone_since > self.patience:
                     reasons = "; ".join(sorted({one.lost for one in self.members}))
                     raise PolicyError(f"None of {len(self.members)} servers can be reached: {reasons}")
                 await asyncio.sleep(WAIT)
                 continue
+            alone_since = None
             try:
                 policy = member.policy
                 return await policy.generate(key, ids, sampling, group=group, on_token=on_token, images=images)
@@ -125,13 +127,14 @@ class Servers:
         async with self._changing:
             await asyncio.gather(*(member.policy.hold() for member in self.members))
 
-    async def adopt(self, version: str, published: Published) -> None:
+    async def adopt(self, version: str, published: Published | None) -> None:
         """As in IdServer. A server without the weights gets them from here before it gets turns."""
         async with self._changing:
-            self._folder, self.weights_version = published.folder, version
+            self.weights_version = version
+            self._folder = published.folder if published is not None else self._folder
             for member in self.members:
                 await member.policy.adopt(version, published)
-                if member.policy.endpoint.url in published.lost and not member.lost:
+                if published is not None and member.policy.endpoint.url in published.lost and not member.lost:
                     self._lose(member, PolicyError(f"{member.policy.endpoint.url} has older weights."))
             self._held = False
 

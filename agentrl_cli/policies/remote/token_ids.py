@@ -213,8 +213,7 @@ class IdServer(RemotePolicy):
                 self._idle.notify_all()
 
     async def sleep(self) -> None:
-        """As in Sleeping. Level 1: with level 2 vLLM loses its adapters."""
-        if self.sleeps:
+        if self.sleeps:  # as in Sleeping; level 1: with level 2 vLLM loses its adapters
             await self.hold()
             await self.endpoint.command(f"{self.endpoint.root}/sleep?level=1", {})
 
@@ -229,11 +228,13 @@ class IdServer(RemotePolicy):
             self._held = True
             await self._idle.wait_for(lambda: not self._running)
 
-    async def adopt(self, version: str, published: Published) -> None:
-        """Sample with the weights that another process had the server load."""
+    async def adopt(self, version: str, published: Published | None) -> None:
+        """Sample with the weights that another process had the server load; None: with those that it had."""
         async with self._idle:
-            self._folder, self.weights_version = published.folder, version
-            self.model = published.label if self.lora else self.model
+            self.weights_version = version
+            if published is not None:
+                self._folder = published.folder
+                self.model = published.label if self.lora else self.model
             self._held = False
             self._idle.notify_all()
 
