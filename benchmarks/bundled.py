@@ -3,11 +3,15 @@
     python benchmarks/bundled.py base MODEL [--rows 24] [--samples 4]      before any training, English and Chinese
     python benchmarks/bundled.py generated MODEL                           forty generated tools, before any training
     python benchmarks/bundled.py packs MODEL [--packs calc-task echo-task] the packs' validation splits, before training
-    python benchmarks/bundled.py train MODEL --only weekday price [--seeds 0] [--steps 60]
+    python benchmarks/bundled.py train MODEL --only weekday price [--seeds 0] [--steps 60] [--lr 3e-4]
+    python benchmarks/bundled.py train-generated MODEL [--count 8] [--seeds 0]
+        a seeded sample of the generated tools, or --only NAME
 
-`train` is 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own trainer;
-solved is the mean of its last ten steps, CPU seconds are those of the process. Prints Markdown; adds what it measured
-to benchmarks/results/bundled.json.
+The trainings are 60 GRPO steps of 8 x 8 episodes at 3e-4 on 200 rows of that one function, with the project's own
+trainer; solved is the mean of the last ten steps, CPU seconds are those of the process; `reached` is the first step
+with a mean of 0.95 over ten. `train-generated` attempts the tool's five tasks of `generated`, which are none of its
+200 rows, eight times before and after. Prints Markdown; adds what it measured to benchmarks/results/bundled.json.
+--keep DIR keeps the projects, for `agentrl replay`.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,12 +34,13 @@ sys.path.insert(0, str(ROOT))
 
 from agentrl_cli import Config, Pack, Reward, load_pack, train  # noqa: E402
 from agentrl_cli.types import Episode  # noqa: E402
-from benchmarks.bundled_generated import generated  # noqa: E402
+from benchmarks.bundled_generated import Generated, generated  # noqa: E402
 from benchmarks.bundled_subjects import SUBJECTS, Subject  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "bundled.json"
 SYSTEM = "Solve the task. Use the tools."
 CHINESE_SYSTEM = "请使用工具回答问题。"
+RATE, WANTED = 3e-4, 0.95
 LIMITS = {"max_turns": 5, "max_new_tokens": 96, "max_tokens": 640, "group_size": 8, "prompts_per_step": 8}
 
 Result = dict[str, Any]
@@ -51,6 +58,11 @@ def pack_of(subject: Subject, seed: int, count: int, language: Any = "english") 
     return Pack.of(
         subject.name, subject.rows(seed, count, language), [Reward("exact", exact)], tools=subject.tools, system=system
     )
+
+
+def generated_pack(tool: Generated, rows: Sequence[dict[str, str]]) -> Pack:
+    """A generated tool as a task."""
+    return Pack.of(tool.name, rows, [Reward("exact", exact)], tools=[tool.function], system=SYSTEM)
 
 
 def config_of(model: str, **changes: Any) -> Config:
@@ -79,12 +91,17 @@ async def sample(model: str, packs: Sequence[Pack], split: str, rows: int, sampl
 
 
 def summary(episodes: Sequence[Episode]) -> Result:
-    """Shares of the attempts: solved, with a call, with a call that returned."""
+    """Shares of the attempts: solved, with a call, with a call that returned; and the standard error of `solved`."""
     count = max(1, len(episodes))
     called = [any(turn.calls for turn in one.turns) for one in episodes]
     returned = [any(r.error is None for turn in one.turns for r in turn.results) for one in episodes]
     solved = sum(str(one.outcome) == "solved" for one in episodes)
     shares = {"solved": solved / count, "called": sum(called) / count, "returned": sum(returned) / count}
+    by_row: dict[str, list[bool]] = {}
+    for one in episodes:
+        by_row.setdefault(one.task_id, []).append(str(one.outcome) == "solved")
+    if len(by_row) > 1:  # attempts at the same row are alike
+        shares["error"] = stdev(sum(row) / len(row) for row in by_row.values()) / len(by_row) ** 0.5
     return {**{key: round(value, 3) for key, value in shares.items()}, "attempts": len(episodes)}
 
 
@@ -101,10 +118,7 @@ def measure_base(model: str, rows: int, samples: int, only: Sequence[str]) -> Re
 
 def measure_generated(model: str, samples: int) -> Result:
     """The forty generated tools."""
-    packs = [
-        Pack.of(one.name, one.rows, [Reward("exact", exact)], tools=[one.function], system=SYSTEM)
-        for one in generated()
-    ]
+    packs = [generated_pack(one, one.rows) for one in generated()]
     episodes = asyncio.run(sample(model, packs, "train", 5, samples))
     by_tool = {pack.name: summary([one for one in episodes if one.pack == pack.name]) for pack in packs}
     return {"all": summary(episodes), "tools": by_tool}
@@ -121,31 +135,57 @@ def measure_packs(model: str, names: Sequence[str], rows: int, samples: int) -> 
     return found
 
 
-def measure_training(model: str, subject: Subject, seed: int, steps: int) -> Result:
-    """GRPO on one function; solved by step."""
-    with tempfile.TemporaryDirectory() as folder:
+def measure_training(pack: Pack, seed: int, held: Pack | None, options: argparse.Namespace) -> Result:
+    """GRPO on one function; solved by step, and on `held` before and after. Raises RuntimeError if it ended early."""
+    model, steps, keep = options.model, options.steps, options.keep
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(keep, f"{pack.name}-{seed}") if keep else Path(temporary)
         cpu = time.process_time()
         run = train(
             config_of(
                 model,
-                train={"steps": steps, "lr": 3e-4, "eval_every": 0, "token_budget": 2048, "save_every": 1000},
+                train={"steps": steps, "lr": options.lr, "eval_every": 0, "token_budget": 2048, "save_every": 1000},
                 seed=seed,
             ),
-            packs=[pack_of(subject, 1000 + seed, 200)],
+            packs=[pack],
             project=folder,
             narrate=lambda text: None,
         )
         cpu = time.process_time() - cpu
+        if run.step != steps:
+            raise RuntimeError(f"{pack.name} stopped at step {run.step} of {steps}: {run.error or run.status}")
         store = sqlite3.connect(f"file:{folder}/runs/agentrl.db?mode=ro", uri=True)
         rows = store.execute(
             "SELECT avg(outcome = 'solved') FROM episodes WHERE run_id = ? AND kind = 'train'"
             " GROUP BY step ORDER BY step",
             (run.id,),
         ).fetchall()
+        spent = store.execute("SELECT metrics FROM steps WHERE run_id = ? ORDER BY step", (run.id,)).fetchall()
+        trained = store.execute("SELECT path FROM checkpoints WHERE run_id = ? AND kind = 'last'", (run.id,)).fetchone()
         store.close()
-    curve = [round(row[0], 3) for row in rows]
-    last = curve[-10:]
-    return {"first": curve[0], "last": round(sum(last) / len(last), 3), "cpu_seconds": round(cpu, 1), "curve": curve}
+        curve = [round(row[0], 3) for row in rows]
+        means = {end: sum(curve[end - 10 : end]) / 10 for end in range(10, steps + 1)}
+        found = {"first": curve[0], "last": round(means[steps], 3), "cpu_seconds": round(cpu, 1)}
+        if reached := [end for end, mean in means.items() if mean >= WANTED]:
+            found["reached_step"] = reached[0]
+            found["reached_cpu_seconds"] = round(sum(json.loads(row[0])["time/cpu"] for row in spent[: reached[0]]), 1)
+        if held is not None:
+            models = {"before": model, "after": str(folder / "runs" / trained[0])}
+            found |= {when: summary(asyncio.run(sample(one, [held], "train", 5, 8))) for when, one in models.items()}
+        return {**found, "curve": curve}
+
+
+def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Pack | None, int]]:
+    """What `train` and `train-generated` train on: name, pack, the tasks held out of it, seed."""
+    if options.what == "train":
+        for subject in (one for one in SUBJECTS if one.name in options.only):
+            yield from ((subject.name, pack_of(subject, 1000 + seed, 200), None, seed) for seed in options.seeds)
+        return
+    tools = generated()
+    drawn = random.Random("sample of the generated tools").sample(tools, len(tools))
+    for tool in [one for one in drawn if one.name in options.only] if options.only else drawn[: options.count]:
+        for seed in options.seeds:
+            yield tool.name, generated_pack(tool, tool.more(200, seed)), generated_pack(tool, tool.rows), seed
 
 
 def table(found: Result) -> str:
@@ -164,15 +204,26 @@ def table(found: Result) -> str:
     return "\n".join(lines)
 
 
+def interval(values: Sequence[float], draws: int = 10_000) -> str:
+    """The mean of so many tools, with a 95 % interval from a bootstrap over the tools."""
+    rng = random.Random(0)
+    means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(draws))
+    low, high = means[draws // 40], means[-draws // 40]
+    return f"{sum(values) / len(values):.2f} [{low:.2f}, {high:.2f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("base", "generated", "packs", "train"))
+    parser.add_argument("what", choices=("base", "generated", "packs", "train", "train-generated"))
     parser.add_argument("model")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--packs", nargs="*", default=["calc-task", "echo-task", "code-task"])
     parser.add_argument("--rows", type=int, default=24)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--lr", type=float, default=RATE)
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--keep")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     options = parser.parse_args()
     name = Path(options.model).name
@@ -183,15 +234,18 @@ def main() -> None:
     elif options.what == "packs":
         _keep(name, {"packs": measure_packs(options.model, options.packs, options.rows, options.samples)})
     else:
-        for subject in (one for one in SUBJECTS if one.name in options.only):
-            for seed in options.seeds:
-                result = measure_training(options.model, subject, seed, options.steps)
-                _keep(name, {"train": {subject.name: {str(seed): result}}})
-                print(subject.name, seed, {key: value for key, value in result.items() if key != "curve"}, flush=True)
+        for trained, pack, held, seed in trainings(options):
+            result = measure_training(pack, seed, held, options)
+            run = str(seed) if options.lr == RATE else f"{seed}, lr {options.lr:g}"
+            _keep(name, {options.what: {trained: {run: result}}})
+            print(trained, seed, {key: value for key, value in result.items() if key != "curve"}, flush=True)
     found = _kept()[name]
     print(table(found))
     print(json.dumps({key: one["all"] for key, one in found.get("packs", {}).items()}))
     print(json.dumps(found.get("generated", {}).get("all", {})))
+    if tools := [runs for runs in found.get("train-generated", {}).values() if "0" in runs]:
+        for when in ("before", "after"):
+            print(f"{len(tools)} generated tools {when}: {interval([one['0'][when]['solved'] for one in tools])}")
 
 
 def _kept() -> Result:

@@ -40,7 +40,15 @@ class Generated:
 
     name: str
     function: Callable[..., Any]
+    draw: Callable[[random.Random], dict[str, str]]
+    """One more task: its prompt and its answer."""
     rows: tuple[dict[str, str], ...]
+
+    def more(self, count: int, seed: int) -> list[dict[str, str]]:
+        """Tasks to train on: other draws, none of which is in `rows`."""
+        rng = random.Random(f"generated tool {self.name} {seed}")
+        held = {row["prompt"] for row in self.rows}
+        return [row for _ in range(4 * count) if (row := self.draw(rng))["prompt"] not in held][:count]
 
 
 def generated(count: int = 40, tasks: int = 5, seed: int = 99) -> list[Generated]:
@@ -55,16 +63,17 @@ def _tool(rng: random.Random, thing: str, measure: str, tasks: int) -> Generated
     chosen = rng.sample(PARAMETERS, rng.choice((1, 1, 2, 2, 3)))
     template = rng.choice(TEMPLATES)
     function = _function(name, f"The {measure} of a {thing}.", chosen)
-    rows = []
-    for _ in range(tasks):
+
+    def draw(rng: random.Random) -> dict[str, str]:
         arguments = {label: make(rng) for label, _, _, make in chosen}
         said = " and ".join(
             f"{label} {', '.join(map(str, value)) if isinstance(value, list) else value}"
             for label, value in arguments.items()
         )
         prompt = template.format(what=f"{measure} of the {thing}", values=said)
-        rows.append({"prompt": prompt[0].upper() + prompt[1:], "answer": str(function(**arguments))})
-    return Generated(name, function, tuple(rows))
+        return {"prompt": prompt[0].upper() + prompt[1:], "answer": str(function(**arguments))}
+
+    return Generated(name, function, draw, tuple(draw(rng) for _ in range(tasks)))
 
 
 def _function(name: str, about: str, parameters: list[Maker]) -> Callable[..., Any]:

@@ -58,7 +58,7 @@ def seat_of(passenger: str) -> str:
         passenger: Who.
     """
     if passenger not in SEATS:
-        raise ValueError(f"no passenger {passenger}; passengers are written like p-{passenger.lower()}")
+        raise ValueError(f"{passenger} not found. Did you mean p-{passenger.lower()}?")
     return SEATS[passenger]
 
 

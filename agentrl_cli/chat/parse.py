@@ -124,7 +124,7 @@ def _explained(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | Non
     if not call.error:
         return call
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}
-    name = call.name if call.name in schemas else next(iter(schemas), "")
+    name = next(iter([*nearest(call.name, schemas, n=1), *schemas]), "")  # the tool that the error asks about
     example = parser.example(name or "NAME", example_arguments(schemas[name]) if name else {})
     what = "Malformed tool call" if call.arguments is None else "Bad tool call"
     stop = "" if call.error.endswith("?") else "."

@@ -27,7 +27,7 @@ def able(key: str, ids: Sequence[int]) -> str:
     text = TOKENIZER.decode(ids)
     user = text.partition("<|im_start|>user\n")[2]
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", user, re.DOTALL)
-    if found := re.search(r"written like (p-\w+)", results[-1] if results else ""):
+    if found := re.search(r"mean (p-\w+)", results[-1] if results else ""):
         return call("seat_of", passenger=found[1])
     if "badge" in user and len(results) == 1:
         return call("badge_of", driver=results[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.chat.arguments import example_arguments
 from agentrl_cli.chat.parse import is_malformed, parse_text
 from agentrl_cli.chat.parsers import PARSERS, detect_parser, load_parser
 from agentrl_cli.errors import NotFound
@@ -333,8 +334,9 @@ def test_a_word_in_an_answer_is_not_a_call() -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_unknown_tool_and_bad_arguments(name: str) -> None:
     parser = load_parser(name)
-    (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS).calls
-    assert unknown.error is not None and 'unknown tool "ad"; did you mean add? Expected:' in unknown.error
+    (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS[::-1]).calls
+    expected = parser.example("add", example_arguments(TOOLS[0]))
+    assert unknown.error == f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
     assert unknown.arguments == ADD and not is_malformed(unknown)
     (missing,) = parse_text(parser.example("add", {"a": 1}), parser, TOOLS).calls
     assert missing.error is not None and 'argument "b" is missing' in missing.error
