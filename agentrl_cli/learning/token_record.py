@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.types import Episode, Float32, TrainSignals
+from agentrl_cli.types.signals import MASKED, REJECTED
 
 Member = tuple[int, int]
 """(bundle, number within it): a token sequence of a step"""
@@ -71,7 +72,9 @@ def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
 
     clipped = np.zeros(len(mask), np.int8)
     if seen.clipped is not None:
-        clipped[mask] = seen.clipped
+        clipped[mask] = np.where(seen.valid, seen.clipped, REJECTED)
+    if seen.held is not None:
+        clipped[mask] = np.where(seen.held & seen.valid, MASKED, clipped[mask])
     return TrainSignals(
         advantage=whole(seen.advantage),
         logp_train=whole(seen.old),

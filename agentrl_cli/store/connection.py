@@ -221,7 +221,7 @@ def _explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | Non
     if code == sqlite3.SQLITE_CONSTRAINT and "FOREIGN KEY" in text:
         return StoreError(
             "The row refers to a run, an episode or a tokenizer that is not in the store.",
-            hint="Call store.runs.add() or store.tokenizers.add() first.",
+            hint="Call store.runs.add() first.",
         )
     return None
 

@@ -147,7 +147,7 @@ TABLES: dict[str, str] = {
         advantage: advantage in training; an empty BLOB is all NaN, NULL was never trained
         logp_train: log-probability before the first optimizer step
         ratio: new policy over old
-        clipped: int8: 1 if the ratio was clipped
+        clipped: int8: 1 if the ratio was clipped, 2 if the token was rejected, 3 if it was masked as certain
         weight: effective gradient weight, −∂L/∂log p of the policy term
         logp_ref: log-probability under the reference model
         value: the critic's value
@@ -247,7 +247,7 @@ TABLES: dict[str, str] = {
         got: text of the rendering""",
     "tokenizers": """Tokenizers, so that episodes are decoded without a model.
         hash: of the content
-        tokenizer_json: zlib-compressed tokenizer.json
+        tokenizer_json: zlib-compressed tokenizer.json; empty while only its hash is known
         chat_template: Jinja source
         specials: special tokens, JSON""",
     "lightning": """Records of `agentrl_cli.lightning`: its queue, and what attempts left behind.

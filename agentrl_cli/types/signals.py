@@ -11,6 +11,14 @@ Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
 
 
+REJECTED = 2
+"""`algo.reject` left the token out of the mini-batch."""
+MASKED = 3
+"""`algo.entropy_share` took the token's gradient."""
+NO_GRADIENT = ("no clip", "CLIPPED", "REJECTED", "MASKED: certain")
+"""Words for the values of `clipped`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainSignals:
     """Per-token facts that training adds to an episode, each [n] over the episode's tokens, NaN where untrained.
@@ -23,6 +31,7 @@ class TrainSignals:
     """log-prob before the first optimizer step."""
     ratio: Float32
     clipped: Int8
+    """0, 1 if the ratio was clipped, REJECTED or MASKED."""
     weight: Float32
     logp_ref: Float32 | None = None
     value: Float32 | None = None

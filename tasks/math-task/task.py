@@ -130,6 +130,22 @@ def solve(row: Row) -> list[Row]:
     return [{"role": "assistant", "content": f"{(steps[0] or steps[2]).strip()}\nAnswer: {row['answer']}"}]
 
 
+def demonstrations(split: str) -> Iterator[Row]:
+    """The rows of a split with the calculator, solved by one call: conversations for `agentrl sft --data`."""
+    from agentrl_cli.tasks import load_pack
+
+    pack = load_pack(HERE)
+    for task in pack.tasks(split):
+        expression, _, result = task.data["solution"].splitlines()[-2].rpartition(" = ")
+        call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": expression}}}
+        solved = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "calculator", "content": result},
+            {"role": "assistant", "content": f"Answer: {result}"},
+        ]
+        yield {"messages": [*task.prompt, *solved], "tools": [tool.schema for tool in pack.tools_of(task)]}
+
+
 _MARKED = re.compile(
     r"(?:^|\n)[ \t*]*(?:(?i:answer)|答案)[ \t*]*[:：][ \t*]*\n?[ \t*]*(\S[^\n]*?)[ \t*]*(?=\n|$)|####[ \t]*(\S[^\n]*)"
 )
@@ -243,4 +259,10 @@ def write(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    judge() if sys.argv[1:] == ["judge"] else write(str(HERE))
+    if sys.argv[1:] == ["judge"]:
+        judge()
+    elif sys.argv[1:2] == ["demonstrations"]:
+        for row in demonstrations((sys.argv[2:] or ["train-calculator"])[0]):
+            print(json.dumps(row, ensure_ascii=False))
+    else:
+        write(str(HERE))

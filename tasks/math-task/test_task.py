@@ -11,6 +11,7 @@ import pytest
 from agentrl_cli import load_pack
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tools.calculator import calculator
 
 PACK = load_pack(Path(__file__).parent)
 
@@ -30,6 +31,10 @@ def test_every_solution_is_right_and_an_empty_answer_is_wrong() -> None:
         for task in PACK.tasks(split):
             (said,) = PACK.module.solve({**task.data, "prompt": ""})
             assert grade(task.data["answer"], said["content"])[0] == 1.0
+    for shown in PACK.module.demonstrations("validation-calculator"):
+        call, result, final = shown["messages"][-3:]
+        expression = call["tool_calls"][0]["function"]["arguments"]["expression"]
+        assert calculator(expression).text == result["content"] == final["content"].removeprefix("Answer: ")
     assert grade("42", "I do not know.")[0] == grade("42", "")[0] == 0.0
 
 

@@ -22,6 +22,7 @@ from agentrl_cli.learning.moving_reference import MovingReference
 from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.types import Episode, StopReason, ToolCall, Turn
+from agentrl_cli.types.signals import MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
 
@@ -110,6 +111,7 @@ def test_sequences_far_from_what_was_sampled_leave_the_batch(start: Any) -> None
     for name, signals in update.signals.items():
         wanted = 0.0 if name == "0-1" else update.advantages[name] / left
         assert signals.weight[~np.isnan(signals.weight)] == pytest.approx(wanted, rel=1e-4)
+        assert set(signals.clipped[~np.isnan(signals.weight)]) == {REJECTED if name == "0-1" else 0}
     assert trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics["reject/tokens"] == 0
 
 
@@ -118,6 +120,7 @@ def test_only_uncertain_tokens_are_pushed(start: Any) -> None:
     plain, held = trained(start, groups), trained(start, groups, entropy_share=0.25)
     open_, all_ = flat(held, "weight") != 0, flat(plain, "weight") != 0
     assert 0.2 < open_.sum() / len(open_) < 0.3 and all_.sum() > open_.sum()
+    assert (flat(held, "clipped") == np.where(open_, 0, MASKED)).all()
     assert flat(held, "weight")[open_] == pytest.approx(flat(plain, "weight")[open_]), "and the totals stay"
 
 

@@ -105,7 +105,7 @@ _SIGNED = (
     Level("#", UP2, "up, strong"),
     Level("-", DOWN1, "pushed down"),
     Level("=", DOWN2, "down, strong"),
-    Level("~", CLIP, "clipped"),
+    Level("~", CLIP, "clipped, left out"),
 )
 
 
@@ -114,7 +114,7 @@ _PUSH = (
     Level("0", "", "hardly moved"),
     *(Level(str(step), f"{UP2}*{step}", "up, doubling") for step in range(1, PUSH_STEPS + 1)),
     *(Level("abcdefg"[step - 1], f"{DOWN2}*{step}", "down") for step in range(1, PUSH_STEPS + 1)),
-    Level("~", CLIP, "clipped"),
+    Level("~", CLIP, "clipped, left out"),
 )
 """Class 1 is a push too small to matter; then the steps up, the steps down, and the clipped tokens."""
 
@@ -198,7 +198,7 @@ _RATIO = (
     Level("_", "", "within 1 %"),
     Level("<", DOWN1, "below 1"),
     Level(">", UP1, "above 1"),
-    Level("~", CLIP, "clipped"),
+    Level("~", CLIP, "clipped, left out"),
 )
 _MASK = (
     Level(".", "", "never trained"),

@@ -18,6 +18,7 @@ from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, fla
 from agentrl_cli.tui.common.token_text import keep_end, visible
 from agentrl_cli.tui.common.tree import branch_title, indentation
 from agentrl_cli.types import Float32, Origin, TrainSignals
+from agentrl_cli.types.signals import NO_GRADIENT
 
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
@@ -213,7 +214,7 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
     state = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
     if signals is not None and np.isfinite(signals.weight[token]):
-        state += ", CLIPPED" if signals.clipped[token] else ", no clip"
+        state += f", {NO_GRADIENT[signals.clipped[token]]}"
     out.append(("trained", state))
     return out
 
