@@ -61,7 +61,7 @@ async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False
         if not good and not bad:
             problems.append(Problem(where, f"the split {split} has no rows"))
     problems += _families(pack, tasks)
-    problems += _twice(tasks, getattr(pack.module, "WORLD", ()))
+    problems += _twice(pack, tasks)
     problems += _unwritten(tasks)
     problems += _tools(pack)
     if pack.agent is None:  # what an agent does is not in the pack's messages
@@ -79,13 +79,15 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
             yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
 
 
-def _twice(tasks: Sequence[Task], world: Sequence[str]) -> Iterator[Problem]:
-    """Tasks in two splits, which would make an evaluation measure memory. `world`: fields besides the prompt."""
+def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks in two splits, which would make an evaluation measure memory.
+
+    None if the author gave one source to both splits (verl's `val_files`), or an environment makes the rows.
+    """
     seen: dict[str, Task] = {}
-    for task in tasks:
-        key = question(task.prompt, task.data, world)
-        first = seen.setdefault(key, task)
-        if first.split != task.split:
+    for task in () if pack.rows is not None else tasks:
+        first = seen.setdefault(question(task.prompt, task.data, getattr(pack.module, "WORLD", ())), task)
+        if first.split != task.split and pack.source(first.split) != pack.source(task.split):
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
 
 

@@ -125,7 +125,7 @@ def _import(kind: str, name: str) -> ModuleType:
             raise  # a dependency of that module: `main` reports which one to install
         raise NotFound(
             f"No module named {name!r}, wanted as one of the {kind}.",
-            hint='A file is written with its ending: "my_code.py:thing".',
+            hint=f'Put {name.rpartition(".")[2]}.py beside the file that names it, or name a file: "my_code.py:thing".',
         ) from error
     except Exception:
         raise

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from agentrl_cli.errors import NotFound, StoreError, disk_problem
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATION_SET, MIGRATIONS, SCHEMA_VERSION, Migration, statements
 
 BUSY_MS = 30_000
@@ -69,6 +70,7 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
             conn.execute("PRAGMA cache_size=-16384")  # KiB: the pages that a training writes to again and again
             _use_wal(conn, busy_ms)
             if version < SCHEMA_VERSION:
+                _require_free(conn, path)
                 migrate(conn)
             conn.execute("PRAGMA foreign_keys=ON")
         except BaseException:
@@ -148,6 +150,19 @@ def _check(conn: sqlite3.Connection, path: Path | str) -> int:
     return version
 
 
+def _require_free(conn: sqlite3.Connection, path: Path | str) -> None:
+    """Raise StoreError if a process of an older agentrl works on a run: it could not write a migrated store."""
+    names = ("name", "claim", "heartbeat", "pid", "pid_started", "boot", "host")
+    if not {str(row[1]) for row in conn.execute("PRAGMA table_info(runs)")}.issuperset(names):
+        return
+    for name, claim, heartbeat, *holder in conn.execute(f"SELECT {','.join(names)} FROM runs WHERE claim<>''"):
+        if Holder(*holder).lives(heartbeat):
+            raise StoreError(
+                f"An older agentrl works on the run {name} in {path} ({claim}), and this one would migrate the store.",
+                hint="Wait until that ends, or look with the agentrl that began it.",
+            )
+
+
 def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Apply pending migrations in one transaction: readers see the old schema or the new one, never a mix.
 
@@ -173,9 +188,14 @@ def migrate(conn: sqlite3.Connection, upto: tuple[Migration, ...] = MIGRATIONS) 
         conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version={len(upto)}")
         conn.execute("COMMIT")
-    except BaseException:
+    except BaseException as error:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
+        if isinstance(error, sqlite3.DatabaseError) and _explain(error, "") is None:
+            raise StoreError(
+                f"The store cannot be brought to this version: {error}.",
+                hint="Nothing was changed. Remove what another program added to the file, or name another with --db.",
+            ) from error
         raise
 
 

@@ -58,14 +58,15 @@ CREATE UNIQUE INDEX groups_alone ON groups (id) WHERE run_id IS NULL
 
 def add_foreign_keys(conn: sqlite3.Connection) -> None:
     """Rebuild the tables with their foreign keys, inside a transaction with `PRAGMA foreign_keys=OFF`."""
-    views = conn.execute("SELECT name, sql FROM sqlite_schema WHERE type='view'").fetchall()
-    for name, _ in views:  # a table cannot be renamed while a view names one that is missing
-        conn.execute(f'DROP VIEW "{name}"')
+    users = "SELECT type, name, sql FROM sqlite_schema WHERE type IN ('view', 'trigger') ORDER BY type='trigger', rowid"
+    others = conn.execute(users).fetchall()
+    for kind, name, _ in reversed(others):  # a table cannot be renamed while one of them names a missing one
+        conn.execute(f'DROP {kind} "{name}"')
     for table, changes in _REBUILT.items():
         _rebuild(conn, table, changes)
     for statement in _SETTLE.split(";\n"):
         conn.execute(statement)
-    for _, sql in views:
+    for _, _, sql in others:
         conn.execute(sql)
     notes = [note for place in _NULLED if (note := _set_null(conn, *place))]
     for table in _REBUILT:
@@ -92,16 +93,16 @@ def _rebuild(conn: sqlite3.Connection, table: str, changes: tuple[tuple[str, str
     names = [str(row[1]) for row in info]
     if not any(row[2] == "INTEGER" and row[5] for row in info):
         names.insert(0, "rowid")
-    extra = "type IN ('index', 'trigger') AND tbl_name=? AND sql IS NOT NULL"
-    others = conn.execute(f"SELECT sql FROM sqlite_schema WHERE {extra}", (table,)).fetchall()
+    extra = "type='index' AND tbl_name=? AND sql IS NOT NULL"
+    indexes = conn.execute(f"SELECT sql FROM sqlite_schema WHERE {extra}", (table,)).fetchall()
     columns, before = ",".join(f'"{name}"' for name in names), conn.execute(f"SELECT count(*) FROM {table}").fetchone()
-    conn.execute("CREATE TABLE rebuilt " + definition[definition.index("(") :])
-    conn.execute(f"INSERT INTO rebuilt ({columns}) SELECT {columns} FROM {table} ORDER BY rowid")
-    if conn.execute("SELECT count(*) FROM rebuilt").fetchone() != before:
+    conn.execute("CREATE TABLE agentrl_rebuilt " + definition[definition.index("(") :])
+    conn.execute(f"INSERT INTO agentrl_rebuilt ({columns}) SELECT {columns} FROM {table} ORDER BY rowid")
+    if conn.execute("SELECT count(*) FROM agentrl_rebuilt").fetchone() != before:
         raise StoreError(f"The table {table} of the store could not be copied.", hint="Try again; nothing was changed.")
     conn.execute(f"DROP TABLE {table}")
-    conn.execute(f"ALTER TABLE rebuilt RENAME TO {table}")
-    for (sql,) in others:
+    conn.execute(f"ALTER TABLE agentrl_rebuilt RENAME TO {table}")
+    for (sql,) in indexes:
         conn.execute(sql)
 
 

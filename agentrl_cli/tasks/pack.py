@@ -267,7 +267,8 @@ def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str]
     """The error in a row, as a text for its author; empty if valid. `seen`: line numbers of earlier ids."""
     missing = [name for name in ("id", "prompt", *fields) if row.get(name) is None]
     if missing:
-        return f"the row lacks {', '.join(missing)}."
+        other = f" It has {', '.join(list(row)[:6])}; docs/tasks.md lists the forms of rows." * ("prompt" in missing)
+        return f"the row lacks {', '.join(missing)}.{other}"
     if not isinstance(row["id"], str) or not row["id"]:
         return "`id` must be a text."
     if row["id"] in seen:

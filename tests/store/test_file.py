@@ -80,7 +80,7 @@ def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
     later = (*MIGRATIONS, ("m998_more", "ALTER TABLE runs ADD COLUMN extra TEXT;\n"))
     broken = (*later, ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"))
     conn = connect(path)
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(StoreError, match="table runs already exists"):
         migrate(conn, broken)
     names = "SELECT name FROM _sqlite_migrations ORDER BY id"
     assert conn.execute(names).fetchall() == [(name,) for name, _ in MIGRATIONS]

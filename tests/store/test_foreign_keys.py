@@ -9,8 +9,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.connection import migrate
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.maintenance import delete_run, prune, status
 from agentrl_cli.store.prompts import PromptRow
 from agentrl_cli.store.schema import MIGRATIONS
@@ -52,6 +56,8 @@ def old_store(path: Path, episodes: int = 3) -> None:
         conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
                      "messages) VALUES ('e0',0,'user',0,0,'',1,1,'[]')")  # fmt: skip
         conn.execute("CREATE VIEW mine AS SELECT id FROM episodes")
+        conn.execute("CREATE TABLE seen (id TEXT)")
+        conn.execute("CREATE TRIGGER tr AFTER INSERT ON seen BEGIN SELECT count(*) FROM episodes; END")
         for n in range(episodes):
             parent = None if n == 0 else "e0" if n == 1 else "missing"
             values = (n + 10, f"t{n}", "r0" if n < 2 else None, f"e{n}", f"g{n}", parent, "known" if n == 0 else "lost")
@@ -80,6 +86,7 @@ def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_pat
         runs = {run.name: (run.tokenizer, run.parent_id) for run in store.runs.all()}
         assert runs == {"a": ("known", None), "b": ("", None)}
         assert store.select("SELECT count(*) FROM mine") == [(3,)]
+        assert store.select("SELECT name FROM sqlite_schema WHERE type='trigger' AND name='tr'") == [("tr",)]
         listed = "\n".join(line["text"] for line in store.journal.logs(None))
         assert "episodes.parent_id" in listed and "missing (1)" in listed
     assert status(path, check=True).check == "ok"
@@ -99,6 +106,19 @@ def test_a_kill_during_the_migration_loses_nothing(tmp_path: Path) -> None:
     with Store.open(path) as store:
         assert {**rows(path), "tasks": 1, "groups": 1} == before
         assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_a_store_in_use_by_an_older_agentrl_is_not_migrated(tmp_path: Path) -> None:
+    path, me = tmp_path / "a.db", Holder.of()
+    old_store(path)
+    with closing(sqlite3.connect(path)) as conn:
+        conn.execute("UPDATE runs SET claim='train', heartbeat=0, pid=?, pid_started=?, boot=?, host=?"
+                     " WHERE id='r0'", (me.pid, me.pid_started, me.boot, me.host))  # fmt: skip
+        conn.commit()
+    with pytest.raises(StoreError, match="An older agentrl works on the run a in"):
+        Store.open(path, readonly=True)
+    with closing(sqlite3.connect(path)) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (BEFORE,)
 
 
 def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:

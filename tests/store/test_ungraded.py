@@ -96,6 +96,7 @@ def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
         scores = [Score("s", name, 0.5, 0.5, None, "trained", {}) for name in ("good", "timeout")]
         store.scores.add("r1", "s", scores, {})
     conn = sqlite3.connect(path)
+    conn.execute("UPDATE runs SET claim=''")  # the process that wrote it has ended
     before = [name for name, _ in MIGRATIONS].index("m010_ungraded")
     conn.execute("UPDATE episodes SET reward=0.0 WHERE reward IS NULL AND outcome IS NOT NULL")
     conn.execute("DELETE FROM _sqlite_migrations WHERE name='m010_ungraded'")
