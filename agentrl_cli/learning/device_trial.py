@@ -42,7 +42,7 @@ TOP = 2
 """Turns of an episode."""
 
 Asked = tuple[list[int], Generation]
-"""A context and what was sampled after it."""
+"""A context and the tokens sampled after it."""
 
 
 def small_model(device: torch.device, dtype: torch.dtype) -> Any:

@@ -106,9 +106,9 @@ class FetchTool(Tool):
             parts = urlsplit(url)
             port, host = parts.port, (parts.hostname or "").rstrip(".").casefold()
         except ValueError:
-            raise Refused(f"{url!r} is no address") from None
+            raise Refused(f"{url!r} is not an address") from None
         if parts.scheme not in PORTS or not host:
-            raise Refused(f"{url!r} is no http or https address")
+            raise Refused(f"{url!r} is not an http or https address")
         if parts.username is not None or parts.password is not None:
             raise Refused("an address with a user name is not fetched")
         if port not in (None, PORTS[parts.scheme]) and not self.allow_private:

@@ -147,7 +147,7 @@ async def _text(session: Session, path: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise Refused(f"{path} is no text: {len(data)} bytes that are not UTF-8") from None
+        raise Refused(f"{path} is not text: {len(data)} bytes that are not UTF-8") from None
 
 
 async def _put(session: Session, path: str, text: str) -> None:

@@ -88,7 +88,7 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"action": "view", "path": "missing"}, "missing: there is no such file."),
-    ({"action": "view", "path": "bytes"}, "bytes is no text: 2 bytes that are not UTF-8"),
+    ({"action": "view", "path": "bytes"}, "bytes is not text: 2 bytes that are not UTF-8"),
     ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
     ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
     ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
