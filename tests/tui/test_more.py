@@ -214,7 +214,7 @@ async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
     async with AgentApp(db, RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "grpo-06")
         assert "2 runs" in text and "120/400" in text and "grpo-07" in text
-        assert "checkpoints: best 100" in await until_text(pilot, "REWARD")
+        assert "checkpoints (1): best 100" in await until_text(pilot, "REWARD")
         await pilot.press("c")
         await until_text(pilot, "grpo-07/checkpoints/step_100")
         await pilot.press("escape", "enter")

@@ -156,7 +156,7 @@ def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: i
         )
     if summary.checkpoints:
         shown = "  ".join(f"{row.kind} {row.step}" for row in summary.checkpoints[-8:])
-        lines.append(Text(clip(f" {len(summary.checkpoints)} checkpoints: {shown}", width), FAINT))
+        lines.append(Text(clip(f" checkpoints ({len(summary.checkpoints)}): {shown}", width), FAINT))
     return lines
 
 
