@@ -27,8 +27,14 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+_INSTALLED = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
+"""How the file names of code begin that is not the user's."""
 
 
 class AgentRLError(Exception):
@@ -189,3 +195,13 @@ def writing(what: str, hint: str = "") -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
     """The known names closest to `name`, best first, at most `n`."""
     return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
+
+
+def raised(error: BaseException) -> str:
+    """An exception of a user's code as text: its type, what it says, and the last line of that code on its way."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for name, line in reversed(places):
+        if not name.startswith(_INSTALLED):
+            return f"{text} ({Path(name).name}:{line})"
+    return text

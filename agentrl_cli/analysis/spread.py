@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.types import Episode
+from agentrl_cli.types import Episode, Outcome
 
 TASKS, ATTEMPTS = 4, 4
 """The rollouts of an estimate: 16."""
@@ -49,6 +49,8 @@ class Spread:
     """Estimated share of groups with solved and unsolved episodes."""
     failures: tuple[tuple[str, int], ...]
     """Why rollouts failed, the most frequent reason first."""
+    error: str = ""
+    """Of the first rollout that an error ended."""
 
     @property
     def verdict(self) -> str:
@@ -82,6 +84,7 @@ def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
         group_size=group_size,
         chance=sum(chances) / len(chances) if chances else 0.0,
         failures=tuple(Counter(map(_reason, (e for e in episodes if not e.solved))).most_common()),
+        error=next((e.error for e in episodes if e.error), ""),
     )
 
 
@@ -115,8 +118,12 @@ def summary(found: Spread, model: str) -> list[str]:
         " would raise these, and nothing leads it to a solution",
         "unsolved": "no group would have a solved episode to learn from: a training would do nothing",
         "done": "nothing is left to learn on these rows",
-        "ungraded": "no rollout could be graded: see the first one with `agentrl replay last`",
+        "ungraded": "no rollout could be graded; `agentrl replay last` shows the last one",
     }
+    if found.error:
+        lines.append(f"the first error: {found.error}")
+    if Outcome.AGENT_ERROR in dict(found.failures):
+        lines.append("nothing is learned where the agent raises: if the model caused it, catch it and return 0.0")
     return [*lines, meaning[found.verdict]]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.compat.verl_reward import accepted
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import ConfigError, EnvError, raised
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.rules import environment_reward
@@ -62,7 +62,7 @@ def _made(where: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except Exception as error:
-        raise EnvError(f"{where}: the environment raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{where}: the environment raised {raised(error)}") from error
 
 
 class MethodTool(Tool):

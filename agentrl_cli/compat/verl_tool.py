@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.chat.media import frames_of, image_bytes
 from agentrl_cli.compat.verl import OpenAIFunctionToolSchema, wants_verl
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import ConfigError, EnvError, raised
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.types import Task, ToolResult
 
@@ -53,7 +53,7 @@ class VerlTool(Tool):
         try:
             return cls(kind(config=dict(config), tool_schema=read))
         except Exception as error:
-            raise EnvError(f"{where}: {kind.__name__} raised {type(error).__name__}: {error}") from error
+            raise EnvError(f"{where}: {kind.__name__} raised {raised(error)}") from error
 
     async def create(self, ctx: ToolContext) -> Instance:
         kwargs = tools_kwargs(ctx.task, self.name)

@@ -23,7 +23,7 @@ from typing import Any
 
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.user_simulator import Interaction, Reply
-from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault
+from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, raised
 from agentrl_cli.registry.threads import contained
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
@@ -385,4 +385,4 @@ def as_env_error(error: BaseException) -> AgentRLError:
     """An exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
     if isinstance(error, AgentRLError):
         return error
-    return EnvError(f"{type(error).__name__}: {error}")
+    return EnvError(raised(error))

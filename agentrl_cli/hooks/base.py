@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, raised
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.threads import Quit, call, is_async
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
@@ -164,7 +164,7 @@ class HookList:
             except EnvError:
                 raise
             except Exception as error:
-                raise EnvError(f"The hook {method.owner}.on_sample raised {type(error).__name__}: {error}") from error
+                raise EnvError(f"The hook {method.owner}.on_sample raised {raised(error)}") from error
             sampling = answer or sampling
         return sampling
 
@@ -182,7 +182,7 @@ class HookList:
                 raise
             except Exception as error:
                 raise EnvError(
-                    f"The hook {method.owner}.on_rollout_end raised {type(error).__name__}: {error}",
+                    f"The hook {method.owner}.on_rollout_end raised {raised(error)}",
                     hint="A failing hook masks its episodes: they are neither scored nor trained.",
                 ) from error
         return parts

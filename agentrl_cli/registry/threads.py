@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
-from agentrl_cli.errors import EnvError
+from agentrl_cli.errors import EnvError, raised
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     except Exception as error:  # noqa: BLE001 - passed to the caller
         return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
     except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C, so the code itself raised it
-        return None, Quit(_words(error), error)
+        return None, Quit(raised(error), error)
 
 
 class Threads:
@@ -264,7 +264,7 @@ def contained(what: str) -> Iterator[None]:
     except BaseException as error:
         if from_outside(error):
             raise
-        raise EnvError(f"{what} raised {_words(error)}") from error
+        raise EnvError(f"{what} raised {raised(error)}") from error
     finally:
         _CONTAINED.reset(token)
 
@@ -297,7 +297,7 @@ class _Guarded(Coroutine[Any, Any, Any]):
         except (SystemExit, KeyboardInterrupt) as error:
             if from_outside(error):
                 raise
-            raise Quit(_words(error), error) from error
+            raise Quit(raised(error), error) from error
 
 
 class _TaskFactory:
@@ -342,10 +342,6 @@ def from_outside(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 _IN_LOOP: set[CodeType] = set()

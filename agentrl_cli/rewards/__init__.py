@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import AgentRLError, EnvError
+from agentrl_cli.errors import AgentRLError, EnvError, raised
 from agentrl_cli.registry import adapter
 from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.rewards.context import RewardContext, Scored
@@ -66,7 +66,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise EnvError(f"The reward {reward.name!r} took longer than {reward.timeout:g} s.") from None
             raise EnvError(
-                f"The reward {reward.name!r} raised {type(error).__name__}: {error}",
+                f"The reward {reward.name!r} raised {raised(error)}",
                 hint="A failing grader masks its episodes: they are neither scored nor trained.",
             ) from error
         if part is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import ConfigError, EnvError, ModelError
+from agentrl_cli.errors import ConfigError, EnvError, ModelError, raised
 from agentrl_cli.registry.threads import in_thread
 from agentrl_cli.rewards.context import RewardContext, Scored, split
 from agentrl_cli.types.content import content_text
@@ -63,7 +63,7 @@ class RewardModel:
             except (ModelError, EnvError):
                 raise
             except Exception as error:
-                raise EnvError(f"The reward model {self.name} raised {type(error).__name__}: {error}") from error
+                raise EnvError(f"The reward model {self.name} raised {raised(error)}") from error
         return ctx.part(value)
 
     def _one_at_a_time(self) -> asyncio.Lock:

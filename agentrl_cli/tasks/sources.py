@@ -28,6 +28,7 @@ from agentrl_cli.errors import (
     EnvironmentProblem,
     MissingDependency,
     NotFound,
+    raised,
 )
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import FORMS
@@ -232,7 +233,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
     except AgentRLError:
         raise
     except Exception as error:
-        raise EnvError(f"{source.name} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{source.name} raised {raised(error)}") from error
 
 
 def _generate(source: Source) -> Iterator[Numbered]:
@@ -242,7 +243,7 @@ def _generate(source: Source) -> Iterator[Numbered]:
     try:
         yield from itertools.islice(_checked(made), int(source.options["count"]))
     except Exception as error:
-        raise EnvError(f"{source.name} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{source.name} raised {raised(error)}") from error
 
 
 READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}

@@ -167,6 +167,10 @@ class Task:
     tools: tuple[str, ...] | None = None
     """Names of the tools this row may use; None: all of the pack's."""
 
+    def __getitem__(self, name: str) -> Any:
+        """A field of `data`. Raises KeyError."""
+        return self.data[name]
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:

@@ -168,8 +168,8 @@ async def test_without_a_reward_of_its_own_the_packs_parts_count(tmp_path: Path)
 
 
 ENDS = {
-    "raises": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt)); raise KeyError('x')",
-               Outcome.AGENT_ERROR, "KeyError: 'x'"),
+    "raises": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt))\n task['x']",
+               Outcome.AGENT_ERROR, "KeyError: 'x' (agent.py:"),
     "exits": ("def agent():\n raise SystemExit(3)", Outcome.AGENT_ERROR, "SystemExit: 3"),
     "never calls": ("def agent():\n return 1.0", Outcome.NO_CALLS, "no call"),
     "no number": ("def agent(task, base_url, api_key):\n ask(base_url, api_key, list(task.prompt)); return 'good'",

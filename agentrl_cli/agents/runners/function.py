@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.errors import ConfigError, EnvError, raised
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.threads import contained, in_thread, is_async
 from agentrl_cli.tasks import AgentSpec
@@ -46,7 +46,7 @@ class FunctionRunner:
         except EnvError as error:
             return Ended(error=error.message)
         except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
-            return Ended(error=f"{type(error).__name__}: {error}"[:2000])
+            return Ended(error=raised(error)[:2000])
         finally:
             CURRENT.reset(token)
         if answer is None:
