@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentrl_cli.config import Config
 from agentrl_cli.evaluate import pick_tasks, spread
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
+from agentrl_cli.tasks import SPLITS, Pack
 from agentrl_cli.types import Task
 
 HELD_OUT = "held_out"
@@ -55,13 +55,15 @@ def validation(
 
 
 def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]) -> list[Task]:
-    """Tasks of `eval.split`, if nothing else is left. Raises NotFound if no pack has that split."""
+    """Tasks of `eval.split` if nothing else is left, else of training. Raises NotFound for a split of another name."""
+    split, why = config.eval.split, "which `agentrl eval` reports too"
+    if split in SPLITS and not any(split in pack.splits() for pack in packs.values()):
+        split, why = "train", "which it is trained on"
     narrate(
-        f"the best checkpoint is chosen on the split {config.eval.split!r}, which `agentrl eval` reports too: there is"
-        f" no split {config.train.eval_split!r} (train.eval_split), and no training task was held out"
+        f"the best checkpoint is chosen on the split {split!r}, {why}: there is no split {config.train.eval_split!r}"
+        " (train.eval_split), and no training task was held out"
     )
-    found = pick_tasks(packs, [config.eval.split], families=config.task.families)
-    return spread(found, config.train.eval_tasks)
+    return spread(pick_tasks(packs, [split], families=config.task.families), config.train.eval_tasks)
 
 
 def _of_split(config: Config, packs: Mapping[str, Pack]) -> list[Task]:

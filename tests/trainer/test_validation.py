@@ -63,8 +63,10 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
         assert len(trainer.tasks) == 6
         assert evaluated(trainer.store, run.id) == {f"bandit/test{n}" for n in range(6)}
     (tmp_path / "few" / "data" / "test.jsonl").unlink()
-    with pytest.raises(NotFound, match="test"):
-        async with trainer_of(tmp_path / "few", model, train=EVERY):
+    async with trainer_of(tmp_path / "few", model, train=EVERY) as trainer:
+        assert {task.split for task in trainer.eval_tasks} == {"train"} and len(trainer.tasks) == 6
+    with pytest.raises(NotFound, match="exam"):
+        async with trainer_of(tmp_path / "few", model, train=EVERY, eval={"split": "exam"}):
             pass
 
 
