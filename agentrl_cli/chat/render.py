@@ -15,6 +15,7 @@ from typing import Any
 from agentrl_cli.chat.delta import render_delta
 from agentrl_cli.chat.encode import Encoder
 from agentrl_cli.chat.escaping import Hidden
+from agentrl_cli.chat.families import family_of
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.parse import Parsed, parse_text
 from agentrl_cli.chat.rendered import Rendered, joined
@@ -53,7 +54,8 @@ class Chat:
         if not tokenizer.chat_template:
             raise TemplateError(
                 "The tokenizer has no chat template.",
-                hint="Use an instruction-tuned model, or give a template: --set model.chat_template=FILE.",
+                hint="Use an instruction-tuned model, or for a base model"
+                f" --set model.chat_template={family_of(tokenizer)}, or a Jinja file.",
             )
         self.tokenizer = tokenizer
         self.append_only = append_only

@@ -51,7 +51,8 @@ class ModelConfig(Section):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     chat_template: str | None = Field(
-        default=None, description="a Jinja file that replaces the tokenizer's chat template"
+        default=None,
+        description="a Jinja file in place of the tokenizer's; for a base model chatml, llama3, gemma or plain",
     )
     template_variables: dict[str, Any] = Field(
         default_factory=dict,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from agentrl_cli.chat.families import FAMILIES, family_template
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import ModelConfig
@@ -24,6 +25,7 @@ from agentrl_cli.models.checksums import CHECKSUMS, damage
 from agentrl_cli.models.device import pick_device, pick_dtype
 from agentrl_cli.models.quantise import quantization
 from agentrl_cli.models.save import quiet
+from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable
 
 if TYPE_CHECKING:
@@ -43,12 +45,13 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
             return _checked(folder.resolve())
     if is_bundled(name):
         return bundled_model(name)
+    refuse_gguf(local)
     if not is_hub_id(name, base):
         raise ModelError(
             f"Model {name!r} not found: no such folder, and not a Hugging Face id (those look like `org/name`).",
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
-    return _download(name, config.model)
+    return _checked(_download(name, config.model))
 
 
 def is_hub_id(name: str, base: Path) -> bool:
@@ -78,10 +81,12 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
 def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     """The tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
     tokenizer = Tokenizer.load(folder)
-    if config.chat_template is not None:
+    if config.chat_template in FAMILIES:
+        tokenizer.chat_template = family_template(config.chat_template)
+    elif config.chat_template is not None:
         path = base / Path(config.chat_template).expanduser()
         if not path.is_file():
-            raise ModelError(f"No chat template at {path}.", hint="Correct model.chat_template.")
+            raise ModelError(f"No chat template at {path}.", hint=f"Name a file, or one of: {', '.join(FAMILIES)}.")
         tokenizer.chat_template = path.read_text(encoding="utf-8")
     return tokenizer
 
@@ -92,7 +97,9 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
     quiet()
-    more = remote_code(folder, config)
+    more, written = remote_code(folder, config), _json(folder / "config.json")
+    refuse_encoder(folder, written)
+    refuse_pointers(folder)
     loader = auto_class(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
@@ -101,16 +108,17 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         model, found = loader.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more, **quantised
         )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError) as error:
         raise ModelError(
-            f"The model in {folder} cannot be loaded: {short(error)}",
-            hint="Is the folder complete (config.json, model.safetensors)? Copy or download it again.",
+            f"The model in {folder} cannot be loaded: {short(error)}", hint=advice(written, error)
         ) from error
     except Exception as error:
-        if type(error).__name__ not in {"SafetensorError", "PickleError", "UnpicklingError"}:
+        kind = type(error).__name__
+        if kind not in {"SafetensorError", "PickleError", "UnpicklingError"}:
             raise
+        what = short(error) if kind == "SafetensorError" else "a .bin file is cut short, or holds more than tensors."
         raise ModelError(
-            f"The weights in {folder} are corrupt: {short(error)}", hint="Copy or download the folder again."
+            f"The weights in {folder} are corrupt: {what}", hint="Copy or download the folder again."
         ) from error
     if found["missing_keys"]:
         lost = sorted(found["missing_keys"])
@@ -198,6 +206,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
 
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
+        refuse_gguf(folder)
         raise ModelError(
             f"{folder} is not a model folder: it has neither config.json nor {ADAPTER_FILE}.",
             hint="A model folder is what `save_pretrained` writes.",

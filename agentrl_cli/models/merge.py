@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from agentrl_cli.chat.families import family_of
 from agentrl_cli.config import Config
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
@@ -75,7 +76,8 @@ def merge(
     tokenizer_home = source if (source / "tokenizer.json").is_file() else under
     tokenizer = load_tokenizer(tokenizer_home, config.model, base)
     if tokenizer.chat_template is None:
-        raise TemplateError(f"{tokenizer_home} has no chat template.", hint="model.chat_template names a file.")
+        given = f"--set model.chat_template={family_of(tokenizer)}, or a Jinja file."
+        raise TemplateError(f"{tokenizer_home} has no chat template.", hint=given)
     adapter = (source / ADAPTER_FILE).is_file()
     require_undamaged(source)
     with writing(str(out), hint="Free some space, or choose another place."), written_whole(out) as beside:

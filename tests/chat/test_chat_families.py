@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.chat import families
 from agentrl_cli.chat.audit import audit, require_append_only, require_calls_read
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template_adapter import Abilities
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
-from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.chat.tokenizer import ByteTokenizer, tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.policies.load import load_policy
@@ -255,3 +256,30 @@ def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Pa
         loaded = load_policy(None, Config.model_validate({"model": given}), base=tmp_path)
         asyncio.run(loaded.policy.close())
         assert loaded.chat.decode(loaded.chat.prompt([user("u")]).ids).startswith(begins)
+
+
+BASE = {
+    "chatml": (ByteTokenizer.CONTROL, "<|im_end|>", ""),
+    "llama3": (
+        ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "<|end_of_text|>",
+        "<|begin_of_text|>",
+    ),
+    "gemma": (("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>"),
+    "plain": (("<s>", "</s>"), "</s>", "<s>"),
+}
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_base_model_gets_a_template_of_its_family_that_can_be_trained_with(name: str) -> None:
+    control, eos, bos = BASE[name]
+    tokenizer = ByteTokenizer("", control=control, words=(), eos=eos, bos=bos)
+    with pytest.raises(TemplateError) as error:
+        Chat(tokenizer)
+    assert f"model.chat_template={name}," in error.value.hint
+    tokenizer.chat_template = families.family_template(name)
+    chat = Chat(tokenizer, "auto")
+    report = audit(chat)
+    assert report.append_only and report.stop_token_trained and report.reads_calls and not report.problems
+    assert report.supports_tools and report.supports_system and report.parallel_calls
+    assert chat.prompt([user("Hi.")]).text.startswith(bos + families.FAMILIES[name].token)

@@ -16,7 +16,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.models.adapter import add_adapter, name_base
-from agentrl_cli.models.load import adapter_base, load_model
+from agentrl_cli.models.load import adapter_base, load_model, model_folder
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.load import load_policy
@@ -127,3 +127,44 @@ def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(sou
     assert (reported["base_model_name_or_path"], reported["revision"]) == ("org/name", "v1")
     with pytest.raises(ModelError, match="org/name cannot be had"):
         adapter_base(tmp_path / "adapter", ModelConfig(offline=True), base=tmp_path)
+
+
+def unusable(folder: Path, kind: str) -> Path:
+    """A folder of a model that cannot be trained."""
+    given: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    changes: dict[str, dict[str, Any]] = {
+        "awq": {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        "encoder": {"architectures": ["BertForMaskedLM"]},
+        "encoder-decoder": {"is_encoder_decoder": True},
+        "unknown": {"model_type": "unheard_of", "architectures": ["UnheardOfForCausalLM"]},
+    }
+    (folder / "config.json").write_text(json.dumps(given | changes.get(kind, {})))
+    if kind == "pointer":
+        (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    if kind == "cut":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000])
+    if kind == "gguf":
+        (folder / "model.safetensors").rename(folder / "model-Q4.gguf")
+        (folder / "config.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "do"),
+    [
+        ("awq", "cannot be loaded", "quantised by awq: use the model that it was made from"),
+        ("encoder", "BertForMaskedLM does not generate text", "causal language model"),
+        ("encoder-decoder", "is an encoder-decoder model", "causal language model"),
+        ("unknown", "unheard_of", "newer transformers"),
+        ("pointer", "a pointer of git-lfs", "lfs pull"),
+        ("cut", "are corrupt", "download the folder again"),
+        ("gguf", "model-Q4.gguf is a GGUF file", "that it was made from"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(
+    source: Path, tmp_path: Path, kind: str, said: str, do: str
+) -> None:
+    folder = unusable(Path(shutil.copytree(source, tmp_path / kind)), kind)
+    with pytest.raises(ModelError, match=said) as error:
+        load_model(model_folder(str(folder), Config(), base=tmp_path), CONFIG, base=tmp_path)
+    assert do in error.value.hint
