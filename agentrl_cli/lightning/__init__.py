@@ -77,6 +77,10 @@ from agentrl_cli.lightning.store import (
     LightningStoreThreaded as LightningStoreThreaded,
     SqliteLightningStore as SqliteLightningStore,
 )
+from agentrl_cli.lightning.store_http import (
+    LightningStoreClient as LightningStoreClient,
+    LightningStoreServer as LightningStoreServer,
+)
 from agentrl_cli.lightning.tracer import (
     AgentOpsTracer as AgentOpsTracer,
     clear_active_tracer as clear_active_tracer,

@@ -16,6 +16,7 @@ from agentrl_cli.lightning.env_var import (
     resolve_str_env_var,
 )
 from agentrl_cli.lightning.store import LightningStore
+from agentrl_cli.lightning.store_http import PORT, LightningStoreClient, serving
 
 AlgorithmBundle = Callable[[LightningStore, "ExecutionEvent"], Awaitable[None]]
 RunnerBundle = Callable[[LightningStore, int, "ExecutionEvent"], Awaitable[None]]
@@ -114,7 +115,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):
     """Agent-Lightning's default. With `role` `algorithm` or `runner` this process is one side of several.
 
-    They meet in a SqliteLightningStore: without a server in between, so host and port have no effect.
+    They meet in a SqliteLightningStore, else at the algorithm's store, which is served at host and port.
     """
 
     alias = "cs"
@@ -137,14 +138,17 @@ class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):
         if found not in ("algorithm", "runner", "both"):
             raise ValueError("role must be one of 'algorithm', 'runner', or 'both'")
         self.role = found
-        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
-        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, 4747)
+        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost") or "localhost"
+        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, PORT) or PORT
         self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, True)
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
-        """Run this process's side. Raises ValueError for one side over a store that other processes do not see."""
-        if self.role != "both" and not store.capabilities.get("zero_copy"):
-            raise ValueError(
-                f"The role {self.role} needs a store that other processes see: SqliteLightningStore(path)."
-            )
-        super().execute(algorithm, runner, store)
+        """Run this process's side. Raises ConnectionError if no algorithm's store answers a runner."""
+        if self.role == "both" or store.capabilities.get("zero_copy") or not self.managed_store:
+            super().execute(algorithm, runner, store)
+        elif self.role == "algorithm":
+            with serving(store, self.server_host, self.server_port):
+                super().execute(algorithm, runner, store)
+        else:
+            at = LightningStoreClient(f"http://{self.server_host}:{self.server_port}")
+            super().execute(algorithm, runner, at)

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.lightning import scenario
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = """
     AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader FilterField
-    FilterOptions GenericResponse LegacyAgentRunner LightningStoreClient LightningStoreServer
+    FilterOptions GenericResponse LegacyAgentRunner
     RolloutLegacy RolloutRawResultLegacy SortOptions Task TaskIfAny
 """.split()
 """Names that are not here; docs/lightning.md says why."""
@@ -86,6 +87,71 @@ def test_both_stores_follow_the_same_rules(tmp_path: Path) -> None:
     memory = asyncio.run(scenario.queue(agl))
     assert asyncio.run(sqlite()) == memory and [memory[12][0], memory[13][0]] == ["succeeded", "cancelled"]
     assert [rollout.input["n"] for rollout in asyncio.run(again())] == [1, 2, 3]
+
+
+def test_a_store_over_http_follows_the_same_rules(tmp_path: Path) -> None:
+    async def served() -> list[Any]:
+        server = agl.LightningStoreServer(agl.InMemoryLightningStore(scan_debounce_seconds=0), port=0)
+        await server.start()
+        client = agl.LightningStoreClient(server.endpoint)
+        try:
+            said = await scenario.queue(agl, client)
+            assert (await client.statistics())["total_rollouts"] == (await server.statistics())["total_rollouts"] == 3
+            update = await client.add_resources({"p": agl.PromptTemplate(template="{x}", engine="f-string")})
+            assert isinstance(update.resources["p"], agl.PromptTemplate)
+            assert await server.get_latest_resources() == update
+            with pytest.raises(ValueError, match="Rollout nothing not found"):
+                await client.start_attempt("nothing")
+            with pytest.raises(ValueError, match="cannot be sent"):
+                await client.enqueue_rollout({"object": object()})
+            return said
+        finally:
+            await client.close()
+            await server.stop()
+
+    assert asyncio.run(served()) == asyncio.run(scenario.queue(agl))
+    with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
+        agl.LightningStoreServer(agl.InMemoryLightningStore(), "0.0.0.0")
+
+
+SIDES = """
+import sys, agentrl_cli.lightning as agl
+
+@agl.rollout
+def agent(task, llm):
+    return float(task["n"])
+
+@agl.algo
+async def learn(*, store, train_dataset, **given):
+    await store.add_resources({"llm": agl.LLM(endpoint="http://none/v1", model="m")})
+    rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
+    ended = await store.wait_for_rollouts(rollout_ids=[one.rollout_id for one in rollouts], timeout=60)
+    spans = [await store.query_spans(one.rollout_id) for one in ended]
+    print([one.status for one in ended], [agl.find_final_reward(found) for found in spans], flush=True)
+
+agl.Trainer(algorithm=learn, n_runners=1, max_rollouts=3).fit(agent, [{"n": n} for n in range(3)])
+"""
+
+
+def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    (tmp_path / "script.py").write_text(SIDES)
+    given = {"AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": port, "PYTHONPATH": str(ROOT)}
+    sides = [
+        subprocess.Popen(
+            [sys.executable, "script.py"],
+            cwd=tmp_path,
+            env={**os.environ, **given, "AGL_CURRENT_ROLE": role},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for role in ("algorithm", "runner")
+    ]
+    said = [side.communicate(timeout=90)[0] for side in sides]
+    assert said[0].strip() == "['succeeded', 'succeeded', 'succeeded'] [0.0, 1.0, 2.0]"
+    assert [side.returncode for side in sides] == [0, 0]
 
 
 def test_the_alias_is_opt_in_and_never_hides_the_real_package() -> None:
