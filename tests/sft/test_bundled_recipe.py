@@ -93,7 +93,9 @@ def test_the_shipped_plan_fits_its_limits() -> None:
     count = sum(weight.numel() for weight in new_model(plan, plan.vocabulary).parameters())
     assert count <= 8_000_000 and 2 * count <= 11_500_000, "two bytes each, and the tokenizer beside them"
     assert plan.architecture["max_position_embeddings"] >= 2048
-    assert rate(plan, 0) < 0.1 and rate(plan, plan.steps // 2) == 1.0 and rate(plan, plan.steps - 1) == 0.02
+    second = plan.first_phase
+    assert rate(plan, 0) < 0.1 and rate(plan, second // 2) == 1.0 and rate(plan, second - 1) == 0.02
+    assert rate(plan, second) == plan.second_rate < 1.0 and rate(plan, plan.steps - 1) == 0.02
 
 
 def test_a_word_has_the_same_tokens_wherever_it_stands(trained: Path) -> None:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from agentrl_cli.sft.recipe.schemas import Parameter, Tool
-from agentrl_cli.sft.recipe.words import chinese, word
+from agentrl_cli.sft.recipe.values import UNITS
+from agentrl_cli.sft.recipe.words import ENGLISH, chinese, word, words_in
 
 SYSTEMS = (
     *("Answer with the tools.", "Use a tool, then answer.", "You are a helpful assistant.", "Call a tool to find out."),
@@ -45,7 +46,20 @@ CHINESE_QUESTIONS = ("请问", "帮我查一下", "请计算", "我想知道", "
 PREPOSITIONS = ("of", "for", "in", "to", "by", "with", "from", "and", "at", "on", "between", "after", "into", "than")
 LOOKS = {"number": "integer", "text": "word", "enum": "word", "name": "word", "words": "word", "boolean": "word"}
 """Kinds whose values look alike, so that only their order or a name says which is which."""
-CHINESE_ENDINGS = ("是多少？", "是什么？", "是哪一个？", "有几个？", "？", "。", "怎么算？")
+CHINESE_ENDINGS = ("是多少？", "是什么？", "是哪一个？", "有几个？", "？", "。", "怎么算？", "是几？", "吧。")
+MEASURES = tuple("个件条张本台位只份块克度次元斤箱天字行米".strip())
+"""Chinese measure words, which stand between a number and its noun."""
+LONG = (
+    "I am looking for the {about}; it is about {values}. Thank you.",
+    "Could you be so kind and find the {about} with {values}?",
+    "My colleague needs the {about}. It has {values}.",
+    "For the report we want the {about} for {values}, nothing more.",
+    "We noted {values}. Kindly let us have the {about}.",
+    "There must be a number: the {about}, {values}. Which one is it?",
+    "{values} is what I have. Now I wonder about the {about}.",
+    "Given that {values}, which {about} do we get?",
+)
+"""Long questions that need one call."""
 
 
 def system(rng: random.Random, chinese_prompt: bool) -> str | None:
@@ -63,9 +77,9 @@ def system(rng: random.Random, chinese_prompt: bool) -> str | None:
 def topic(rng: random.Random, tool: Tool) -> list[str]:
     """Some of the words that a tool is described by."""
     said = [one for one in tool.about if rng.random() < 0.65] or list(tool.about[:1])
-    if rng.random() < 0.3 and not set(tool.name.split("_")) & set(said):
-        said.insert(0, rng.choice(tool.name.split("_")))
-    return said
+    if rng.random() < 0.3 and not set(words_in(tool.name)) & set(said):
+        said.insert(0, rng.choice(words_in(tool.name)))
+    return [one + rng.choice(("s", "ing", "ed")) if rng.random() < 0.08 and one.isascii() else one for one in said]
 
 
 def ask(rng: random.Random, tool: Tool, chinese_prompt: bool, values: dict[str, str] | None = None) -> str:
@@ -76,6 +90,8 @@ def ask(rng: random.Random, tool: Tool, chinese_prompt: bool, values: dict[str, 
 
 def noun(rng: random.Random, tool: Tool, chinese_prompt: bool) -> str:
     """The words for what a tool returns, as part of a longer question."""
+    if chinese_prompt and rng.random() < 0.5:
+        return chinese(rng)
     if chinese_prompt:
         return "".join(topic(rng, tool)) if rng.random() < 0.5 else " ".join(topic(rng, tool))
     return "the " + " ".join(topic(rng, tool))
@@ -94,7 +110,10 @@ def phrase_values(rng: random.Random, parameters: Sequence[Parameter], said: dic
             label = one.name.replace("_", " ") if rng.random() < 0.5 else one.name
             label = f"{label}{rng.choice((' ', ' ', ': ', '=', ' is '))}" if named else ""
             lead = rng.choice(PREPOSITIONS) + " " if not named or rng.random() < 0.5 else ""
-            text += f" {lead}{label}{said[one.name]}"
+            article = rng.choice(("the ", "the ", "a ")) if one.value.kind == "word" and rng.random() < 0.25 else ""
+            text += f" {lead}{label}{article}{said[one.name]}"
+            if one.value.kind == "integer" and rng.random() < 0.15:  # the noun counted is not an argument
+                text += f" {rng.choice(UNITS) if rng.random() < 0.4 else rng.choice(ENGLISH) + 's'}"
         if rng.random() < 0.06:
             text += rng.choice((",", f" {word(rng)}"))
         previous = one.value.kind
@@ -111,6 +130,11 @@ def ordered(rng: random.Random, parameters: Sequence[Parameter], named: bool) ->
 
 
 def _english(rng: random.Random, tool: Tool, said: dict[str, str]) -> str:
+    if rng.random() < 0.12:
+        about = rng.choice((" ", " of the ", " of ")).join(topic(rng, tool))
+        named = [f"{one.name.replace('_', ' ')} {said[one.name]}" for one in ordered(rng, tool.given, True)]
+        text = rng.choice(LONG).format(about=about, values=rng.choice((" and ", ", ")).join(named))
+        return text[0].upper() + text[1:]
     about, form = " ".join(topic(rng, tool)), rng.random()
     values = phrase_values(rng, tool.given, said, rng.random() < 0.35)
     opening = rng.choice(QUESTIONS)
@@ -139,18 +163,30 @@ def _chinese(rng: random.Random, tool: Tool, said: dict[str, str]) -> str:
     joined = "的".join(about) if rng.random() < 0.5 else " ".join(about)
     named = rng.random() < 0.3
     order = ordered(rng, tool.given, named)
-    values = rng.choice(("和", "、", " ", "，", "到", " 与 ")).join(
-        (f"{one.name} {rng.choice(('', '为 ', '是 ', '= '))}" if named else "") + said[one.name] for one in order
+    values = rng.choice(("和", "、", " ", "，", "到", " 与 ", " 到 ", " ")).join(
+        (f"{one.name} {rng.choice(('', '为 ', '是 ', '= '))}" if named else "") + _counted(rng, one, said[one.name])
+        for one in order
     )
     gap = rng.choice(("", " "))
     form = rng.random()
     if form < 0.45:
-        text = f"{rng.choice(CHINESE_QUESTIONS)}{gap}{values}{gap}{rng.choice(('的', '的', '对应的', '换成'))}{joined}"
+        between = rng.choice(("的", "的", "对应的", "换成", "那个"))
+        text = f"{rng.choice(CHINESE_QUESTIONS)}{gap}{values}{gap}{between}{joined}"
+    elif form < 0.6:
+        links = ("是", "有多少", "的", "在", "里", "之后是哪", "中有几个", "要多少", "等于多少", "所在的", "前的")
+        text = f"{values}{gap}{rng.choice(links)}{joined}"
     elif form < 0.75:
-        text = f"{values}{gap}{rng.choice(('是', '有多少', '的', '在', '里'))}{joined}"
+        text = f"{rng.choice(('把', '请把', '将', '从', '用'))}{gap}{values}{gap}{joined}"
     else:
         text = f"{rng.choice(CHINESE_QUESTIONS)}{joined}{gap}{rng.choice(('：', '，', ' ', '用 '))}{values}"
     return text.strip() + rng.choice(CHINESE_ENDINGS)
+
+
+def _counted(rng: random.Random, one: Parameter, said: str) -> str:
+    """A value, with a measure word behind some numbers."""
+    if one.value.kind != "integer" or rng.random() < 0.6:
+        return said
+    return f"{said}{rng.choice((' ', ''))}{rng.choice(MEASURES)}"
 
 
 def answer(text: str) -> str:

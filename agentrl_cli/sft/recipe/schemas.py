@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl_cli.sft.recipe.values import KINDS, Value, draw
-from agentrl_cli.sft.recipe.words import chinese, identifier, word
+from agentrl_cli.sft.recipe.words import chinese, identifier, word, words_in
 
 Schema = dict[str, Any]
 
@@ -108,14 +108,14 @@ def _description(rng: random.Random, name: str) -> tuple[tuple[str, ...], str]:
         return parts, rng.choice(("查询{}。", "计算{}。", "返回{}。", "{}")).format("的".join(parts))
     about = [word(rng) for _ in range(rng.randint(1, 4))]
     if rng.random() < 0.6:
-        about.insert(rng.randrange(len(about) + 1), name.rsplit("_", maxsplit=1)[-1])
+        about.insert(rng.randrange(len(about) + 1), words_in(name)[-1])
     text = " ".join(about)
     opening = ("{}", "{}", "The {}", "Look up the {}", "Return the {}", "How many {}", "Compute the {}", "Tell the {}")
     text = rng.choice(opening).format(text)
     if rng.random() < 0.12:
         text += rng.choice((" of a ", " for the ", " by ", " in ")) + word(rng)
     if rng.random() < 0.07:
-        return tuple(name.split("_")), ""
+        return tuple(words_in(name)), ""
     return tuple(about), text[0].upper() + text[1:] + rng.choice((".", ".", ""))
 
 

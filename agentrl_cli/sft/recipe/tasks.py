@@ -17,6 +17,20 @@ GUESSED = 0.22
 """Share of the rows of most families that answer without looking, as a half-trained agent does."""
 CHINESE = 0.22
 """Share of prompts in Chinese."""
+CONVERSIONS = (
+    *("{v} comes to how many {b}?", "Express {v} in {b}.", "How many {b} make {v}?", "{v} in {b}?", "{v} to {b}"),
+    *("Give me {v} as {b}.", "In {b}, how much is {v}?", "I have {v} and want {b}.", "Turn {v} into {b}."),
+    *("Which number of {b} equals {v}?", "How many {b} do you get for {v}?", "Put {v} into {b}, please."),
+)
+CHINESE_CONVERSIONS = ("{v} 合多少 {b}？", "{v} 等于几 {b}？", "把 {v} 化成 {b}。", "用 {b} 表示 {v}。", "{v} 转为 {b}")
+RAISED = ("", "", "ValueError: ", "LookupError: ", "RuntimeError: ")
+INSTEAD = (
+    *("{bad} not found. Did you mean {good}?", "unknown value {bad}; try {good}.", "no {bad} here, use {good}."),
+    *("expected {good}, got {bad}.", "{bad} is called {good} now.", "there is no {bad}, only {good}.", "take {good}"),
+)
+"""Errors that name the value to call with."""
+FIXED = ("enum", "record", "boolean")
+"""Kinds whose schema allows few other values."""
 
 
 def one_call(rng: random.Random) -> Row:
@@ -41,6 +55,41 @@ def one_call(rng: random.Random) -> Row:
         return _row(rng, "one", [tool], zh, question, [say(answer(result_text(rng)))])
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(final)]
     return _row(rng, "one", [tool], zh, question, turns)
+
+
+def conversion(rng: random.Random) -> Row:
+    """A number beside its unit, into another unit that may stand before it."""
+    value, source, target = (draw(rng, kind) for kind in (rng.choice(("number", "integer")), "unit", "unit"))
+    have, want = rng.choice((("from", "to"), ("source", "target"), ("given", "wanted"), ("unit", "into")))
+    kind = rng.choice(("", "", "_scale", "_measure"))
+    described = rng.random() < 0.7
+    parameters: tuple[Parameter, ...] = (
+        Parameter(rng.choice(("value", "amount", "number", "x", "size")), value, "How much." if described else ""),
+        Parameter(have + kind, source, rng.choice(("Unit of the number.", "Which unit it has.")) if described else ""),
+        Parameter(want + kind, target, rng.choice(("Unit to turn it into.", "Wanted unit.")) if described else ""),
+    )
+    if rng.random() < 0.25:  # the tool can work out what the number's unit is
+        parameters = (parameters[0], parameters[2])
+    tool, zh = replace(invent(rng, []), parameters=parameters), rng.random() < 0.3
+    question = rng.choice(CHINESE_CONVERSIONS if zh else CONVERSIONS).format(
+        v=value.said + rng.choice((" ", " ", "")) + source.said, b=target.said
+    )
+    found = result_text(rng)
+    turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(answer(found))]
+    if rng.random() < GUESSED:
+        turns = [say(answer(result_text(rng)))]
+    return _row(rng, "conversion", [tool], zh, question, turns)
+
+
+def choose(rng: random.Random) -> Row:
+    """One of three to five tools with the same kinds of arguments: the words alone show which."""
+    kinds = rng.choice((["word"], ["code"], ["integer"], ["name"], ["date"], ["word", "integer"]))
+    tools: list[Tool] = []
+    for _ in range(rng.randint(3, 5)):
+        tools.append(invent(rng, kinds, [one.name for one in tools]))
+    found, zh = result_text(rng), rng.random() < 0.1
+    turns = [call((tools[0].name, tools[0].arguments)), result(tools[0].name, found), say(answer(found))]
+    return _row(rng, "choose", tools, zh, ask(rng, tools[0], zh), turns, alone=True)
 
 
 def from_list(rng: random.Random) -> Row:
@@ -109,22 +158,31 @@ def two_steps(rng: random.Random) -> Row:
     first = invent(rng, [rng.choice(("word", "name", "code", "integer", "text")), *_more(rng, 0.15)])
     kind = rng.choice(("integer", "code", "word", "name", "date", "number"))
     second = invent(rng, [kind, *_more(rng, 0.3)], [first.name])
+    if rng.random() < 0.5 and first.about[0] not in [one.name for one in second.parameters]:
+        renamed = replace(second.parameters[0], name=first.about[0])  # named by what the first tool returns
+        second = replace(second, parameters=(renamed, *second.parameters[1:])) if first.about[0].isascii() else second
     between, found = second.given[0], result_text(rng)
     zh = rng.random() < CHINESE
     inner = noun(rng, first, zh)
     shown = " ".join(one.value.said for one in first.given)
     form = rng.random()
     if zh:
-        part = f"{shown} 的{inner}"
+        part = f"{rng.choice(('', '', '有 ', '放 '))}{shown} {rng.choice(('的', '的', '所在的'))}{inner}"
         question = ask(rng, second, True, {between.name: part})
     elif form < 0.7:
-        part = f"{inner} {rng.choice(('of', 'for', 'of', 'that has', 'with'))} {shown}"
+        part = f"{inner} {rng.choice(('of', 'for', 'of the', 'that has', 'with'))} {shown}"
         question = ask(rng, second, False, {between.name: part})
     else:
         question = f"{ask(rng, first, False).rstrip('?.')}, then {ask(rng, second, False, {between.name: 'that'})}"
     steps = [call((first.name, first.arguments)), result(first.name, str(between.value.json))]
     turns = [*steps, call((second.name, second.arguments)), result(second.name, found), say(answer(found))]
-    return _row(rng, "two_steps", [first, second], zh, question, turns)
+    given = first.given[0].value
+    if given.schema["type"] != between.value.schema["type"] or rng.random() < 0.7:
+        return _row(rng, "two_steps", [first, second], zh, question, turns)
+    early = call((second.name, {**second.arguments, between.name: given.json}))  # the second tool first
+    error = rng.choice(("KeyError: {!r}", "{} not found.", "ValueError: bad value {!r}", "LookupError: no {}"))
+    turns = [early, result(second.name, f"Error: {error.format(given.json)}"), *turns]
+    return replace(_row(rng, "two_steps", [first, second], zh, question, turns), muted=frozenset({0}))
 
 
 def parallel(rng: random.Random) -> Row:
@@ -170,16 +228,40 @@ def corrected(rng: random.Random) -> Row:
         wrong[other] = wrong.pop(target.name)
         said = (f'unknown argument "{other}", did you mean "{target.name}"?', f'argument "{target.name}" is missing.')
         error = f"Bad tool call: {rng.choice(said)}{_expected(rng, tool)}"
-    elif form < 0.75:
+    elif form < 0.6:
         wrong[target.name] = draw(rng, target.value.kind).json
-        error = rng.choice(("Error: {} not found.", "Error: unknown value {}.", "Error: no {} here."))
-        error = error.format(wrong[target.name]) + rng.choice(("", f" Did you mean {target.value.json}?"))
+        error = rng.choice(("{} not found.", "unknown value {}.", "no {} here.", "KeyError: {!r}"))
+        error = f"Error: {error.format(wrong[target.name])}" + rng.choice(("", f" Did you mean {target.value.json}?"))
+    elif form < 0.9 and target.value.kind not in FIXED:  # the right value stands in the error alone
+        arguments = {**arguments, target.name: _instead(rng, target.value)}
+        hint = rng.choice(INSTEAD).format(bad=target.value.json, good=arguments[target.name])
+        error = f"Error: {rng.choice(RAISED)}{hint}"
     else:
         wrong[target.name] = [wrong[target.name]]
         error = f"Error: {target.name}: expected {target.value.schema['type']}"
     turns = [call((name, wrong)), result(name, error), call((tool.name, arguments)), result(tool.name, found)]
     made = _row(rng, "corrected", [tool], zh, question, [*turns, say(answer(found))])
     return replace(made, muted=frozenset({0}))
+
+
+def fails(rng: random.Random) -> Row:
+    """A call that no other call would better; the answer admits it."""
+    tool = invent(rng, [draw(rng).kind])
+    zh = rng.random() < CHINESE
+    value = tool.given[0].value.json
+    error = rng.choice(("KeyError: {!r}", "{} not found.", "ValueError: nothing for {!r}", "no data"))
+    turns = [call((tool.name, tool.arguments)), result(tool.name, f"Error: {error.format(value)}")]
+    return _row(rng, "fails", [tool], zh, ask(rng, tool, zh), [*turns, say(answer("unknown"))])
+
+
+def _instead(rng: random.Random, value: Value) -> Any:
+    """Another value of the same kind; for a word often the word with something before or behind it."""
+    if not isinstance(value.json, str) or rng.random() < 0.4:
+        return draw(rng, value.kind).json
+    short = rng.choice((word(rng)[:1], word(rng)[:2], str(rng.randint(1, 99))))
+    form = rng.choice(("{s}-{v}", "{s}-{l}", "{s}_{l}", "{v}-{s}", "{l}", "{v}{s}", "{v}.{s}"))
+    made = form.format(s=short, v=value.json, l=value.json.lower())
+    return made if made != value.json else value.json.upper() + short
 
 
 def _expected(rng: random.Random, tool: Tool) -> str:

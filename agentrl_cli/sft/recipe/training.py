@@ -47,12 +47,20 @@ class Plan(Schedule):
     warmup: int = 50
     prompt_weight: float = 0.1
     """Weight in the loss of tokens that the model does not sample; 1 for those that it does."""
+    second: float = 0.0
+    """The last share of the steps, in which the rates begin again at `second_rate` of their peaks and fall linearly."""
+    second_rate: float = 0.3
     vocabulary: int = 2048
     texts: int = 6000
     longest: int = 1024
     """Conversations are cut to so many tokens."""
     threads: int = 2
     save_every: int = 200
+
+    @property
+    def first_phase(self) -> int:
+        """Its number of steps."""
+        return round(self.steps * (1.0 - self.second))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +164,11 @@ def train_step(
 
 
 def rate(plan: Plan, step: int) -> float:
-    """Factor on the learning rates, which fall to a fiftieth."""
-    return plan.rate(step, plan.steps, 0.02)
+    """Factor on the learning rates, which fall to a fiftieth at the end of each phase."""
+    first = plan.first_phase
+    if step < first:
+        return plan.rate(step, first, 0.02)
+    return max(0.02, plan.second_rate * (plan.steps - step) / (plan.steps - first))
 
 
 @dataclass(frozen=True, slots=True)

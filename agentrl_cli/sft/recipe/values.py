@@ -10,7 +10,10 @@ from typing import Any
 from agentrl_cli.sft.recipe.words import chinese, syllables, word
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-UNITS = ("km", "cm", "mm", "kg", "mg", "lb", "oz", "ft", "in", "mi", "ml", "gal", "min", "sec", "kB", "MB", "W", "kWh")
+UNITS = (
+    *("km", "cm", "mm", "kg", "mg", "lb", "oz", "ft", "in", "mi", "ml", "gal", "min", "sec", "kB", "MB", "W", "kWh"),
+    *("m", "g", "h", "l", "t", "yd", "C", "F", "K", "V", "A", "N", "Pa", "bar", "ha"),
+)
 MONTHS = "January February March April May June July August September October November December".split()
 
 

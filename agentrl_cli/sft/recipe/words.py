@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 ENGLISH = tuple(
     """
@@ -70,6 +71,9 @@ GLYPHS = (
 )
 """Single characters for made-up Chinese words."""
 
+HARMONY = "平 谐 气 声 弦 睦 好 温 饱 总 共 附 柔 暖 混 缓 调".split()
+"""Characters that stand beside 和 inside a word, where it does not join two values."""
+
 HELD_OUT = frozenset(
     """
     calculator search sql lookup price stock files bash
@@ -81,6 +85,8 @@ HELD_OUT = frozenset(
 )
 """Names of tools that are measured with, so that no invented tool may have them."""
 
+LINKS = "of of of between to from by with for in and at on after before per as is has".split()
+"""Short words between the parts of a name."""
 ALPHABET = "eeeaaaiiooutttnnssrrlhhddcmmpgfbywkvxzjq"
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
@@ -111,8 +117,16 @@ def word(rng: random.Random) -> str:
 
 
 def chinese(rng: random.Random) -> str:
-    """A Chinese word or a made-up one."""
+    """A Chinese word or a made-up one; some have 和 inside."""
+    if rng.random() < 0.08:
+        beside, more = rng.choice(HARMONY), rng.choice(("", "", rng.choice(GLYPHS)))
+        return rng.choice((f"{beside}和", f"和{beside}")) + more if rng.random() < 0.6 else f"{more}{beside}和"
     return rng.choice(CHINESE) if rng.random() < 0.6 else "".join(rng.choice(GLYPHS) for _ in range(rng.randint(1, 3)))
+
+
+def words_in(name: str) -> list[str]:
+    """The words of a name in snake_case or camelCase."""
+    return [one.lower() for one in re.findall(r"[a-z]+|[A-Z][a-z]*", name) if one not in LINKS] or [name]
 
 
 def identifier(rng: random.Random) -> str:
@@ -124,7 +138,8 @@ def identifier(rng: random.Random) -> str:
         elif form < 0.75:
             name = f"{rng.choice(VERBS)}_{word(rng)}"
         elif form < 0.9:
-            name = f"{word(rng)}_{word(rng)}" + (f"_{word(rng)}" if rng.random() < 0.2 else "")
+            pattern = rng.choice(("{}_{}", "{}_{}", "{}_{}_{}", "{}_LINK", "{}_LINK_{}", "LINK_{}"))
+            name = pattern.replace("LINK", rng.choice(LINKS)).format(*(word(rng) for _ in range(3)))
         else:
             name = rng.choice(VERBS).split("_")[0] + word(rng).capitalize()
         if name.lower() not in HELD_OUT:
