@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/workers.py [scaling|wire|writer|equality|asynchronous]
 
-scaling: episodes of a scripted model whose tool waits 100 ms, by 1, 2, 4 and 8 worker processes, one episode at a time
-         in each, so that a worker's rate is that of its waits.
+scaling: episodes of a scripted model whose tool waits 100 ms, by 1, 2, 4 and 8 workers of each kind that is installed,
+         one episode at a time in each, so that a worker's rate is that of its waits. Three rounds.
 wire:    CPU of packing, pickling and unpacking an episode, and its bytes, against sampling it with the bundled model.
 equality: final weights of a deterministic training by 1 and 4 workers of each kind, against one process without any.
 asynchronous: the same with rollout.async_staleness 2: the age of each trained turn, by kind.
@@ -17,6 +17,7 @@ import pickle
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,17 @@ EACH = 20
 """Episodes of each worker in a round."""
 
 
-async def rate(folder: Path, workers: int) -> float:
-    """Episodes a second of so many processes."""
+def kinds() -> list[str]:
+    """Those of workers that are installed."""
+    return ["processes", *(["ray"] if find_spec("ray") else [])]
+
+
+async def rate(folder: Path, kind: str, workers: int) -> float:
+    """Episodes a second of so many workers."""
     given = {
         "model": {"name": "scripted"},
         "rollout": {"concurrency": 1, "max_turns": 8},
-        "cluster": {"kind": "processes", "workers": workers},
+        "cluster": {"kind": kind, "workers": workers, "address": "local", "resources": {"CPU": 0.25}},
     }
     config = Config.model_validate(given)
     async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db") as runtime:
@@ -78,7 +84,7 @@ async def rate(folder: Path, workers: int) -> float:
         return EACH * workers / (time.perf_counter() - started)
 
 
-async def scaling(rounds: int = 1) -> None:
+async def scaling(rounds: int = 3) -> None:
     """Rates of 1 to 8 workers, interleaved."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -86,13 +92,15 @@ async def scaling(rounds: int = 1) -> None:
         (folder / "task.yaml").write_text(TASK_YAML)
         (folder / "task.py").write_text(TASK_PY)
         (folder / "data" / "train.jsonl").write_text('{"id": "a", "family": "f", "prompt": "Go."}\n')
-        found: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
-        for _ in range(rounds):
+        for kind in kinds():
+            found: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
+            for _ in range(rounds):
+                for count, rates in found.items():
+                    rates.append(await rate(folder, kind, count))
             for count, rates in found.items():
-                rates.append(await rate(folder, count))
-        for count, rates in found.items():
-            shares = sorted(one / (count * first) for one, first in zip(rates, found[1], strict=True))
-            print(f"{count} workers: {max(rates):6.2f} episodes/s, of linear {' '.join(f'{s:.0%}' for s in shares)}")
+                shares = " ".join(f"{one / (count * first):.0%}" for one, first in zip(rates, found[1], strict=True))
+                text = f"{min(rates):.2f} to {max(rates):.2f} episodes/s, of linear {shares}"
+                print(f"{count} workers ({kind}): {text}", flush=True)
 
 
 async def sampled(count: int) -> tuple[list[Episode], float]:
@@ -205,15 +213,12 @@ async def learned(
 
 async def equality(**rollout: object) -> None:
     """1 and 4 workers of each kind that is installed, against none."""
-    from importlib.util import find_spec
-
     from tests.helpers.train import write_model
 
-    kinds = ["processes", *(["ray"] if find_spec("ray") else [])]
     with tempfile.TemporaryDirectory() as made:
         model = write_model(Path(made) / "model")
         here, _ = await learned(Path(made) / "here", model, "here", 1, **rollout)
-        for kind in kinds:
+        for kind in kinds():
             for count in (1, 4):
                 there, found = await learned(Path(made) / f"{kind}-{count}", model, kind, count, **rollout)
                 gap = max(float((here[name] - there[name]).abs().max()) for name in here)

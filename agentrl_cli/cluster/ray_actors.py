@@ -2,16 +2,18 @@
 
 The project folder goes to every node as the runtime environment's working directory, without `runs/`; what lies outside
 it (a model, other packs) must be where every node sees it. Weights go into the object store once for each version.
-A lost actor is not restarted by Ray but made again by the pool, on whatever node has room: also on one that came back.
+One placement group reserves room for all workers before any starts. A lost actor is not restarted by Ray but made again
+by the pool; if its node is lost, Ray moves its bundle to whatever node has room: also to one that came back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +30,14 @@ if TYPE_CHECKING:
 
 EXCLUDED = ["runs", ".git", ".venv", "venv", "__pycache__", "node_modules"]
 """What of a project no worker needs."""
-REACHABLE = 5.0
-"""Seconds in which a cluster's address must accept a connection."""
+REACHABLE = 10.0
+"""Seconds in which a cluster's address must answer."""
+RESERVED = 30.0
+"""Seconds in which other runs must leave room for the workers."""
+SHOWN = 8
+"""Nodes that a message names."""
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""How a gRPC connection begins: the preface of HTTP/2, and empty SETTINGS. https://www.rfc-editor.org/rfc/rfc9113"""
 
 
 class RolloutActor:
@@ -48,6 +56,7 @@ class RolloutActor:
     async def start(self) -> None:
         """Begin to serve."""
         self._serving = asyncio.ensure_future(self._service.serve())
+        self._serving.add_done_callback(lambda _: self._wake.set())
 
     async def take(self, messages: list[Message], *weights: bytes) -> None:
         """Messages for the service; `weights` are those of the `load` among them."""
@@ -59,8 +68,10 @@ class RolloutActor:
             self._service.take(message)
 
     async def poll(self) -> list[Message]:
-        """The next messages of the service, at least one."""
+        """The next messages of the service, at least one. Raises RuntimeError once it has ended."""
         await self._wake.wait()
+        if not self._out and self._serving is not None and self._serving.done():
+            raise RuntimeError("its service ended") from self._serving.exception()
         self._wake.clear()
         found, self._out = self._out, []
         return found
@@ -107,14 +118,16 @@ class ActorLink:
 
 @contextlib.contextmanager
 def losses() -> Iterator[None]:
-    """Errors of Ray as WorkerLost."""
-    from ray.exceptions import RayError
+    """Errors of Ray as WorkerLost, with their cause rather than the actor's fields."""
+    from ray.exceptions import RayError, RayTaskError
 
     try:
         yield
     except (RayError, ConnectionError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise WorkerLost(f"{type(error).__name__}: {' '.join(lines)[:300]}") from error
+        found = error.cause if isinstance(error, RayTaskError) else error
+        lines = [line.strip() for line in str(found).splitlines() if line.strip() and not line.startswith("\t")]
+        text = " ".join(lines).rpartition("Worker exit detail: ")[2]
+        raise WorkerLost(f"{type(found).__name__}: {text[:300]}") from error
 
 
 @contextlib.contextmanager
@@ -129,24 +142,47 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
     except ImportError as error:
         text = "cluster.kind is ray, and Ray is not installed."
         raise MissingDependency(text, hint="pip install 'agentrl-cli[ray]'") from error
+    require_inside(config)
     connect(config.cluster, base)
     try:
-        require_room(config.cluster, ray.cluster_resources())
-        actor = ray.remote(RolloutActor).options(**options(config.cluster))
-        links: list[Callable[[], Link]] = [partial(ActorLink, actor.remote)] * config.cluster.workers
+        each = reserved(config.cluster)
+        require_room(config.cluster.workers, each, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        actor = ray.remote(RolloutActor)
+        wanted = {"num_cpus": each.pop("CPU", 0.0), "num_gpus": each.pop("GPU", 0.0), "resources": each}
+        links: list[Callable[[], Link]] = [
+            partial(ActorLink, actor.options(**wanted, max_restarts=0, scheduling_strategy=place).remote)
+            for place in places(config.cluster)
+        ]
         yield links, to_object_store
     finally:
         ray.shutdown()
 
 
+def require_inside(config: Config) -> None:
+    """Raise ConfigError for what workers would look for beside the project folder, which is all that they get."""
+    named = {"task.packs": config.task.packs, "model.name": [config.model.name]}
+    for key, names in named.items():
+        for name in names:
+            if os.path.normpath(name).split(os.sep)[0] == os.pardir:
+                raise ConfigError(
+                    f"{key} names {name}, outside the project folder, which is all that Ray brings to workers.",
+                    hint="Move it into the project, or give an absolute path at which every node has it.",
+                )
+
+
 def connect(cluster: ClusterConfig, base: Path) -> None:
     """Join the Ray cluster of the settings. Raises ConfigError, EnvironmentProblem."""
     import ray
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-    address = None if cluster.address == "local" else cluster.address
+    address = cluster.address
+    known = os.environ.get("RAY_ADDRESS", "") or _current() if address == "auto" else address
     hint = "Start one with `ray start --head`, or set cluster.address; `local` makes one of this machine."
-    if address is not None and address != "auto":
-        require_answer(address.removeprefix("ray://"), hint)
+    if known and address != "local":
+        require_answer(known.removeprefix("ray://"), hint)
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        # Ray itself reads a token that is there only for `auto`.
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(
             address=address,
@@ -158,37 +194,77 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
     except Exception as error:  # Ray raises it bare for a node that does not start in time
         ray.shutdown()
         text = " ".join(str(error).split())[:400]
-        raise EnvironmentProblem(f"The Ray cluster at {cluster.address} cannot be used: {text}", hint=hint) from error
+        hint = "Install the same versions on every node." if "Version mismatch" in text else hint
+        raise EnvironmentProblem(f"The Ray cluster at {address} cannot be used: {text}", hint=hint) from error
 
 
-def require_answer(address: str, hint: str) -> None:
-    """Raise EnvironmentProblem if no process answers at host:port, ConfigError if that is not one."""
+def _current() -> str:
+    """The address of the cluster that `ray start` noted on this machine; empty if absent."""
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    with contextlib.suppress(OSError):
+        return (Path(temporary) / "ray" / "ray_current_cluster").read_text().strip()
+    return ""
+
+
+def require_answer(address: str, hint: str, within: float = REACHABLE) -> None:
+    """Raise EnvironmentProblem if no gRPC server answers at host:port, ConfigError if that is not one.
+
+    Ray itself waits for minutes at a port that accepts connections and never answers.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"cluster.address is {address!r}, not host:port, auto or local.")
     try:
-        socket.create_connection((host, int(port)), REACHABLE).close()
+        with socket.create_connection((host, int(port)), within) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(PREFACE)
+                if connection.recv(4)[3:] != b"\x04":  # the type of its first frame, which must be SETTINGS
+                    raise ConnectionError("what answers there is not Ray")
     except OSError as error:
         reason = error.strerror or str(error)
         raise EnvironmentProblem(f"No Ray cluster answers at {address}: {reason}.", hint=hint) from error
 
 
-def options(cluster: ClusterConfig) -> dict[str, Any]:
+def reserved(cluster: ClusterConfig) -> dict[str, float]:
     """What each actor reserves."""
-    wanted = dict(cluster.resources) or {"CPU": 1.0}
-    return {"num_cpus": wanted.pop("CPU", 0.0), "num_gpus": cluster.worker_gpus, "resources": wanted, "max_restarts": 0}
-
-
-def require_room(cluster: ClusterConfig, total: dict[str, float]) -> None:
-    """Raise ConfigError if the whole cluster has less than the workers reserve together."""
     wanted = {**(cluster.resources or {"CPU": 1.0}), "GPU": cluster.worker_gpus}
-    for name, each in wanted.items():
-        if each * cluster.workers > total.get(name, 0.0):
-            raise ConfigError(
-                f"{cluster.workers} workers with {each:g} {name} each need {each * cluster.workers:g}; the Ray cluster"
-                f" has {total.get(name, 0.0):g}.",
-                hint="Lower cluster.workers, cluster.worker_gpus or cluster.resources, or add nodes.",
-            )
+    return {name: each for name, each in wanted.items() if each}
+
+
+def require_room(workers: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise ConfigError if the nodes together have no room for the workers, even with nothing else on them."""
+    fit = [min((node.get(name, 0.0) / size for name, size in each.items()), default=workers) for node in nodes]
+    if sum(int(number + 1e-6) for number in fit) < workers:
+        have = [", ".join(f"{node.get(name, 0.0):g} {name}" for name in each) for node in nodes]
+        raise ConfigError(
+            f"{workers} workers with {_text(each)} each do not fit on the Ray cluster; its nodes have"
+            f" {'; '.join(have[:SHOWN])}{'; …' * (len(have) > SHOWN)}.",
+            hint="Lower cluster.workers, cluster.worker_gpus or cluster.resources, or add nodes.",
+        )
+
+
+def _text(each: Mapping[str, float]) -> str:
+    return " and ".join(f"{size:g} {name}" for name, size in each.items())
+
+
+def places(cluster: ClusterConfig) -> list[Any]:
+    """Where each actor goes, reserved for this run. Raises EnvironmentProblem if other runs leave no room."""
+    import ray
+    from ray.util import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    each = reserved(cluster)
+    if not each:
+        return ["SPREAD"] * cluster.workers
+    group = placement_group([each] * cluster.workers, strategy="SPREAD")
+    if not group.wait(RESERVED):
+        free = ray.available_resources()
+        raise EnvironmentProblem(
+            f"{cluster.workers} workers with {_text(each)} each found no room on the Ray cluster within {RESERVED:g} s:"
+            f" other runs left {_text({name: free.get(name, 0.0) for name in each})}.",
+            hint="End them, lower cluster.workers, or add nodes; `ray status` shows what is in use.",
+        )
+    return [PlacementGroupSchedulingStrategy(group, number) for number in range(cluster.workers)]
 
 
 def to_object_store(model: nn.Module, version: str) -> Any:

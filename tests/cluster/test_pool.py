@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from agentrl_cli.cluster.checks import require_local, require_same
 from agentrl_cli.cluster.pool import WorkerPool, open_pool
 from agentrl_cli.cluster.processes import open_links
 from agentrl_cli.cluster.protocol import Hello, Message, Order, Setup
-from agentrl_cli.cluster.ray_actors import require_answer, require_room
+from agentrl_cli.cluster.ray_actors import require_answer, require_inside, require_room, reserved
 from agentrl_cli.cluster.relay import Relay
 from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
@@ -175,8 +176,17 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
         require_answer("127.0.0.1:1", "")
     with pytest.raises(ConfigError, match="not host:port"):
         require_answer("somewhere", "")
-    with pytest.raises(ConfigError, match="4 workers with 1 GPU each need 4; the Ray cluster has 2"):
-        require_room(ClusterConfig(workers=4, worker_gpus=1), {"CPU": 8.0, "GPU": 2.0})
+    with pytest.raises(ConfigError, match=r"task\.packs names a/\.\./\.\./other, outside the project folder"):
+        require_inside(Config.model_validate({"task": {"packs": ["calc-task", "a/../../other"]}}))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(EnvironmentProblem, match=f"No Ray cluster answers at {address}: timed out"):
+            require_answer(address, "", within=0.1)
+    each, nodes = reserved(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})), [{"CPU": 3.0, "GPU": 2.0}] * 4
+    require_room(4, each, nodes)
+    text = r"5 workers with 2 CPU and 0\.5 GPU each do not fit .*; its nodes have 3 CPU, 2 GPU; 3 CPU"
+    with pytest.raises(ConfigError, match=text):
+        require_room(5, each, nodes)
     config = Config.model_validate({"cluster": {"kind": "processes", "workers": 2, "worker_gpus": 99}})
     with pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"), open_links(config, tmp_path):
         pass
@@ -212,7 +222,8 @@ async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(t
 def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
-        given = {"kind": "ray", "version": "r@3", "running": 4, "finished": 1200, "tokens": 9, "rate": 88.6}
+        given = {"kind": "ray", "version": "a-run-with-a-name@3", "running": 4, "finished": 1200}
+        given |= {"tokens": 9, "rate": 88.6}
         good = {"node": "gpu-1", "pid": 11, "state": "ready", "lost": 0, "error": "", "at": time.time()}
         bad = {"node": "gpu-2", "pid": 12, "state": "starting", "lost": 2, "error": "the node died", "at": 0.0}
         rows = [WorkerRow(run.id, n, **given, **own) for n, own in enumerate((good, bad))]  # type: ignore[arg-type]
@@ -221,5 +232,5 @@ def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
         assert store.workers.all(run.id) == rows
         text = [line.plain for line in worker_lines(load(store, run.id), 120)]
     assert text[0] == "WORKERS 2 (ray), 1 ready, 89 tokens/s"
-    assert text[2].split() == ["0", "gpu-1", "11", "ready", "r@3", "4", "1,200", "89", "0"]
+    assert text[2].split() == ["0", "gpu-1", "11", "ready", "…run-with-a-name@3", "4", "1,200", "89", "0"]
     assert "the node died" in text[4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from agentrl_cli.cluster.policy import ClusterPolicy
 from agentrl_cli.cluster.pool import WorkerPool
 from agentrl_cli.cluster.processes import WeightFiles
 from agentrl_cli.cluster.protocol import Setup
-from agentrl_cli.cluster.remote import RemoteWorker
+from agentrl_cli.cluster.remote import STOPPING, RemoteWorker
 from agentrl_cli.config import Config
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import new_training, open_runtime
@@ -159,6 +160,7 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # for the node that is added
     pytest.importorskip("ray", reason="needs the extra ray")
     from ray.cluster_utils import Cluster
 
@@ -189,7 +191,10 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
             await running
             assert_same(here, outcome_of(trainer))
             lost = [row["text"] for row in trainer.store.journal.logs(trainer.run.id) if "was lost" in row["text"]]
-            assert len(lost) >= 2 and not (folder / "kill-1").exists()
+            assert len(lost) >= 2 and "ActorDiedError: Worker unexpectedly exits" in lost[0], lost
+            assert not (folder / "kill-1").exists()
+            closing = time.monotonic()
+        assert time.monotonic() - closing < STOPPING, "the actors ended by themselves"
     finally:
         cluster.shutdown()
         torch.set_num_threads(threads)

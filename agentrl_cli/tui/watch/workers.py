@@ -34,7 +34,8 @@ def worker_lines(data: WatchData, width: int) -> list[Text]:
     lines = [Text(clip(title, width), TITLE), Text(clip(head, width), FAINT)]
     for worker in data.workers:
         row = f"  {worker.number:>4} {clip(worker.node, node):<{node}} {worker.pid:>8} {worker.state:<9}"
-        row += f" {clip(worker.version, 18):<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
+        version = worker.version if len(worker.version) <= 18 else f"…{worker.version[-17:]}"  # the step is at its end
+        row += f" {version:<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
         row += f" {worker.lost:>5}"
         silent = data.read - worker.at
         if data.run.alive and silent > SILENT:
