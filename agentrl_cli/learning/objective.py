@@ -11,6 +11,7 @@ from agentrl_cli.learning.corrections import CORRECTIONS
 from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import Aggregation, LossConfig, LossInput, PolicyLoss, Totals, ratio_of
 from agentrl_cli.learning.masks import off_policy
+from agentrl_cli.types.signals import FAR, MASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Objective:
     """[M] what the aggregation multiplies it with."""
     ratio: Tensor
     clipped: Tensor
+    """[M] int8: 0, 1 if the ratio was clipped, MASKED or FAR."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Shares and means over all trained tokens, under TRL's names where it has one."""
 
@@ -62,7 +64,10 @@ def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, a
             bonus = x.entropy if x.held is None else torch.where(x.held, 0.0, x.entropy)
             loss = loss - c.entropy_coef * (coefficient * bonus).sum()
     numbers = {name: float(value) for name, value in metrics.items()}
-    return Objective(loss, term.weight * correction, coefficient, term.ratio, term.clipped, numbers)
+    clipped = torch.where(correction == 0, FAR, term.clipped.to(torch.int8))
+    if x.held is not None:
+        clipped = torch.where(x.held, MASKED, clipped)
+    return Objective(loss, term.weight * correction, coefficient, term.ratio, clipped, numbers)
 
 
 def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -96,5 +101,5 @@ def _among(x: LossInput, found: Objective) -> Objective:
         weight=whole(found.weight, none),
         coefficient=whole(found.coefficient, none),
         ratio=whole(found.ratio, ratio_of(x)[0].detach()),
-        clipped=whole(found.clipped, torch.zeros_like(kept)),
+        clipped=whole(found.clipped, torch.zeros_like(kept, dtype=torch.int8)),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.types import Episode, Float32, TrainSignals
-from agentrl_cli.types.signals import MASKED, REJECTED
+from agentrl_cli.types.signals import REJECTED
 
 Member = tuple[int, int]
 """(bundle, number within it): a token sequence of a step"""
@@ -71,10 +71,7 @@ def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
         return None if values is None else whole(values)
 
     clipped = np.zeros(len(mask), np.int8)
-    if seen.clipped is not None:
-        clipped[mask] = np.where(seen.valid, seen.clipped, REJECTED)
-    if seen.held is not None:
-        clipped[mask] = np.where(seen.held & seen.valid, MASKED, clipped[mask])
+    clipped[mask] = np.where(seen.valid, 0 if seen.clipped is None else seen.clipped, REJECTED)
     return TrainSignals(
         advantage=whole(seen.advantage),
         logp_train=whole(seen.old),

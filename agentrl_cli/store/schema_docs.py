@@ -147,7 +147,7 @@ TABLES: dict[str, str] = {
         advantage: advantage in training; an empty BLOB is all NaN, NULL was never trained
         logp_train: log-probability before the first optimizer step
         ratio: new policy over old
-        clipped: int8: 1 if the ratio was clipped, 2 if the token was rejected, 3 if it was masked as certain
+        clipped: int8: 1 if the ratio was clipped, 2 if the token was rejected, 3 masked as certain, 4 as off-policy
         weight: effective gradient weight, −∂L/∂log p of the policy term
         logp_ref: log-probability under the reference model
         value: the critic's value

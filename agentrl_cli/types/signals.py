@@ -15,7 +15,9 @@ REJECTED = 2
 """`algo.reject` left the token out of the mini-batch."""
 MASKED = 3
 """`algo.entropy_share` took the token's gradient."""
-NO_GRADIENT = ("no clip", "CLIPPED", "REJECTED", "MASKED: certain")
+FAR = 4
+"""`algo.off_policy_mask` or a masking `algo.correction` took it: the weights have moved too far since sampling."""
+NO_GRADIENT = ("no clip", "CLIPPED", "REJECTED", "MASKED: certain", "MASKED: off-policy")
 """Words for the values of `clipped`."""
 
 
@@ -31,7 +33,7 @@ class TrainSignals:
     """log-prob before the first optimizer step."""
     ratio: Float32
     clipped: Int8
-    """0, 1 if the ratio was clipped, REJECTED or MASKED."""
+    """0, 1 if the ratio was clipped, REJECTED, MASKED or FAR."""
     weight: Float32
     logp_ref: Float32 | None = None
     value: Float32 | None = None

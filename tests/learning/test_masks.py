@@ -22,7 +22,7 @@ from agentrl_cli.learning.moving_reference import MovingReference
 from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.update import Learner, Update
 from agentrl_cli.types import Episode, StopReason, ToolCall, Turn
-from agentrl_cli.types.signals import MASKED, REJECTED
+from agentrl_cli.types.signals import FAR, MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
 
@@ -129,6 +129,9 @@ def test_deepseeks_mask_holds_what_became_unlikely(start: Any) -> None:
     update = trained(start, groups, off_policy_mask=0.4, correction="none")
     zero = {name for name, one in update.signals.items() if (one.weight[~np.isnan(one.weight)] == 0).all()}
     assert zero == {"0-0"} and update.metrics["sampling/off_policy_masked"] > 0
+    for found in (update, trained(start, groups, correction="mis", correction_floor=0.7)):  # the ratio is e^-0.5
+        for name, one in found.signals.items():
+            assert set(one.clipped[~np.isnan(one.weight)]) == {FAR if name == "0-0" else 0}
 
 
 def test_bypass_compares_with_the_sampler_and_saves_a_forward(start: Any) -> None:

@@ -248,7 +248,7 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
     if len(gap):
         mean = float(gap.mean())
         out.append(Reason("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
-    for value, word in enumerate(("clipped", "rejected", "masked"), 1):
+    for value, word in enumerate(("clipped", "rejected", "masked as certain", "masked as off-policy"), 1):
         if count := int((signals.clipped[tokens.trained_mask] == value).sum()):
             out.append(Reason(".", f"{count} tokens {word}"))
     return tuple(out)
