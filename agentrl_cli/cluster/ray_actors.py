@@ -36,6 +36,11 @@ RESERVED = 30.0
 """Seconds in which other runs must leave room for the workers."""
 SHOWN = 8
 """Nodes that a message names."""
+HINTS = {
+    "Version mismatch": "Install the same versions on every node.",
+    "exceeds the maximum size": "Move large files out of the project, or list them in its .rayignore.",
+}
+"""Part of an error of Ray to what a user can do."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """How a gRPC connection begins: the preface of HTTP/2, and empty SETTINGS. https://www.rfc-editor.org/rfc/rfc9113"""
 
@@ -194,7 +199,7 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
     except Exception as error:  # Ray raises it bare for a node that does not start in time
         ray.shutdown()
         text = " ".join(str(error).split())[:400]
-        hint = "Install the same versions on every node." if "Version mismatch" in text else hint
+        hint = next((better for part, better in HINTS.items() if part in text), hint)
         raise EnvironmentProblem(f"The Ray cluster at {address} cannot be used: {text}", hint=hint) from error
 
 
