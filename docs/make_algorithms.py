@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from agentrl_cli.config.choice import Algorithm
 from agentrl_cli.config.estimators import ESTIMATORS, Estimator
 from agentrl_cli.config.losses import LOSSES
 
 TARGET = Path(__file__).with_name("algorithms.md")
-RESULTS = TARGET.parent.parent / "benchmarks" / "results" / "algorithms.json"
+_RESULTS = TARGET.parent.parent / "benchmarks" / "results"
+RESULTS = {
+    _RESULTS / "algorithms.json": "code-task's test split",
+    _RESULTS / "turn_credit.json": "guess-task from 1 to 20",
+}
+"""File → the task of its runs."""
 
 HEAD = """\
 # Algorithms
@@ -25,6 +33,9 @@ own is `file.py:function`.
 Where to start: one reward per episode and groups of attempts, `grpo` (the default). Rewards of single turns,
 `turn_returns`, `mt_grpo` or `gigpo`. Several reward parts on different scales, `gdpo`. A stronger model of the same
 family, `distill`. Prompts instead of weights: [`agentrl optimize`](prompts.md).
+
+"Measured" is pass@1 at temperature 1 before → after, by seed, and the mean of the CPU seconds on a shared x86-64 core.
+`code-task` rewards an episode, `guess-task` each guess (`benchmarks/README.md`).
 
 Terms that go with every estimator and loss, each off until it is set:
 """
@@ -91,17 +102,26 @@ NEEDS: Mapping[str, str] = {
 }
 
 
-def measured() -> dict[str, str]:
-    """By the name of an estimator or loss, what `benchmarks/algorithms.py` found."""
-    found: dict[str, str] = {}
-    for run in json.loads(RESULTS.read_text(encoding="utf-8"))["results"]:
-        given = dict(pair.split("=", 1) for pair in run["set"])
-        name = given.get("algo.loss") or given.get("algo.advantage") or "grpo"
-        base, trained = (run[key]["pass_at"]["1"]["value"] for key in ("base", "trained"))
-        found[name] = (
-            f"code-task, {run['steps']} steps, seed {run['seed']}: {base:.3f} → {trained:.3f} of the test split in"
-            f" {run['cpu_seconds']:.0f} CPU s"
-        )
+@cache
+def measured() -> dict[str, list[str]]:
+    """By the name of an estimator or loss, what the benchmarks found: a line for each task, its seeds side by side."""
+    found: dict[str, list[str]] = {}
+    for path, task in RESULTS.items():
+        runs: dict[str, list[Any]] = {}
+        for run in json.loads(path.read_text(encoding="utf-8"))["results"]:
+            given = dict(pair.split("=", 1) for pair in run["set"])
+            runs.setdefault(given.get("algo.loss") or given.get("algo.advantage") or "grpo", []).append(run)
+        for name, seeds in runs.items():
+            before, after = (
+                [f"{run[key]['pass_at']['1']['value']:.3f}" for run in seeds] for key in ("base", "trained")
+            )
+            start = before[:1] if len(set(before)) == 1 else before
+            cost = mean(run["cpu_seconds"] for run in seeds)
+            numbers = ", ".join(str(run["seed"]) for run in seeds)
+            found.setdefault(name, []).append(
+                f"{task}, {seeds[0]['steps']} steps, seed {numbers}:"
+                f" {', '.join(start)} → {', '.join(after)} in {cost:.0f} CPU s"
+            )
     return found
 
 
@@ -129,8 +149,7 @@ def _record(name: str, record: Algorithm) -> Iterator[str]:
     if record.aggregation:
         yield f"- aggregation of its paper: `{record.aggregation}`"
     yield f"- source: <{record.source}>"
-    if name in (found := measured()):
-        yield f"- measured: {found[name]}"
+    yield from (f"- measured: {line}" for line in measured().get(name, ()))
     for option, info in record.options.model_fields.items():
         if option != "name":
             yield f"- `{info.alias or option}` ({info.default!r}): {info.description}"

@@ -44,13 +44,15 @@ def _optimize(adapter: Adapter, first: Parts, train: Any, validation: Any, minib
             reflection_minibatch_size=minibatch,
             skip_perfect_score=True,
             max_metric_calls=given.budget * 10,  # a candidate's second visit to a task is free here, and not there
-            stop_callbacks=[ScoreThresholdStopper(1.0), lambda state: adapter.stopped or adapter.idle > given.budget],
+            stop_callbacks=[ScoreThresholdStopper(1.0), lambda state: adapter.over],
             logger=_Silent(),
             seed=given.seed,
             raise_on_exception=True,
         )
     except BudgetSpent:
         return
+    if adapter.failed is not None:
+        raise adapter.failed
 
 
 class _Silent:
@@ -68,12 +70,25 @@ class Adapter:
         self.stopped = False
         self.idle = 0
         """Evaluations in a row that cost nothing: the search has nothing new to try."""
+        self.failed: Exception | None = None
+        """Why it ended early. The package swallows what is raised while it asks for a text."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the package is to stop."""
+        return self.stopped or self.failed is not None or self.idle > self.given.budget
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self.stopped:
             work.close()
             raise BudgetSpent("stopped")
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        except BudgetSpent:
+            raise
+        except Exception as error:
+            self.failed = error
+            raise
 
     def evaluate(self, batch: Sequence[Task], candidate: Parts, capture_traces: bool = False) -> Any:
         """One episode for each task. Ungraded ones score 0."""
