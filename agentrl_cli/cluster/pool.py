@@ -344,9 +344,10 @@ async def open_pool(
     """
     kind = config.cluster.kind
     served = isinstance(loaded.policy, Following)
-    if trainable and not served and getattr(loaded.policy, "separate_weights", False):
+    policy = loaded.policy
+    if trainable and not served and isinstance(policy, TrainablePolicy) and policy.separate_weights:
         raise ConfigError(
-            f"cluster.kind is {kind}, and {loaded.policy.name} samples with weights that workers cannot be given.",
+            f"cluster.kind is {kind}, and {policy.name} samples with weights that workers cannot be given.",
             hint="Train with cluster.kind: here, or give it `hold`, `adopt` and `published` as the vllm backend has.",
         )
     name = spec or config.model.name

@@ -24,7 +24,7 @@ from agentrl_cli.cluster.relay import Relay
 from agentrl_cli.errors import AgentRLError, NotFound, device_fault
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
-from agentrl_cli.policies.protocols import require_trainable
+from agentrl_cli.policies.protocols import TrainablePolicy, require_trainable
 from agentrl_cli.policies.remote.token_ids import Published
 from agentrl_cli.rollout.parts import Parts, open_parts
 from agentrl_cli.tasks import Pack
@@ -251,8 +251,8 @@ class Service:
         while True:
             await asyncio.sleep(BEAT)
             status = self.status
-            take = getattr(self._loaded.policy, "take_metrics", None) if self._loaded is not None else None
-            metrics = take() if take is not None else {}
+            policy = self._loaded.policy if self._loaded is not None else None
+            metrics = policy.take_metrics() if isinstance(policy, TrainablePolicy) else {}
             found = Status(status.version, tuple(self._known), status.finished, status.tokens, metrics)
             self.emit(("beat", found))
 

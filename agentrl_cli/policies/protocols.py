@@ -66,8 +66,8 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class MessagePolicy(Policy, Protocol):
-    """A policy whose server renders the messages with a template of its own."""
+class MessagePolicy(Protocol):
+    """What a policy has besides if its server renders the messages with its own template."""
 
     def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """The conversation so far; called before each `generate` of the episode."""

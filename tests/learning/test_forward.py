@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.learning import forward as f
-from agentrl_cli.learning.attention import Block, _mask
+from agentrl_cli.learning.attention import Block, _FlashBlocks, _mask, _masked_blocks
+from agentrl_cli.learning.fused_layer import product
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Rows, Segment, chosen, micro_batches, pack
 
@@ -338,3 +339,18 @@ def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(cap
     caplog.clear()
     (row,) = Rows(45, lambda: 60).of([group])
     assert len(row) == 4 and pack(chosen([group], row)).tokens < 60 and not caplog.text
+
+
+def test_private_operators_of_torch_equal_the_public_ones() -> None:
+    draw = torch.Generator().manual_seed(0)
+    blocks = (Block(0, 3, (5, 9)), Block(9, 9, (12,)))
+    q, k, v = (torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    weights = torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64)
+    found = []
+    for out in (_FlashBlocks.apply(q, k, v, blocks, 0.3), _masked_blocks(q, k, v, blocks, 0.3, 0.0, None)):  # type: ignore[no-untyped-call]
+        found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))])
+    for private, public in zip(*found, strict=True):
+        torch.testing.assert_close(private, public, rtol=1e-10, atol=1e-10)
+
+    x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((7, 16), (5, 16), (5,)))
+    torch.testing.assert_close(product(x, weight, bias), x @ weight.T + bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, ModelError, NotFound
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.servers.model_server.server import open_server
 from agentrl_cli.types import Episode
 from tests.helpers.train import episodes_of, trainer_of
 
@@ -110,6 +112,19 @@ async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
     assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in metrics.values()), "the trained weights"
     versions = {(e.step, turn.weights_version) for e in episodes for turn in e.turns if turn.role == "assistant"}
     assert versions == {(1, str(model)), (2, f"{run.name}@1")}
+
+
+async def test_an_outsiders_policy_is_served(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "simple.py").write_text(OUTSIDER)
+    given = {"model": {"name": str(model)}, "remote": {"backend": "simple.py:Simple"}}
+    async with open_server(Config.model_validate(given), base=tmp_path, db=tmp_path / "a.db") as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        transport = httpx2.ASGITransport(app=server.app({"test"}))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, answer.text
+            refused = await client.post("/v1/models", json={"id": "one", "adapter": "one"})
+            assert refused.status_code == 400 and "takes no adapters" in refused.text
 
 
 def test_backends_are_looked_up_by_name(tmp_path: Path, model: Path) -> None:

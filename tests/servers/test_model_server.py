@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from agentrl_cli.agents.gateway.session import Trace
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.models.adapter import quiet_peft
 from agentrl_cli.models.load import load_model
+from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.servers.model_server.models import ServedModel, SharedEngine
 from agentrl_cli.servers.model_server.server import ModelServer, open_server
 from agentrl_cli.store import Store
@@ -155,10 +157,8 @@ async def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
     order: list[str] = []
 
-    class Policy:
-        context_length, weights_version, untrainable = 100, "base", ""
-
-    engine = SharedEngine(Policy(), lambda model: order.append(f"use {model.name}"))
+    policy = ScriptedPolicy([], ByteTokenizer())
+    engine = SharedEngine(policy, lambda model: order.append(f"use {model.name}"))
     a, b = (ServedModel(name, name, name, engine) for name in "ab")
 
     async def turn(model: ServedModel, seconds: float) -> None:

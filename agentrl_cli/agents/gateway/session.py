@@ -23,7 +23,7 @@ from agentrl_cli.agents.gateway.tree import Context, MessageTree, Node
 from agentrl_cli.chat.drift import Drift
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.types import Episode, Message, Sampling, Tokens, Turn, new_id
 
@@ -215,8 +215,8 @@ class Session:
         started = time.time()
         try:
             sampling = how.drawn(self.chat, self._seed(request, number))
-            if observe := getattr(policy, "observe", None):  # a MessagePolicy; isinstance takes 0.1 ms
-                observe(slot, asked.messages, asked.context.tools)
+            if isinstance(policy, MessagePolicy):
+                policy.observe(slot, asked.messages, asked.context.tools)
             generation = await policy.generate(slot, [*asked.context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False

@@ -24,6 +24,7 @@ from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext
@@ -77,7 +78,7 @@ class AgentAttempt(Attempt):
 
     def __init__(self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec, runner: Runner) -> None:
         super().__init__(context, pack, job)
-        if hasattr(context.policy, "observe"):  # a MessagePolicy; isinstance takes 0.1 ms
+        if isinstance(context.policy, MessagePolicy):
             raise ConfigError(
                 f"The policy {context.policy.name} renders messages itself, so what an agent's model saw is not known.",
                 hint="Agents need a policy that continues token ids.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
@@ -14,6 +14,7 @@ from agentrl_cli.servers.model_server.models import ServedModel, SharedEngine
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
+    from agentrl_cli.inference.policy import LocalPolicy
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.store import Store
 
@@ -24,19 +25,22 @@ class Adapters:
     That is because an engine may hold a copy of the model's layers, and an adapter may wrap others than those before.
     """
 
-    def __init__(self, loaded: Loaded, config: Config, base: Path, store: Store | None) -> None:
+    def __init__(
+        self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None
+    ) -> None:
         self._model, self._folder, self._name = loaded.model, loaded.folder, loaded.name
         self._decode = loaded.chat.tokenizer.decode
         self._config, self._base, self._store = config, base, store
         self._own = "default" if hasattr(loaded.model, "peft_config") else None
         self._numbers = itertools.count()
-        self.engine = SharedEngine(loaded.policy, self.activate)
+        self._policy = policy
+        self.engine = SharedEngine(policy, self.activate)
 
     def activate(self, model: ServedModel) -> None:
         """Compute with a model's weights from here on; no turn may be running."""
         if hasattr(self._model, "peft_config"):
             use_adapter(self._model, model.adapter or self._own)
-        self.engine.policy.set_version(model.weights_version)
+        self._policy.set_version(model.weights_version)
 
     async def load(self, spec: str) -> tuple[str, str]:
         """Put the adapter of `RUN@STEP` or a folder on the model: peft's name for it, and its version.
@@ -79,6 +83,5 @@ class Adapters:
         return spec
 
     async def _renew(self) -> None:
-        old: Any = self.engine.policy
-        await old.close()
-        self.engine.policy = make_policy(self._model, self._config, self._name, self._decode, False)
+        await self._policy.close()
+        self._policy = self.engine.policy = make_policy(self._model, self._config, self._name, self._decode, False)

@@ -39,7 +39,7 @@ class ServedModel:
     context_length: int = 0
 
     def __post_init__(self) -> None:
-        policy: Policy = self.engine.policy
+        policy = self.engine.policy
         self.context_length, self.untrainable = policy.context_length, policy.untrainable
 
     async def generate(
@@ -54,8 +54,7 @@ class ServedModel:
     ) -> Generation:
         """One turn with this model's weights."""
         async with self.engine.turn(self):
-            policy: Policy = self.engine.policy
-            return await policy.generate(f"{self.name}/{key}", ids, sampling, group=group)
+            return await self.engine.policy.generate(f"{self.name}/{key}", ids, sampling, group=group)
 
     def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
         """The conversation so far, for a server that renders the messages itself."""
@@ -78,7 +77,7 @@ class SharedEngine:
         activate: Makes a model the one that the next forwards compute; None if there is only one.
     """
 
-    policy: Any
+    policy: Policy
     activate: Callable[[ServedModel], None] | None = None
     _current: ServedModel | None = None
     _running: int = 0

@@ -25,6 +25,7 @@ from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session
 from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
 from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.runtime import new_run
 from agentrl_cli.servers.model_server.adapters import Adapters
@@ -94,7 +95,8 @@ async def open_server(
         if record:
             assert store is not None
             recorder, run = stack.enter_context(_recording(store, config, loaded))
-        holder = Adapters(loaded, config, base, store) if loaded.model is not None else None
+        local = loaded.policy if isinstance(loaded.policy, LocalPolicy) else None
+        holder = Adapters(loaded, local, config, base, store) if local is not None else None
         engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
         try:
             models = ServedModels(
