@@ -37,7 +37,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "thr
 GIB = 1024**3
 PARTS = {
     "device": ("plain forward", ""),
-    "generate": ("generate", "It is only the yardstick: the engines below are what is used."),
+    "generate": ("generate", "It is only for comparison: the engines below do the work."),
     "paged": ("paged engine", "The fallback engine samples on this device."),
     "fallback": ("fallback engine", "Models that the paged engine does not serve cannot be sampled on this device."),
     "packed": ("packed update", "Episodes are padded in training on this device."),
@@ -227,7 +227,7 @@ def _load(detail: str, load: float, count: int) -> Check:
         "machine",
         "warn",
         f"{detail}; load {load:.1f} on {count} core{'s' if count > 1 else ''}",
-        f"Other programs use the cores. OMP_NUM_THREADS={threads} saves most of what threads lose to each other.",
+        f"Other programs use the cores. OMP_NUM_THREADS={threads} avoids most of the slowdown.",
     )
 
 

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _INSTALLED = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
-"""How the file names of code begin that is not the user's."""
+"""Prefixes of file names that are not the user's code."""
 
 
 class AgentRLError(Exception):

@@ -91,7 +91,7 @@ class Plan:
             "weights": "use a smaller model, or model.dtype=bfloat16",
             "captured steps": "rollout.cuda_graphs=off",
             "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
-            "reference": "train an adapter (--lora), which without itself is the reference, or algo.kl_coef=0",
+            "reference": "train an adapter (--lora), whose base is the reference, or set algo.kl_coef=0",
         }
         phase = self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
         ranked = sorted(phase, key=lambda name: -phase[name])
@@ -205,7 +205,7 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
 
 
 def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]) -> dict[str, float]:
-    """What stays in both phases where decode steps are captured as CUDA graphs; nothing where none are."""
+    """Memory of captured CUDA graphs, held in both phases; empty without them."""
     from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
 
     if not cuda_graphs_enabled(config):

@@ -103,7 +103,7 @@ def frames_of(value: Any, folder: Path | None = None, most: int = FRAMES) -> lis
 
 
 def spaced(count: int, most: int) -> list[int]:
-    """Numbers below `count`, evenly spaced, the first and the last among them; all if there are no more than `most`."""
+    """At most `most` numbers below `count`, evenly spaced, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(n * (count - 1) / max(most - 1, 1)) for n in range(most)]

@@ -338,7 +338,7 @@ async def open_pool(
     trainable: bool = False,
     same: bool = True,
 ) -> AsyncIterator[WorkerPool]:
-    """The workers of a run by its configuration, started. Raises AgentRLErrors for what is wrong with them.
+    """The workers of a run by its configuration, started. Raises an AgentRLError if they cannot be started.
 
     `same=False`: nodes may have other versions or other code than this process.
     """

@@ -208,7 +208,7 @@ def narrate(text: str = "") -> None:
 
 
 def announce_loading() -> None:
-    """Cover the seconds that torch takes to load, where a person waits."""
+    """Show a message while torch loads, if a person waits."""
     if sys.stderr.isatty():
         narrate("Loading torch and the model …")
 
@@ -292,7 +292,7 @@ def known_tools(context: Context, packs: list[str] | None) -> dict[str, tuple[st
 
 
 def packs_of(context: Context, packs: list[str] | None) -> dict[str, Pack]:
-    """`packs`, or those of the project where there is one."""
+    """`packs`, or the project's, inside a project."""
     from agentrl_cli.tasks import load_packs
 
     names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])

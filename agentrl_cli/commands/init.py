@@ -18,7 +18,7 @@ NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
 
 TOOL_MODEL = "tiny-tools"
-"""The bundled model that calls tools it has never seen: what a task of one's own begins with."""
+"""The bundled model that calls tools it has never seen: the default of a user's own task."""
 ALWAYS_WRITTEN = ("model.name", "rollout.group_size", "train.steps", "train.lr", "train.eval_every", "seed")
 """Settings that agentrl.yaml shows even at their defaults, since people change them first."""
 

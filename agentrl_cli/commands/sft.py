@@ -69,7 +69,7 @@ ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Continue a training from random weights that was stopped in OUT.")
 ]
 TEACHER_TOKENS = 512
-"""Tokens of a teacher's turn at least."""
+"""Minimum tokens of a teacher's turn."""
 
 
 def command(

@@ -105,7 +105,7 @@ class AlgoConfig(Section):
     bypass: bool = Field(
         default=False,
         description="ratios against the sampler's log-probabilities instead of the trainer's before the step (verl's"
-        " bypass mode): saves a forward, and the loss's clip bounds the gap between both, which is not"
+        " bypass mode): saves a forward; the loss's clip bounds the gap between them, which is then not"
         " measured: there is no alert mismatch",
     )
     reject: Rejection = Field(
@@ -176,13 +176,13 @@ class AlgoConfig(Section):
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001")
         if self.ref_ema and not self.kl_coef:
-            raise ValueError("algo.ref_ema moves the reference of the KL term, but algo.kl_coef is 0: there is none")
+            raise ValueError("algo.ref_ema moves the reference of the KL term, which algo.kl_coef 0 turns off")
         self._fits_rejection()
         if self.kl_unbiased and self.kl_in == "reward":
             raise ValueError("algo.kl_unbiased needs the KL in the loss, but algo.kl_in is reward")
         if self.kl_in == "reward" and self.kl_coef and self.advantage.name in ("gdpo", "turn_gdpo"):
             raise ValueError(
-                f"{self.advantage.name} normalises reward parts, of which a token's KL is none: set algo.kl_in: loss"
+                f"{self.advantage.name} normalises reward parts, and a token's KL is not one: set algo.kl_in: loss"
             )
         return self
 

@@ -14,7 +14,7 @@ def no_correction(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, flo
 
 
 def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
-    """Truncated importance sampling: π_old / π_sampled per token, at most cap and, where there is a floor, at least it.
+    """Truncated importance sampling: π_old / π_sampled per token, at most cap and, with a floor, at least that.
 
     https://fengyao.notion.site/off-policy-rl
     """

@@ -46,7 +46,7 @@ def decide(
 
     Args:
         groups: The episodes of each task.
-        drift: Worst kind of drift by episode id, where there is any.
+        drift: Worst kind of drift by episode id; episodes without drift are absent.
         train_drifted: Train on structural drift too (`drift.structural: train`).
         drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
         mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of

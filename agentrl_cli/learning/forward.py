@@ -247,7 +247,7 @@ WAYS["apart"] = partial(_by_images, apart=True)
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
-    """The whole row at once. Raises NotPackable where a layer did not use the packed attention."""
+    """The whole row at once. Raises NotPackable if a layer did not use the packed attention."""
     kinds = set(getattr(base.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")

@@ -42,7 +42,7 @@ class Row:
 
 
 def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | None:
-    """[M, D] the hidden states that predict the trained tokens; None where this model is not run this way."""
+    """[M, D] the hidden states that predict the trained tokens; None if this model is not run this way."""
     if not packed.tokens or not _structure(base):
         return None
     if base not in _TRUSTED:

@@ -91,7 +91,7 @@ class _Products:
         return outs
 
     def backward(self, x: Tensor, grads: Sequence[Tensor], wants_input: bool) -> tuple[Tensor | None, list[Tensor]]:
-        """(gradient of the input [T, in], those of A and B of every adapter that there is)."""
+        """(gradient of the input [T, in], those of A and B of each adapter)."""
         x = self._input(x)
         d_x: Tensor | None = None
         for grad, weight in zip(grads, self.weights, strict=True):
@@ -240,7 +240,7 @@ def _pairs(adapters: Sequence[Any]) -> list[Pair]:
 
 
 def _spread(adapters: Sequence[Any], found: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients at the places of the adapters that there are, in their dtype."""
+    """The gradients in the order of `adapters`, in their dtype; None for a missing adapter."""
     rest = iter(found)
     return [None if one is None else next(rest).to(one.dtype) for one in adapters]
 

@@ -2,7 +2,7 @@
 
 A chunk's logits are made, used and dropped. Under a head that is trained they are made again in the backward pass,
 where the gradient is written down rather than recorded; under a frozen one the gradient of the hidden states is made
-with them (https://github.com/linkedin/Liger-Kernel and https://arxiv.org/abs/2411.09009 do the like).
+with them (https://github.com/linkedin/Liger-Kernel and https://arxiv.org/abs/2411.09009 do the same).
 """
 
 from __future__ import annotations

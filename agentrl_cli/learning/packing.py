@@ -33,7 +33,7 @@ class Segment:
     images: tuple[bytes, ...] = ()
     """The images that the ids have tokens for, in order."""
     support: Support | None = None
-    """[n] the tokens that each trained one was drawn from, if its log-probability is to be that among them."""
+    """[n] the tokens that each trained one was drawn from, if its log-probability is taken among them."""
 
     @classmethod
     def of(cls, episode: Episode, branch: Branch | None = None) -> Segment:
@@ -266,7 +266,7 @@ def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:
 
 
 def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
-    """Leading tokens that are computed once for all. Of episodes with images none: their tokens may hide others."""
+    """Leading tokens that are computed once for all. 0 with images, which equal tokens may hide."""
     return common_prefix(alive) if len(alive) > 1 and not any(segment.images for segment in segments) else 0
 
 

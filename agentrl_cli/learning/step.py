@@ -110,7 +110,7 @@ class Step:
     def joined(self, name: str) -> list[Any]:
         """One field of the records, for each episode over its trained tokens in token order; None if it is not known.
 
-        A token that several branches share has the number of the first, where it is trained.
+        A token that several branches share has the number of the first branch, which trains it.
         """
         return [self._joined(number, name) for number in range(len(self.episodes))]
 

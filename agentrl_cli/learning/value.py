@@ -39,7 +39,7 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=algo.value_lr, weight_decay=0.0)
 
     def values(self, states: Tensor) -> Tensor:
-        """[M] values; the gradient that goes on into `states` is weighed with `value_coef`."""
+        """[M] values; the gradient into `states` is scaled by `value_coef`."""
         c = self.algo.value_coef
         return self.head(states.detach() if not c else c * states + (1 - c) * states.detach())  # type: ignore[no-any-return]
 

@@ -105,7 +105,7 @@ PASSING = ("no answer within", "exit status -9", "exit status -15")
 def try_device(
     device: str, seconds: float = SECONDS, *, program: Sequence[str] = PROGRAM, limit: float = LIMIT
 ) -> Verdict:
-    """Try a device in processes of its own. Raises EnvironmentProblem if none gets so far as to name it."""
+    """Try a device in separate processes. Raises EnvironmentProblem if none of them can name the device."""
     identity: dict[str, str] = {}
     left = [part for part in PARTS if part != "graphs" or device.startswith("cuda")]
     found: dict[str, Part] = {}

@@ -184,7 +184,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
-    """The model, in the dtype of training and with a fresh adapter if it is to be trained."""
+    """The model, in the dtype of training and with a fresh adapter if it will be trained."""
     settings = config.model
     if trainable:
         check_trainable(config, pick_device(settings.device))

@@ -248,7 +248,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def contained(what: str) -> Iterator[None]:
     """Wraps a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
 
-    That is every BaseException that is not an Exception: a test framework's `fail()` raises such ones, too. A Ctrl-C of
+    That is every BaseException that is not an Exception: a test framework's `fail()` raises one, too. A Ctrl-C of
     the user and a cancellation from outside pass through. A task that the code starts is contained, too: what it
     raises ends the task alone, where asyncio would end the event loop.
     """

@@ -57,7 +57,7 @@ class RewardContext:
         self.reason = reason
 
     async def session(self) -> Any:
-        """The episode's sandbox session. Raises EnvError where the run has no sandbox."""
+        """The episode's sandbox session. Raises EnvError if the run has no sandbox."""
         if self.open_session is None:
             raise EnvError("This reward runs code, and the run has no sandbox.")
         return await self.open_session()
@@ -67,7 +67,7 @@ class RewardContext:
 
         `options`: `setup` (code that runs first), `wall` and `budget` (seconds of one test, of all), see
         sandbox/grading.py. Tests that run beside the solution make the part `fakeable`.
-        Raises SandboxFault where the sandbox itself failed.
+        Raises SandboxFault if the sandbox itself failed.
         """
         from agentrl_cli.sandbox import grade
 

@@ -239,7 +239,7 @@ def package_folders(imports: Sequence[str]) -> list[Path]:
     for name in imports:
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise MissingDependency(f"The sandbox is to have {name}, which is not installed as a package here.")
+            raise MissingDependency(f"The sandbox needs {name}, which is not installed as a package here.")
         folder = Path(next(iter(spec.submodule_search_locations)))
         found.append(folder)
         libraries = folder.parent / f"{name}.libs"

@@ -82,7 +82,7 @@ class LiveEpisode:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether anything waits to be written."""
         return not self.inserted or self.ended or self.state is not None or bool(self.waiting or self.drift)
 
     def add(self, turn: Turn, tokens: Tokens) -> None:

@@ -41,7 +41,7 @@ class WriteBuffer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether anything waits to be written."""
         return bool(self.queue or self.states) or any(one.is_waiting for one in self.episodes.values())
 
     @contextmanager

@@ -79,7 +79,7 @@ def verl(row: Row) -> Row:
     agent, kwargs = row.get("agent_name"), extra.get("tools_kwargs")
     if agent not in (None, *VERL_AGENTS):
         raise DataError(
-            f"`agent_name` is {agent!r}, an agent loop of verl's own; {' and '.join(VERL_AGENTS)} run here."
+            f"`agent_name` is {agent!r}, one of verl's own agent loops; {' and '.join(VERL_AGENTS)} run here."
         )
     if agent == "single_turn_agent" or row.get("use_tool") is False:
         row["tools"] = []
@@ -98,7 +98,7 @@ def messages(row: Row) -> Row:
 
 
 def minimind(row: Row) -> Row:
-    """https://github.com/jingyaogong/minimind: agent RL and RLAIF rows. Whatever is last is dropped, as there."""
+    """https://github.com/jingyaogong/minimind: agent RL and RLAIF rows. The last message is dropped, as in minimind."""
     said, schemas = conversation(row.pop("conversations"), None)
     if len(said) < 2:
         raise DataError("`conversations` must be a list of at least two messages, the last one a placeholder.")

@@ -115,11 +115,11 @@ class Tool:
         return self
 
     def wrong(self, row: Mapping[str, Any]) -> str:
-        """What the tool finds wrong with a row, as a sentence for its author; empty if nothing."""
+        """What is wrong with a row for this tool, as a sentence for its author; empty if valid."""
         return ""
 
     def offered(self, task: Task) -> list[Tool]:
-        """The tools that it is for a task: itself as `for_task` has it, none, or several."""
+        """The tools that it offers for a task: the result of `for_task`, none, or several."""
         shown = self.for_task(task)
         return [] if shown is None else [shown]
 
@@ -299,7 +299,7 @@ def _of_block(block: Mapping[str, Any]) -> bytes:
     given = next((block[name] for name in reversed(NAMES) if block.get(name) is not None), None)
     given = given.get("url") if isinstance(given, Mapping) and "url" in given else given
     if isinstance(given, str) and not given.startswith("data:image/"):
-        raise EnvError("An image in a tool's answer is bytes, a data: URL, a PIL image or a Path, not a path as text.")
+        raise EnvError("An image in a tool's answer is bytes, a data: URL, a PIL image or a Path; a text is refused.")
     return image_bytes(given)
 
 

@@ -38,13 +38,13 @@ def fetch_page(url: str) -> ToolResult:
     """Fetch a web page and return its text.
 
     Args:
-        url: The address, beginning with https://.
+        url: The address, starting with https://.
     """
     raise NotImplementedError("FetchTool.execute fetches.")
 
 
 class FetchTool(Tool):
-    """`allow`: hosts, `*.host` patterns, or URL prefixes. `allow_private`: for one's own servers."""
+    """`allow`: hosts, `*.host` patterns, or URL prefixes. `allow_private`: for your own servers."""
 
     name = "fetch_page"
     external = True

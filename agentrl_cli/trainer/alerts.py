@@ -186,13 +186,13 @@ def _mask(s: Series) -> Alert | None:
 def _mismatch(s: Series) -> Alert | None:
     probe = s.now.get("probe/logp_difference", 0.0)
     if probe > PROBE_GAP:
-        text = "A server's log-probabilities after the update are not the trainer's: has it the new weights, its dtype?"
+        text = "A server's log-probabilities after the update are not the trainer's: check its weights and dtype."
         return Alert("bad", "mismatch", probe, PROBE_GAP, text)
     gap, kl = (s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl"))
     if s.now.get("staleness/max", 0.0):  # single tokens may then differ: the mean measures the drift
-        text = "The weights that sampled lie far behind those that train: lower rollout.async_staleness or train.lr."
+        text = "The sampling weights are far behind the trained ones: lower rollout.async_staleness or train.lr."
         return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None
-    text = "Sampler and trainer disagree about a token's probability: mind the dtype, or an edited model."
+    text = "Sampler and trainer disagree about a token's probability: check the dtype; was the model edited?"
     if gap > GAP:
         return Alert("warn", "mismatch", gap, GAP, text)
     return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None

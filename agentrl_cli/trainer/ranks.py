@@ -2,7 +2,7 @@
 
 `agentrl train --gpus N` is rank 0 and starts the other ranks of its machine; on further machines `--node K` starts
 theirs. The environment that they get is torchrun's (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so
-torchrun can start a training too. It does not by default: it kills its processes upon Ctrl-C, and a step would be lost.
+torchrun can start a training too. It does not by default: it kills its processes on Ctrl-C, and a step would be lost.
 
 Every rank has a thread that reports a heartbeat and watches: rank 0 all others, the others rank 0. A rank that died or
 hangs ends the run: rank 0 kills its children, which breaks the connection that it may wait on, and reports which it

@@ -162,11 +162,11 @@ class TRLLearner(Learner):
     """A `Learner` whose updates TRL's trainer makes, with the optimizer and the learning rate of the configuration."""
 
     def __init__(self, loaded: Loaded, config: Config, folder: Path, **given: Any) -> None:
-        """`folder`: TRL's own, where it writes nothing unless an option makes it."""
+        """`folder`: TRL's own, it stays empty unless an option makes TRL write files."""
         super().__init__(loaded.model, config, **given)
         self.loaded, self.folder = loaded, folder
         self._steps: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
-        """Seed and learning rate of a step; None: there is no other."""
+        """Seed and learning rate of the next step; None: no further steps."""
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._logs: dict[str, float] = {}
@@ -293,7 +293,7 @@ def _row(episode: Episode | None) -> tuple[list[int], list[int], list[int], list
 
 
 def make_trainer(learner: TRLLearner) -> Any:
-    """TRL's trainer for a learner, with nothing but the update left to it."""
+    """TRL's trainer for a learner; it makes only the updates."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")  # of one about the other
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # it warns of each ungraded row

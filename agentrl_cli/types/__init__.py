@@ -39,7 +39,7 @@ from agentrl_cli.types.tokens import no_support as no_support
 from agentrl_cli.types.tokens import supports as supports
 
 Message = dict[str, Any]
-"""An OpenAI chat message: `role`, `content` and, where they apply, `tool_calls`, `tool_call_id`, `name`."""
+"""An OpenAI chat message: `role`, `content` and, if any, `tool_calls`, `tool_call_id`, `name`."""
 
 ToolSchema = dict[str, Any]
 """An OpenAI function schema: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -90,17 +90,17 @@ class ToolResult:
     images: tuple[bytes, ...] = ()
     seconds: float = 0.0
     level: str = ""
-    """Isolation level of the sandbox that ran it, empty where none did."""
+    """Isolation level of the sandbox that ran it; empty if none did."""
     truncated: bool = False
-    """True where the observation was cut to its limit."""
+    """True if the observation was cut to its limit."""
     done: bool = False
-    """True where the tool ends the episode (`submit`, `finish`)."""
+    """True if the tool ends the episode (`submit`, `finish`)."""
     value: Any = None
     """The list that the tool returned, for rewards that read it as TRL gives it; None for any other value."""
 
     @property
     def isolation(self) -> str:
-        """The level as people are to read it: at `bare` that there was none."""
+        """The level for display; `bare` is shown as no isolation."""
         return f"{self.level}: NO ISOLATION" if self.level == "bare" else self.level
 
 
@@ -129,7 +129,7 @@ class Turn:
     """What user or environment gave for the assistant turn before this one; where nothing was said, for this one."""
     diverged: bool = False  # run again for a what-if, user or environment said otherwise (of a model's turn: spoke up)
     parent: int | None = None
-    """Index of the turn that this one continues; None: the turn before it. `ROOT`: none, it begins another context."""
+    """Index of the turn that this one continues; None: the previous turn. `ROOT`: none; it starts another context."""
     images: tuple[bytes, ...] = ()
     """Of its messages in order, besides those of its results: of the prompt, of a user."""
 
@@ -200,7 +200,7 @@ class Episode:
     reward_parts: tuple[RewardPart, ...] = ()
     outcome: Outcome | None = None
     error: str = ""
-    """What happened, where the outcome is an error."""
+    """What happened, if the outcome is an error."""
     flags: tuple[str, ...] = ()
     fact: str = ""  # a `Fact` value once a training step decided; empty before
     advantage: float | None = None
@@ -226,7 +226,7 @@ class Episode:
 
     @property
     def primary(self) -> float | None:
-        """Value of the primary part, None where the episode was not graded."""
+        """Value of the primary part, None if the episode was not graded."""
         return next((part.value for part in self.reward_parts if part.primary), None)
 
     @property

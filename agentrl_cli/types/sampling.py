@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def problem(self) -> str:
-        """The first value that means nothing, in words; empty where all do."""
+        """Describes the first invalid value; empty if all are valid."""
         checks = (
             (0 <= self.temperature < inf, f"temperature {self.temperature:g} is not 0 or above"),
             (0 < self.top_p <= 1, f"top_p {self.top_p:g} is not above 0 and at most 1"),
@@ -50,15 +50,15 @@ class Sampling:
 
     @property
     def cut(self) -> bool:
-        """True where improbable tokens are taken away."""
+        """True if improbable tokens are removed."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @property
     def steered(self) -> bool:
-        """True where logits are changed before the temperature divides them."""
+        """True if logits are changed before the temperature is applied."""
         return self.repetition_penalty != 1.0 or bool(self.bad_ids) or self.allow is not None
 
     @property
     def truncated(self) -> bool:
-        """True where the sampled distribution is not the policy's own at this temperature."""
+        """True if the sampled distribution differs from the policy's own at this temperature."""
         return self.cut or self.steered

@@ -126,7 +126,7 @@ class Tokens:
 
     @classmethod
     def sampled(cls, generation: Generation) -> Tokens:
-        """The tokens of a generation, of origin MODEL but for the forced ones."""
+        """The tokens of a generation: of origin MODEL, except the forced ones."""
         origin = np.full(len(generation.ids), Origin.MODEL, np.int8)
         if generation.forced is not None:
             origin[generation.forced] = Origin.FORCED

@@ -84,7 +84,7 @@ def say(
 
 
 def _send_until(sock: socket.socket, data: bytes, fds: Sequence[int], until: float) -> None:
-    """Like a timeout of the socket, but for the whole frame: a slow reader restarts the kernel's with every piece."""
+    """Like the socket's timeout, but for the whole frame: a slow reader would restart the kernel's with every piece."""
     rights = _rights(fds) if fds else []
     view = memoryview(data)
     while True:

@@ -57,7 +57,7 @@ async def test_overview_shows_curves_episodes_alerts_and_progress(db: Path) -> N
             "ALERTS",
             "step 40 of 400",
             "HEALTH",
-            "p pause / go on",
+            "p pause / resume",
             "ETA",
         ):
             assert shown in text, shown
@@ -92,7 +92,7 @@ async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Pat
         store.episodes.cancel("run7")
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "PAUSED")
-        assert "paused after step 40: p goes on" in text and "ETA" not in text and "LIVE" not in text
+        assert "paused after step 40: p resumes" in text and "ETA" not in text and "LIVE" not in text
         await pilot.press("p")
         await until_text(pilot, "resume grpo-07?")
     run = RunRow("r", "r", total_steps=20)

@@ -35,7 +35,7 @@ class Limits:
     choices: int = 1
     """Answers to one request (`n`)."""
     client_sampling: bool = True
-    """Whether the client's temperature and the like count; in a training they do not."""
+    """Whether the client may choose temperature and other sampling settings; not in a training."""
     retries: bool = True
     """Whether equal requests of one session are one: a retry is answered from what is stored."""
 

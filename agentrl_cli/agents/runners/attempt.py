@@ -63,7 +63,7 @@ class AgentRollout(Rollout):
         return AgentAttempt(self.context, pack, job, pack.agent, self._runner(pack.agent))
 
     def _runner(self, spec: AgentSpec) -> Runner:
-        """What runs an agent: a new one, but for the last function, which has no state and whose file takes time."""
+        """A runner for the agent. A function's is reused: it has no state, and loading its file takes time."""
         if spec.sandbox:
             return JailedRunner(spec, self.context.config.sandbox)
         if spec.kind != "function":

@@ -121,7 +121,7 @@ def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
 
 
 def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
-    """The task without the rest of its row, which may hold the answer, but for the fields that the pack names."""
+    """The task, with only those other fields of its row that the pack names: the rest may hold the answer."""
     task = call.task
     row = {name: task.data[name] for name in spec.fields if name in task.data}
     return {"id": task.id, "family": task.family, "split": task.split, "messages": list(task.prompt), **row}

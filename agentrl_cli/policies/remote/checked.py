@@ -1,4 +1,4 @@
-"""Checks of a server's answer. They raise BadAnswer, upon which the request is tried again.
+"""Checks of a server's answer. They raise BadAnswer, and the request is tried again.
 
 A 200 proves nothing: it may be a proxy's page, another program's JSON, or ids outside the vocabulary. What
 passes can be stored and trained on.

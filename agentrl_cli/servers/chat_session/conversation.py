@@ -84,7 +84,7 @@ class Conversation:
     sandboxed: bool = False
     id: str = field(default_factory=new_id)
     parent: Episode | None = None
-    """The episode that this one goes on from, after `resume`."""
+    """The episode that this one continues, after `resume`."""
     places: tuple[int, ...] = ()
     """After `resume` the index of each of the parent's turns in the stored episode: others where that branches."""
     kind: str = "chat"

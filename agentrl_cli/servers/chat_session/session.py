@@ -92,7 +92,7 @@ class Session(Conversation):
         """Starts from the turns of a stored episode before turn `turn`; its tool calls run again for their effects.
 
         Token ids are the stored ones; results whose calls answer otherwise now are marked. `there`: the world is
-        in that state already, and nothing is run. Raises UsageError where the model is not to speak there.
+        in that state already, and nothing is run. Raises UsageError if it is not the model's turn there.
         Of an episode that branches, the turns before it are those on its path.
         """
         episode, turn, self.places = chain_to(episode, turn)

@@ -25,9 +25,7 @@ class Adapters:
     That is because an engine may hold a copy of the model's layers, and an adapter may wrap others than those before.
     """
 
-    def __init__(
-        self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None
-    ) -> None:
+    def __init__(self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None) -> None:
         self._model, self._folder, self._name = loaded.model, loaded.folder, loaded.name
         self._decode = loaded.chat.tokenizer.decode
         self._config, self._base, self._store = config, base, store

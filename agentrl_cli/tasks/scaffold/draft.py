@@ -50,7 +50,7 @@ class Draft:
     limits: dict[str, int] = field(default_factory=dict)
     """Settings of `rollout` that differ from the default ones."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user: what was left out, what is to be done."""
+    """Sentences for the user: what was left out, what remains to do."""
 
 
 def build(draft: Draft, folder: Path) -> None:

@@ -88,7 +88,7 @@ def nice_range(values: Sequence[float], *, unit: bool = False) -> tuple[float, f
     low, high = min(clean), max(clean)
     if unit:
         return (min(low, 0.0), max(high, 1.0))
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant but for rounding
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant up to rounding
         return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
     return (low, high)
 

@@ -61,7 +61,7 @@ class Browse:
         return rows[0].id if rows else None
 
     def next_sort(self) -> None:
-        """Takes the next order of SORTS; the list is to be read again."""
+        """Takes the next order of SORTS; the caller reads the list again."""
         at = SORTS.index(self.sort) if self.sort in SORTS else -1
         self.sort, self.ids = SORTS[(at + 1) % len(SORTS)], None
 

@@ -104,7 +104,7 @@ class TokenTexts:
         return raw
 
     def texts(self, ids: Sequence[int] | Int32) -> list[str]:
-        """The text of every token; joined they are the decoded text but for `PARTIAL` placeholders."""
+        """The text of every token; joined they are the decoded text, except for `PARTIAL` placeholders."""
         numbers = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         cache: dict[int, str | None] = {}
         for token in set(numbers):

@@ -36,7 +36,7 @@ q            back
 
 
 class VersusScreen(AgentScreen):
-    """Two episodes of one task; `rows` are all that there are to choose from, `sides` two places in it."""
+    """Two episodes of one task; `rows` are the choices, `sides` two indices into them."""
 
     BINDINGS: ClassVar[list[BindingType]] = named(
         "versus",

@@ -231,7 +231,7 @@ class ReplayScreen(AgentScreen):
 
     def action_whatif(self) -> None:
         if self.view is None or not self.view.blocks or self.view.running:
-            self.notify("There is nothing to go on from yet.", timeout=3)
+            self.notify("There is nothing to continue from yet.", timeout=3)
         else:
             menus.ask_whatif(self, self.view, self.panes.cursor)
 

@@ -75,7 +75,7 @@ def load_runs(store: Store) -> list[RunSummary]:
 
 
 def _mean_reward(store: Store, run: RunRow) -> float | None:
-    """Over the newest 200 episodes; of an evaluation over those of the test split, where it has any."""
+    """Over the newest 200 episodes; of an evaluation, those of the test split, if it has any."""
     test = store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
     rows = store.episodes.rows(test or store.episodes.ids("", "-time", run.id, limit=200))
     rewards = [row.reward for row in rows if row.reward is not None]

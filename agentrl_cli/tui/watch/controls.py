@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 SETTINGS = {"lr": float, "max_grad_norm": float, "steps": int, "eval_every": int, "save_every": int}
 """What may change during a run, as `trainer.controls.CHANGEABLE` has it, and its type."""
 DETAILS = {
-    "pause": "The trainer stops after this step and waits; p goes on.",
+    "pause": "The trainer stops after this step and waits; p resumes.",
     "resume": "The trainer continues with the next step.",
     "checkpoint": "A checkpoint is written after this step.",
     "evaluate": "An evaluation runs after this step.",
-    "stop": "The step is finished, a checkpoint is written, the process ends. `train --resume` goes on.",
+    "stop": "The step is finished, a checkpoint is written, the process ends. `train --resume` continues.",
 }
 
 
@@ -78,7 +78,7 @@ class Controls:
 
     def _confirm(self, data: WatchData | None, action: str, values: dict[str, Any], detail: str) -> None:
         if data is None or not data.run.alive:
-            name = f" `agentrl train --resume {data.run.name}` goes on." if data is not None else ""
+            name = f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
             self.screen.notify(f"This run has ended.{name}", severity="warning", markup=False)
             return
         run = data.run.id

@@ -17,8 +17,8 @@ HELP = """\
 w            the workers, if others than the process of the run make its episodes
 tab          the next tab                       l       log
 ↑ ↓ pgup pgdn  choose, or scroll                enter   open it in replay (q comes back); of an alert: its episodes
-space        freeze, and go on                  x       the flagged episodes of this run
-p            pause after this step, or go on    k       checkpoint now
+space        freeze or resume                   x       the flagged episodes of this run
+p            pause after this step, or resume   k       checkpoint now
 E            evaluate now                       X       stop after this step and save
 + -          learning rate × or ÷ 1.5           S       set lr, steps, max_grad_norm, eval_every, save_every
 C            other trainings' curves, up to four, under these; a chosen one again: away

@@ -113,7 +113,7 @@ def summary(data: WatchData, width: int) -> list[Text]:
 def right_pane(data: WatchData, others: Sequence[WatchData], width: int, height: int) -> list[Text]:
     """The right pane: the run, health, controls, and as much of the rest as fits.
 
-    The order of the blocks is fixed; where there is too little room the least needed are left out.
+    The order of the blocks is fixed; if there is too little room, the least important are left out.
     """
     health = panes.health_lines(data, width)
     top = any(check.level == "done" for check in data.health)

@@ -43,14 +43,14 @@ class Page(Widget):
     """Whether a filter of metrics keeps this page; from another one it leads to the charts."""
 
     class Opened(Message):
-        """An episode is to be opened in replay."""
+        """Open an episode in replay."""
 
         def __init__(self, episode_id: str) -> None:
             super().__init__()
             self.episode_id = episode_id
 
     class TabWanted(Message):
-        """Another tab is to be shown; `filter`: for its list of episodes, None to keep it as it is."""
+        """Show another tab. `filter`: for its list of episodes; None keeps the current one."""
 
         def __init__(self, tab: str, filter: str | None = None) -> None:
             super().__init__()

@@ -37,7 +37,7 @@ EXPLAIN = {
     "groups": "A group whose attempts all got the same reward has no advantage and teaches nothing.",
     "ceiling": "Every attempt at nearly every task is solved: equal rewards have no advantage, so nothing moves.",
     "tools": "Share of tool calls that failed: malformed, unknown, bad arguments, exceptions, timeouts.",
-    "cut": "Share of episodes that a token limit cut off: they are graded on a torso.",
+    "cut": "Share of episodes that a token limit cut off: they are graded unfinished.",
     "mismatch": "How far the sampler's log-probabilities are from the trainer's: ratios lie where this is large.",
     "kl": "Distance from the reference model; a fast rise often comes before a collapse.",
     "entropy": "How undecided the policy is per token; near zero it tries nothing new.",
@@ -119,7 +119,7 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
         cells = min(max(width - 30, 6), 24)
         title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), cells)} {data.done}/{total}")
     elif data.paused:
-        title.append(f"paused after step {data.step}: p goes on", BAD)
+        title.append(f"paused after step {data.step}: p resumes", BAD)
     elif data.run.alive:
         title.append("no episode runs: scoring, updating or saving", FAINT)
     else:
@@ -354,7 +354,7 @@ def control_lines(data: WatchData, width: int) -> list[Text]:
     if not data.run.alive:
         return [*lines, Text(" the run has ended", FAINT)]
     lines += [
-        Text(text) for text in (" p pause / go on", " k checkpoint now", " E evaluate now", " + - rate", " X stop")
+        Text(text) for text in (" p pause / resume", " k checkpoint now", " E evaluate now", " + - rate", " X stop")
     ]
     if data.pending:
         lines += [Text(f" {part}", HERE) for part in wrap(f"waiting: {', '.join(data.pending)}", width - 1)]

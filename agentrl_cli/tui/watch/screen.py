@@ -169,7 +169,7 @@ class WatchScreen(AgentScreen):
             return
         if not self.problem:
             head.update(panels.head(self.data, self.size.width))
-        state = "FROZEN, space goes on" if self.frozen else "attached, q detaches" if self.data.run.alive else ""
+        state = "FROZEN, space resumes" if self.frozen else "attached, q detaches" if self.data.run.alive else ""
         self.query_one(TabBar).show(self.tab, state, short=self.has_class("-small"), workers=bool(self.data.workers))
         if self.has_class("-mid"):
             self.query_one("#summary", Static).update(join(summary(self.data, self.size.width - 2)))
