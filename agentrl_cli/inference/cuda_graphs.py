@@ -35,7 +35,7 @@ CHECKS = 2
 Step = Callable[[], None]
 """Computes on tensors that stay where they are."""
 Capture = Callable[[Step], Step]
-"""Captures a step, and returns what replays it. Raises RuntimeError where it cannot."""
+"""Captures a step and returns a function that replays it. Raises RuntimeError if it cannot."""
 
 
 class CudaCapture:

@@ -52,7 +52,7 @@ class BlockPool:
         self.most = most
         self.scratch = int(scratch)
         self.moves = 0
-        """How often tensors were allocated: addresses from before are no longer valid."""
+        """How often tensors were allocated; earlier addresses are invalid."""
         self.clear()
 
     def clear(self) -> None:
@@ -254,7 +254,7 @@ class KVCache:
             self.pool.release(self.prefixes.pop(0).blocks)
 
     def drop_cached(self) -> None:
-        """New weights: evict everything that the old ones computed, but for the running requests."""
+        """New weights: evict what the old ones computed, except for running requests."""
         for cached in (*self.prefixes, *self.turns.values()):
             self.pool.release(cached.blocks)
         self.prefixes.clear()

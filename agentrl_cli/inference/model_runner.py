@@ -30,7 +30,7 @@ PIECE = 2048
 
 
 class ModelRunner:
-    """Prefill and decode over a pool of blocks. Raises NotServed where the model's numbers would not be its own."""
+    """Prefill and decode over a pool of blocks. Raises NotServed if its numbers would differ from the model's."""
 
     why = ""
     """Why it is slower than it was to be."""
@@ -55,11 +55,11 @@ class ModelRunner:
 
     @property
     def records(self) -> bool:
-        """True where decode steps are captured (cuda_graphs.py): the pool of blocks then stays where it is."""
+        """True if decode steps are captured (cuda_graphs.py); the block pool then keeps its addresses."""
         return False
 
     def verify(self) -> None:
-        """Raise NotServed where the numbers are not the model's own."""
+        """Raise NotServed if the numbers differ from the model's."""
         with sampling_mode(self.model), short_windows(self.model):
             verify(self)
 
@@ -126,7 +126,7 @@ class ModelRunner:
 
 
 def check_structure(model: nn.Module) -> None:
-    """Raise NotServed where a model has more than layers of keys and values."""
+    """Raise NotServed if a model has other state than keys and values."""
     config = transformer(model).config.get_text_config()
     if reader_of(model) is not None:
         raise NotServed("it reads images")
@@ -137,7 +137,7 @@ def check_structure(model: nn.Module) -> None:
 
 @torch.inference_mode()
 def verify(runner: ModelRunner) -> None:
-    """Compare prompts and steps after them with one forward of the model. Raises NotServed where they differ.
+    """Compare prompts and steps after them with one forward of the model. Raises NotServed if they differ.
 
     Two sequences share two full blocks and diverge within the next one; every window is crossed.
     """

@@ -49,7 +49,7 @@ class LocalPolicy:
         runner: Makes what runs the forwards, if not ModelRunner; where it raises NotServed, the fallback samples.
         source: The model that is trained if `model` is a copy of it, which `publish` renews.
 
-    Raises ModelError where the memory does not hold what it must.
+    Raises ModelError if the memory is too small.
     """
 
     name = "local"
@@ -167,7 +167,7 @@ class LocalPolicy:
         await self._loop.close()
 
     def set_version(self, version: str) -> None:
-        """Say that the weights changed: everything computed with the old ones is dropped."""
+        """Take over changed weights: everything computed with the old ones is dropped."""
         self.weights_version = version
         self._engine.renew(version)
 

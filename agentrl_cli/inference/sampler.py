@@ -52,7 +52,7 @@ def draw_rows(vocabulary: int) -> int:
 
 
 def check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raise PolicyError where a turn cannot be drawn so."""
+    """Raise PolicyError if no token could be drawn with these settings."""
     problem = sampling.problem
     if not problem and max(sampling.bad_ids, default=0) >= vocabulary:
         problem = f"Sampling.bad_ids has {max(sampling.bad_ids)}, and the model knows tokens 0 to {vocabulary - 1}"
@@ -66,7 +66,7 @@ def sample(logits: torch.Tensor, requests: list[Request], limit: int, most: int 
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
     `limit`: most positions of a sequence; `most`: rows of a part, if not as many as DRAWN allows.
-    Raises PolicyError where the probabilities are not numbers.
+    Raises PolicyError if the probabilities are not numbers.
     """
     rows = draw_rows(logits.shape[-1]) if most is None else most
     for start in range(0, len(requests), rows):
@@ -97,7 +97,7 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
 
 
 def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
-    """What a request's `allow` says of its next token. What is wrong with that ends this request, and no other."""
+    """What a request's `allow` returns for its next token. An error ends this request and no other."""
     how = request.sampling
     if how.allow is None or request.error is not None:
         return None
@@ -128,8 +128,8 @@ def draw(
         logits: [rows, vocabulary], any float dtype.
         samplings: One per row.
         numbers: [rows] float64 uniforms; inverse-CDF sampling, so one number decides one token.
-        steered: [rows, vocabulary] what `steer` made of the logits; None where it changed nothing.
-        single: Rows that may say one token only, and which: it is certain.
+        steered: [rows, vocabulary] the logits after `steer`; None if it changed nothing.
+        single: Rows with a single possible token, and that token.
     """
     logits = logits.float()
     temperatures = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
@@ -138,7 +138,7 @@ def draw(
     logp = torch.log_softmax(logits if divisor is None else logits / divisor, dim=-1)
     probs = logp.exp()
     entropy = -(probs * logp).sum(-1)
-    # A token without probability has logp −inf, and counts nothing. To ask a GPU whether there is one takes longer.
+    # A token without probability has logp −inf and adds nothing. Asking a GPU whether there is one takes longer.
     if logits.device.type != "cpu" or bool(entropy.isnan().any()):
         entropy = -(probs * logp.clamp(min=-1e4)).sum(-1)
     drawn_logp, drawn_probs = logp, probs
@@ -192,7 +192,7 @@ def steer(
     allowed: Sequence[Sequence[int] | None],
     single: Mapping[int, int] | None = None,
 ) -> tuple[torch.Tensor | None, list[bool]]:
-    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), and who may say one token only.
+    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), rows with one possible token.
 
     The penalty is that of https://arxiv.org/abs/1909.05858 as transformers has it: the logit of every token of the
     context (prompt and answer) is divided by it where positive, multiplied where negative.
@@ -200,9 +200,9 @@ def steer(
     Args:
         logits: [rows, vocabulary].
         contexts: Per row all ids so far; read for a penalty only.
-        allowed: Per row what `Sampling.allow` said: the ids that may come next, None for all.
+        allowed: Per row what `Sampling.allow` returned: the ids that may come next, None for all.
         single: Rows whose token is decided already: their logits stay.
-    Raises PolicyError where `allow` and `bad_ids` leave no token.
+    Raises PolicyError if `allow` and `bad_ids` leave no token.
     """
     decided = single or {}
     forced = [row in decided for row in range(len(samplings))]
@@ -226,7 +226,7 @@ def steer(
 
 
 def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
-    """In place: take all but the allowed tokens away. True where one is left."""
+    """In place: remove all but the allowed tokens. True if one is left."""
     wanted = _checked(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
     kept = row[wanted]
     row.fill_(-torch.inf)

@@ -33,7 +33,7 @@ LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old)-(?P<pid>[0-9]+)")
 
 
 class DamagedCheckpoint(ModelError):
-    """A checkpoint that a run cannot go on from; `why` says what is wrong with it."""
+    """A checkpoint that a run cannot continue from; `why` is the reason."""
 
     def __init__(self, folder: Path, why: str) -> None:
         super().__init__(f"The checkpoint {folder} cannot be resumed from: {why}", hint="An older one may be usable.")
@@ -41,7 +41,7 @@ class DamagedCheckpoint(ModelError):
 
 
 def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint; an older one of the same name is replaced. Raises StoreError where it cannot be.
+    """Write a checkpoint; an older one of the same name is replaced. Raises StoreError if it cannot be written.
 
     What dead processes left in the same parent folder is swept first.
     """

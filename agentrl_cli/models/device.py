@@ -12,7 +12,7 @@ from agentrl_cli.errors import ModelError
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`: the GPU where there is one. Raises ModelError for a device that this machine lacks."""
+    """`auto`: the GPU, if there is one. Raises ModelError for a device that this machine lacks."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

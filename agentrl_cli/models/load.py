@@ -67,7 +67,7 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
         return model_folder(row.model or config.model.name, config, base=base)
     found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
-    if not chosen and which in ("best", "last"):  # of a run that goes on, or was killed: the newest there is
+    if not chosen and which in ("best", "last"):  # of a run that is running or was killed: the newest
         chosen = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)
     if not chosen:
         known = sorted({c.kind for c in found if c.kind != "step"} | {str(c.step) for c in found})

@@ -48,7 +48,7 @@ class Merged:
     folder: Path
     source: Path
     adapter: bool
-    """True where an adapter was merged, False where full weights were copied."""
+    """True if an adapter was merged, False if full weights were copied."""
     dtype: str
     files: tuple[str, ...]
 
@@ -68,7 +68,7 @@ def merge(
     `dtype` is that of the weights written: auto keeps full weights bit by bit, and gives a merged adapter the dtype
     that its base is stored in; the merging itself is done in float32. `force` replaces a folder that is there.
 
-    Raises UsageError where `out` is in the way, ModelError, NotFound, TemplateError, StoreError (full disk).
+    Raises UsageError if `out` is a file or not empty, ModelError, NotFound, TemplateError, StoreError (full disk).
     """
     source = model_folder(name, config, base=base, store=store)
     _refuse(source, out, force)
@@ -95,11 +95,11 @@ def merge(
 
 
 def _refuse(source: Path, out: Path, force: bool) -> None:
-    """Raise before anything is written where something is in the way."""
+    """Raise UsageError if `out` must not be written to, before anything is written."""
     if out.is_file():
         raise UsageError(f"{out} is a file.", hint="Name a folder that is not there yet.")
     if out.exists() and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
-        raise UsageError(f"{out} holds the model that is to be merged.", hint="Name another folder.")
+        raise UsageError(f"{out} holds the model to merge.", hint="Name another folder.")
     if out.exists() and any(out.iterdir()) and not force:
         raise UsageError(f"{out} is there already.", hint="Name another folder, or replace it with --force.")
 

@@ -58,7 +58,7 @@ def settings(bits: str, dtype: torch.dtype) -> Any:
 def check_trainable(config: Config, device: torch.device) -> None:
     """Refuse what a training on this device cannot have, before a model is loaded and a run is written down.
 
-    Raises ConfigError where quantised weights themselves were to be trained, EnvironmentProblem without
+    Raises ConfigError if quantised weights themselves would be trained, EnvironmentProblem without
     bitsandbytes, and for an 8-bit optimizer on a CPU.
     """
     bits = config.model.quantization
@@ -73,7 +73,7 @@ def check_trainable(config: Config, device: torch.device) -> None:
 
 
 def check_8bit(device: torch.device) -> None:
-    """Raises EnvironmentProblem where `train.optimizer=adamw8bit` cannot be had."""
+    """Raises EnvironmentProblem if `train.optimizer=adamw8bit` is not available."""
     if device.type != "cuda":
         raise EnvironmentProblem(
             f"train.optimizer=adamw8bit needs a GPU; this run is on {device}.",

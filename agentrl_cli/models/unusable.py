@@ -14,7 +14,7 @@ _POINTER = b"version https://git-lfs.github.com"
 
 
 def refuse_gguf(path: Path) -> None:
-    """Raise ModelError for a GGUF file, and for a folder that holds nothing but such files."""
+    """Raise ModelError for a GGUF file, and for a folder that holds only such files."""
     found = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
     if found:
         raise ModelError(

@@ -88,7 +88,7 @@ class Reader:
         """The pixels of the images in ids[start:], on the device of `ids` [n].
 
         `images`: those of the whole conversation in order; the ones whose tokens are not in `ids` yet are left out.
-        Raises EnvError where images and tokens do not fit together.
+        Raises EnvError if images and tokens do not match.
         """
         here = (ids == self.token).cumsum(0)
         total, before = (int(here[-1]) if len(ids) else 0), int(here[start - 1]) if start else 0
@@ -186,7 +186,7 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
 
     `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
     makes a chat with images; one whose template does not show them is skipped, and logged.
-    Raises MissingDependency where the processor's packages are missing, ModelError where it cannot be used.
+    Raises MissingDependency if the processor's packages are missing, ModelError if it cannot be used.
     """
     base = transformer(model)
     token = getattr(base.config, "image_token_id", None) or getattr(base.config, "image_token_index", None)
@@ -214,7 +214,7 @@ def _others(base: Any) -> tuple[list[int], str]:
 
 
 def reader_of(model: Any) -> Reader | None:
-    """The reader that `attach` left at a model (peft-wrapped or not, copied or not), None where it reads text alone."""
+    """The reader that `attach` left at a model (peft-wrapped or not, copied or not); None for a model of text alone."""
     found: Reader | None = getattr(transformer(model), "image_reader", None)
     return found
 
