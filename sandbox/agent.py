@@ -66,7 +66,7 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def become_program(command: list[str], ready: int, folder: str, limits: dict[str, int]) -> NoReturn:
-    """In the child: the limits, then the program."""
+    """Called in the child: sets the limits, then runs the program."""
     try:
         os.chdir(folder)
         limit(limits)

@@ -116,7 +116,7 @@ class ForkServer:
         os._exit(1)
 
     def become_box(self, fd: int, request: dict[str, Any], group: tuple[int, ...]) -> NoReturn:
-        """In the child: gives up rights, then serves."""
+        """Called in the child: gives up rights, then serves."""
         if group:
             os.write(group[0], b"0")  # the open file carries the host's right to do this
         signal.set_wakeup_fd(-1)

@@ -49,7 +49,7 @@ b = np.array([[1, 2], [3, 4]])
 print((a @ a.T).sum(), b.mean(), np.zeros(2), np.dot(b, b), a[a > 1], np.linalg.norm(a))
 """
 }
-"""Of packages that the host may ask for."""
+"""Code that warms up packages that the host may ask for."""
 
 
 def warm_up(imports: list[str]) -> None:

@@ -38,7 +38,7 @@ class AgentCall:
 
     @property
     def base_url(self) -> str:
-        """Of an OpenAI client; Anthropic's adds `v1` itself and starts at `root`."""
+        """The address for an OpenAI client; Anthropic's adds `v1` itself and starts at `root`."""
         return f"{self.root}/v1"
 
     @property

@@ -111,10 +111,10 @@ class Ability:
     name: str
     tools: tuple[Callable[..., Any], ...]
     rows: tuple[dict[str, str], ...]
-    """Of each a prompt, and what `shown` compares with."""
+    """Prompts, each with what `shown` compares with."""
     shown: Callable[[Sequence[Called], Mapping[str, Any]], bool]
     needed: bool = True
-    """With none of these no task with a tool can be learned."""
+    """True if no task with a tool can be learned without one of these."""
 
     @property
     def pack(self) -> Pack:

@@ -51,7 +51,7 @@ class RunComparison:
     source: str
     tasks: tuple[TaskLine, ...]
     difference: tuple[float, float, float] | None
-    """Of the share solved, after − before, with its 95 % interval."""
+    """Difference of the share solved, after − before, with its 95 % interval."""
     p_value: float | None
     """McNemar's exact test over gained and lost tasks."""
     curves: tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...]]

@@ -50,7 +50,7 @@ class Spread:
     failures: tuple[tuple[str, int], ...]
     """Why rollouts failed, the most frequent reason first."""
     error: str = ""
-    """Of the first rollout that an error ended."""
+    """The error of the first rollout that one ended."""
 
     @property
     def verdict(self) -> str:

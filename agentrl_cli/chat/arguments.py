@@ -38,7 +38,7 @@ LIMITS = {
     "pattern": "must match {}",
 }
 ORDER = ("type", "const", "enum", "additionalProperties", "required")
-"""Of several errors in one place, the one that is reported."""
+"""Which of several errors in one place is reported: the first of these."""
 MOST_ERRORS = 100
 """Errors that are looked at to find the first."""
 MAX_MESSAGE = 200

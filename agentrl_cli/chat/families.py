@@ -34,7 +34,7 @@ FAMILIES = {
     ),
     "plain": Family(r"'### ' + role + ':\n'", r"(eos_token or '') + '\n'", ""),
 }
-"""By the name that `model.chat_template` takes."""
+"""The name that `model.chat_template` takes, to the template."""
 
 
 def family_template(name: str) -> str:

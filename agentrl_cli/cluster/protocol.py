@@ -76,7 +76,7 @@ class Hello:
     packages: dict[str, str]
     clock: float
     hashes: dict[str, str]
-    """Of each pack's code."""
+    """Hash of each pack's code."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Status:
     tokens: int = 0
     """Sampled tokens so far."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of its policy, since the last status."""
+    """Metrics of its policy since the last status."""
 
 
 @dataclass(frozen=True, slots=True)

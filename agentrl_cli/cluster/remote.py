@@ -54,7 +54,7 @@ class Seen:
     """How often it was lost."""
     finished: int = 0
     tokens: int = 0
-    """Of all processes that were this worker."""
+    """Tokens that all processes of this worker sampled."""
 
 
 class RemoteWorker:
@@ -80,7 +80,7 @@ class RemoteWorker:
         self.ready = False
         """Whether it takes orders; its owner sets it, once the weights are loaded."""
         self.metrics: list[dict[str, float]] = []
-        """Of its policy, not taken yet."""
+        """Metrics of its policy that were not taken yet."""
         self.lost: asyncio.Future[WorkerLost] | None = None
         self._link = link
         self._open: Link | None = None

@@ -55,7 +55,7 @@ SecondsOption = Annotated[
 ]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 WIDTH = 18
-"""Of the longest ability's name."""
+"""Width of the longest ability's name."""
 COLOURS = {"ok": "32", "warn": "33", "fail": "31"}
 
 

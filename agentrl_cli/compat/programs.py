@@ -220,7 +220,7 @@ class _Program:
 
 
 _STARTING: defaultdict[tuple[str, str, str], threading.Lock] = defaultdict(threading.Lock)
-"""For each configuration: one that loads long, or hangs, delays no other."""
+"""A lock for each configuration, so that one that loads slowly, or hangs, delays no other."""
 _RUNNING: dict[tuple[str, str, str], _Program] = {}
 
 

@@ -57,7 +57,7 @@ class TokenDiscount(Options):
 
 
 class Gae(TokenDiscount):
-    """Of gae."""
+    """Options of gae."""
 
     lam: Unit = Field(default=1.0, alias="lambda", description="1 trusts the returns, 0 the value head")
 

@@ -68,7 +68,7 @@ class LogClip(Clip):
 
 
 class Gate(Options):
-    """Of sapo."""
+    """Options of sapo."""
 
     positive: float = Field(default=1.0, gt=0, description="temperature where the advantage is positive")
     negative: float = Field(default=1.05, gt=0, description="temperature where the advantage is negative")

@@ -65,7 +65,7 @@ class Order:
 
     loss: LossConfig
     totals: Totals
-    """Of the whole mini-batch."""
+    """The normalisers of the whole mini-batch."""
     value_rate: float = 1.0
     """Factor on the value head's learning rate."""
 
@@ -79,7 +79,7 @@ class Stepped:
     columns: list[Columns]
     """For each micro-batch: `ratio`, `clipped`, `weight`, `old`."""
     norm: float
-    """Of the gradient before it is clipped."""
+    """Norm of the gradient before it is clipped."""
     applied: bool
     """False if the loss or the gradient is not finite: the weights were left as they were."""
 
@@ -166,7 +166,7 @@ class Compute:
     def forward(
         self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False, entropy: bool = False
     ) -> list[Columns]:
-        """Of each micro-batch `logp`, under the model or the reference, without dropout; the others if asked for."""
+        """`logp` of each micro-batch under the model or the reference, without dropout; other columns on request."""
         off = getattr(self.model, "disable_adapter", None)
         if reference and self.reference is None and off is None and self.average is None:
             raise ConfigError("algo.kl_coef is set without a reference model.")
@@ -195,7 +195,7 @@ class Compute:
 
     @torch.no_grad()
     def taught(self, batches: Sequence[MicroBatch]) -> list[Columns]:
-        """Of each micro-batch `logp` under the teacher; `teacher_states` [M, D] if the loss compares distributions."""
+        """`logp` of each micro-batch under the teacher; `teacher_states` [M, D] if the loss compares distributions."""
         assert self.teacher is not None
         model = self.teacher.prepare(self.model)
         training = model.training

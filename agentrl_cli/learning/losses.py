@@ -38,7 +38,7 @@ class LossConfig:
     """Weigh the KL term with the ratio: its gradient is then that of the divergence. https://arxiv.org/abs/2512.02556"""
     entropy_coef: float = 0.0
     correction: str = "none"
-    """Of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
+    """Correction of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
     correction_cap: float = 2.0
     correction_floor: float | None = None
     off_policy: float | None = None
@@ -96,7 +96,7 @@ class Totals:
 
     @classmethod
     def of(cls, segment: Tensor, max_tokens: int) -> Totals:
-        """Of a batch that is whole."""
+        """The totals of a batch that is not split."""
         return cls(len(segment), int((torch.bincount(segment) > 0).sum()), max_tokens)
 
 

@@ -67,7 +67,7 @@ class OffloadedAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of the copies: setting `lr` here sets it."""
+        """The groups of the copies: setting `lr` here sets it."""
         return self.inner.param_groups
 
     @torch.no_grad()

@@ -76,7 +76,7 @@ class Packed:
     support: Support | None = None
     """[M] the tokens that each target was drawn from; None: all targets from the whole vocabulary."""
     images: tuple[tuple[bytes, ...], ...] = ()
-    """Of each continuation in the blocks, those that are not empty; () if there are none."""
+    """The images of each continuation that is not empty; () without images."""
 
     @property
     def tokens(self) -> int:

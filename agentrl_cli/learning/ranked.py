@@ -38,7 +38,7 @@ class Ranks:
         self.size = dist.get_world_size()
 
     def send(self, *message: Any) -> None:
-        """From rank 0 to all others."""
+        """Send a message from rank 0 to all others."""
         dist.broadcast_object_list([message], src=0, group=self.control)
 
     def receive(self) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ class Ranks:
         return found
 
     def deal(self, parts: Sequence[T] | None = None) -> T:
-        """From rank 0, one of `parts` to each rank."""
+        """Send one of `parts` from rank 0 to each rank."""
         box: list[Any] = [None]
         dist.scatter_object_list(box, None if parts is None else list(parts), src=0, group=self.control)
         found: T = box[0]

@@ -1,4 +1,4 @@
-"""From the configuration to the loss, its aggregation and its numbers."""
+"""Makes the loss, its aggregation and its numbers from the configuration."""
 
 from __future__ import annotations
 

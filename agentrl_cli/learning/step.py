@@ -26,7 +26,7 @@ class Source:
     """Where a sequence comes from."""
 
     number: int
-    """Of its episode in the step."""
+    """Number of its episode in the step."""
     episode: Episode
     branch: Branch
 
@@ -50,7 +50,7 @@ class Step:
     bundles: list[list[int]]
     """For each group its bundles."""
     segments: list[list[Segment]]
-    """By bundle."""
+    """The segments of each bundle."""
     sources: dict[Member, Source]
     seen: dict[Member, TokenRecord]
     members: list[list[Member]]
@@ -101,7 +101,7 @@ class Step:
         ]
 
     def totals(self, batch: Sequence[int], max_tokens: int) -> Totals:
-        """Of a mini-batch: its tokens that were not rejected, and the sequences and episodes left."""
+        """Totals of a mini-batch: tokens that were not rejected, and the sequences and episodes left."""
         counts = {member: int(self.seen[member].valid.sum()) for member in self.in_batch(batch)}
         left = [member for member, count in counts.items() if count or self.seen[member].kept is None]
         episodes = len({self.sources[member].number for member in left})

@@ -31,7 +31,7 @@ class TokenRecord:
     """Log-probability before this optimizer step, where the loss chooses tokens by it."""
     marked: np.ndarray[Any, Any] | None = None
     entropy: Float32 | None = None
-    """Of the distribution before this optimizer step, where tokens are chosen by it."""
+    """Entropy before this optimizer step, if tokens are chosen by it."""
     kept: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     """False: rejected, the token is not part of the mini-batch."""
     held: np.ndarray[Any, np.dtype[np.bool_]] | None = None
@@ -41,7 +41,7 @@ class TokenRecord:
     teacher_states: np.ndarray[Any, Any] | None = None
     """[n, D] the teacher's hidden states, from which it predicts the tokens, where the loss needs its distribution."""
     reward_advantage: Float32 | None = None
-    """Of the reward alone, beside a teacher's."""
+    """The advantage from the reward alone, beside a teacher's."""
     value: Float32 | None = None
     after: float = 0.0
     """Value of the state that a truncated episode was left in, with `algo.value_bootstrap`."""

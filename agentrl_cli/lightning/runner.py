@@ -33,7 +33,7 @@ class Runner(ParallelWorkerBase, Generic[T]):
         hooks: Sequence[Any] | None = None,
         worker_id: int | None = None,
     ) -> Iterator[Runner[T]]:
-        """From `init` to `teardown`: for scripts that call `step` themselves."""
+        """Runs `init` and `teardown` around the block: for scripts that call `step` themselves."""
         number = worker_id or 0
         self.init(agent=agent, hooks=hooks)
         try:

@@ -176,7 +176,7 @@ class Span(BaseModel):
 
     @classmethod
     def from_opentelemetry(cls, src: Any, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-        """From OpenTelemetry's `ReadableSpan`."""
+        """Makes a span from OpenTelemetry's `ReadableSpan`."""
         context, parent = src.get_span_context(), src.parent
         made = cls.from_attributes(
             attributes=dict(src.attributes or {}),

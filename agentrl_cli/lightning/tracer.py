@@ -237,7 +237,7 @@ class Tracer(ParallelWorkerBase):
 
     @contextlib.contextmanager
     def lifespan(self, store: Any = None) -> Iterator[None]:
-        """From `init` to `teardown`."""
+        """Runs `init` and `teardown` around the block."""
         self.init()
         self.init_worker(0, store)
         try:

@@ -227,14 +227,14 @@ class ParallelWorkerBase:
         """Before the workers start."""
 
     def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """In a worker, at its start."""
+        """Called in a worker at its start."""
         self.worker_id = worker_id
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The work."""
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """In a worker, at its end."""
+        """Called in a worker at its end."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """After the workers."""

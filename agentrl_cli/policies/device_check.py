@@ -22,7 +22,7 @@ from agentrl_cli.errors import EnvironmentProblem
 
 _LOG = logging.getLogger(__name__)
 SECONDS = 20.0
-"""Of sampling, by all engines together."""
+"""Seconds of sampling, by all engines together."""
 PARTS = ("device", "generate", "paged", "fallback", "packed", "padded", "graphs")
 """In this order: a failed capture may leave a GPU in a state of its own."""
 PROGRAM = (sys.executable, "-m", "agentrl_cli.learning.device_trial")

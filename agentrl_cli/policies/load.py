@@ -58,7 +58,7 @@ class Loaded:
     model: Any
     """The nn.Module; None for a policy without one in this process."""
     name: str
-    """For people: `tiny`, `RUN@best`."""
+    """The model's name for people: `tiny`, `RUN@best`."""
     folder: Path | None
 
     @property

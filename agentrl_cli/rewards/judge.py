@@ -50,7 +50,7 @@ class Judge:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Judge:
-        """From a mapping. Raises ConfigError for an invalid one."""
+        """Makes a judge from a mapping. Raises ConfigError for an invalid one."""
         own = {key: value for key, value in given.items() if key in ("rubric", "prompt", "low", "high")}
         rest = {key: value for key, value in given.items() if key not in own}
         judge = cls(Asked.of(rest, where), **own)

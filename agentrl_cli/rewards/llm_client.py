@@ -55,7 +55,7 @@ class Asked:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Asked:
-        """From a mapping. Raises ConfigError for unknown keys, or if url or model is missing."""
+        """Makes it from a mapping. Raises ConfigError for unknown keys, or if url or model is missing."""
         unknown = sorted(set(given) - KEYS)
         missing = [key for key in ("url", "model") if not given.get(key)]
         if unknown or missing:

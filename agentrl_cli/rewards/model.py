@@ -45,7 +45,7 @@ class RewardModel:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> RewardModel:
-        """From a mapping; a folder beside task.yaml takes precedence over a hub name."""
+        """Makes it from a mapping; a folder beside task.yaml takes precedence over a hub name."""
         unknown = sorted(set(given) - KEYS)
         if unknown or not given.get("name"):
             problem = f"unknown keys: {', '.join(unknown)}" if unknown else "name missing"

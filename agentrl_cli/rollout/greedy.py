@@ -17,7 +17,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Fact, Outcome, Task
 
 KIND, SUFFIX = "baseline", "-greedy"
-"""Of these episodes, and of their group's name."""
+"""Kind of the greedy attempts, and the end of their group's name."""
 
 
 class Greedy:

@@ -14,7 +14,7 @@ from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Runner
 
 GRADING = "@grading"
-"""In a profile, beside the names of packages: its runners hold boxes for grading alone."""
+"""Stands in a profile beside the names of packages: its runners hold boxes for grading alone."""
 SPARES = 4
 """Boxes that every runner keeps ready for later sessions: a box takes longer to start than most programs run."""
 HEALTH = 5.0

@@ -123,7 +123,7 @@ class ExecResult:
     rolled_back: bool = False
     """Whether the session was rolled back to the state before this cell."""
     files: str = ""
-    """Of the files it changed, if they were to be restored: `restored`, or `left` as they are."""
+    """State of the changed files if a restore was requested: `restored`, or `left` as they are."""
     detail: str = ""
     stopped: int = 0
     """Number of processes that were still running at the end and were stopped."""

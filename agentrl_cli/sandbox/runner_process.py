@@ -38,7 +38,7 @@ class Runner(ABC):
     """Holds boxes, and opens and drops them; how one is started and killed is each kind's own."""
 
     level: ClassVar[str] = ""
-    """For a user's own backend: the level that it is as strong as (a key of levels.STRENGTH)."""
+    """The level that a user's own backend equals in strength (a key of levels.STRENGTH)."""
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self.launch, self.limits = launch, limits

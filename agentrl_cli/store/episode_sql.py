@@ -62,7 +62,7 @@ PUT_GROUP = (
     " VALUES (?1,?2,?3,?4,?5,?6, (SELECT pack FROM tasks WHERE pack=?7 AND id=?3))"
 )
 NAME_TOKENIZER = "INSERT OR IGNORE INTO tokenizers VALUES (?, x'', '', '{}')"
-"""For a hash that a run or an episode names before the tokenizer itself is stored."""
+"""Adds a hash that a run or an episode names before the tokenizer itself is stored."""
 _NAME_TASK = (
     "INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data) VALUES (?,?,?,?,'[]','null')"  # no row known
 )

@@ -209,10 +209,10 @@ class Episodes(Part):
         typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
         queries: dict[str, tuple[str, list[Any]]] = {
             "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
-            # Where nothing was trained: of equally good ones the typical, without flags and not the only success of
+            # If nothing was trained: the typical one of the equally good, without flags and not the only success of
             # its group (whose advantage is large); the newest of these.
             "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
-            # Of equally bad ones the one that pushed the weights most.
+            # Of equally bad ones, the one that pushed the weights most.
             "worst": (f"{graded} ORDER BY reward, {pushed}, started DESC", [*params, *errors]),
         }
         if name == "best" and (best := self._most_pushed(scope, params)) is not None:
@@ -232,7 +232,7 @@ class Episodes(Part):
         raise self._no_episode(wanted, several=len(found) > 1)
 
     def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
-        """Of the trained and solved episodes with the largest advantages the one that was pushed most."""
+        """The most pushed of the trained and solved episodes with the largest advantages."""
         sql = f"SELECT id FROM episodes e WHERE {scope} AND fact=? AND outcome=? ORDER BY advantage DESC, started DESC"
         rows = self.file.select(f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES])
         return Signals(self.file).most_pushed(row[0] for row in rows)

@@ -19,7 +19,7 @@ class PromptRow:
 
     run_id: str
     id: str
-    """Of its texts: equal texts have equal ids."""
+    """Hash of its texts: equal texts have equal ids."""
     parent_id: str | None
     origin: str
     """seed, gepa or apo."""

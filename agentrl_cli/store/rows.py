@@ -38,7 +38,7 @@ class RunRow:
     claim: str = ""
     """The command whose process holds the run now: train, rollout, eval, sft, merge; empty if absent."""
     pid: int = 0
-    """Of the process that held it last; with the next three it identifies that process for good (see holder.py)."""
+    """The process that held it last; the next three fields make it unique (see holder.py)."""
     pid_started: str = ""
     boot: str = ""
     host: str = ""

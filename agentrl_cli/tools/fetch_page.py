@@ -38,7 +38,7 @@ def fetch_page(url: str) -> ToolResult:
     """Fetch a web page and return its text.
 
     Args:
-        url: The address, starting with https://.
+        url: The address, beginning with https://.
     """
     raise NotImplementedError("FetchTool.execute fetches.")
 

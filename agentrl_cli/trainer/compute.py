@@ -36,7 +36,7 @@ class Others(Protocol):
 
 
 def make_compute(config: Config, loaded: Loaded, team: Others | None) -> Compute | Lead:
-    """For rank 0, or the only process. `torch.manual_seed` was called with the run's seed."""
+    """The compute of rank 0, or of the only process. `torch.manual_seed` was called with the run's seed."""
     assert loaded.folder is not None
     recompute = checkpoints(config, loaded.folder, loaded.model)
     aside = sets_aside(config, loaded.folder, loaded.model)

@@ -120,18 +120,18 @@ class Turn:
     end: int
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
-    """Of a tool turn: one for each call of the assistant turn before it."""
+    """The results of a tool turn: one for each call of the assistant turn before it."""
     stop_reason: StopReason | None = None
     weights_version: str = ""
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
     reward: float | None = None
-    """What user or environment gave for the assistant turn before this one; where nothing was said, for this one."""
+    """Reward from user or environment for the assistant turn before this one; for this one if there was no answer."""
     diverged: bool = False  # run again for a what-if, user or environment said otherwise (of a model's turn: spoke up)
     parent: int | None = None
     """Index of the turn that this one continues; None: the previous turn. `ROOT`: none; it starts another context."""
     images: tuple[bytes, ...] = ()
-    """Of its messages in order, besides those of its results: of the prompt, of a user."""
+    """Images of its messages (prompt or user) in order, besides those of its results."""
 
     @property
     def shown(self) -> tuple[bytes, ...]:
@@ -247,7 +247,7 @@ class Episode:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Of all turns in the order in which they were made; `chain` gives the conversation of one branch."""
+        """The messages of all turns in the order they were made; `chain` gives the conversation of one branch."""
         return tuple(message for turn in self.turns for message in turn.messages)
 
     @property

@@ -66,7 +66,7 @@ class Item(NamedTuple):
     memory: Memory | None = None
     start: int = 0
     target: str = ""
-    """Of a link."""
+    """Target of a link."""
 
 
 Snapshot = dict[str, Item]

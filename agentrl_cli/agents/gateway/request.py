@@ -104,7 +104,7 @@ class Choice:
     """The client's own stop text that ended the turn; empty if none did."""
     generation: Generation
     tokens: tuple[Token, ...] = ()
-    """Of `generation`, if log-probabilities are wanted."""
+    """The tokens of `generation`, if log-probabilities are wanted."""
 
 
 @dataclass(frozen=True, slots=True)

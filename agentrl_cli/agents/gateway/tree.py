@@ -76,7 +76,7 @@ class Node:
 
     @property
     def index(self) -> int:
-        """Of its turn; ROOT for a root."""
+        """Index of its turn; ROOT for a root."""
         return ROOT if self.turn is None else self.turn.index
 
     @property

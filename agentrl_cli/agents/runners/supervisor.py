@@ -58,7 +58,7 @@ class Supervisor:
             process.wait()
 
     def forget(self) -> None:
-        """In the child of a fork, which must not hold the pipe open."""
+        """Close the pipe in a forked child, which must not hold it open."""
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:

@@ -16,7 +16,7 @@ MAX_QUOTE = 40
 MAX_LITERAL = 20000
 """Characters of a value that is read as a Python literal; a longer one stays text."""
 MOST_ARGUMENTS = 200
-"""Of a call whose arguments are written as tags."""
+"""Maximum arguments of a call that writes them as tags."""
 NAMED = re.compile(r'"name"\s*:\s*"([^"\\]{1,64})"')
 """The name in JSON that cannot be read."""
 

@@ -21,7 +21,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 MAX_LENGTH = 20000
 """Characters; a longer turn is not a list of calls."""
 MOST_CALLS = 100
-"""Of one list: finding the text of each is a walk through all of it."""
+"""Maximum calls of one list: finding the text of each takes a walk through all of it."""
 JSON_NAMES = {"true": True, "false": False, "null": None}
 UNESCAPED = re.compile(r"\b(\w+)='(.*?)'(?=, \w+=|\)(?:, [\w.]+\(|\]$))", re.DOTALL)
 

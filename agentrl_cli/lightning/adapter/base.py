@@ -23,8 +23,8 @@ class Adapter(Generic[T_from, T_to]):
 
 
 class OtelTraceAdapter(Adapter[Sequence[Any], T_to], Generic[T_to]):
-    """From OpenTelemetry's spans."""
+    """Adapts OpenTelemetry's spans."""
 
 
 class TraceAdapter(Adapter[Sequence[Span], T_to], Generic[T_to]):
-    """From the spans of an attempt."""
+    """Adapts the spans of an attempt."""

@@ -30,7 +30,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
-    """From the spans of a tracer: a tree, in which agents and rewards are spans around calls."""
+    """Triplets from a tracer's spans: a tree, in which agents and rewards are spans around calls."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
 
 class LlmProxyTraceToTriplet(TraceToTripletBase):
-    """From the spans of a proxy, in order of their sequence ids: a reward belongs to the last call before it."""
+    """Triplets from a proxy's spans, in order of their sequence ids: a reward belongs to the last call before it."""
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """The calls whose token ids are known."""

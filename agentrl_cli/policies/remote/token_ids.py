@@ -86,7 +86,7 @@ class IdServer(RemotePolicy):
         self.sleeps = False
         """Whether `sleep` frees the server's memory (vLLM)."""
         self.mark = secrets.token_hex(3)
-        """In the server's names of adapters: another run of this name may have left one of the same version."""
+        """Part of adapter names on the server: another run of this name may have left one of the same version."""
         self._folder: Path | None = None
         self._running = 0
         self._idle = asyncio.Condition()

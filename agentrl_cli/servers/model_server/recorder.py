@@ -11,7 +11,7 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
 KIND = "serve"
-"""Of the run and its episodes."""
+"""Kind of the run and its episodes."""
 
 
 class Recorder:

@@ -56,7 +56,7 @@ class ToolServer:
         limit: int = 256,
         done_if_invalid: bool = False,
     ) -> None:
-        """With an empty `token`, anyone who reaches the address may call. `parser` reads verl-tool's actions."""
+        """If `token` is empty, anyone who reaches the address may call. `parser` reads verl-tool's actions."""
         self.trajectories = trajectories
         self.limit = limit
         self.active = 0

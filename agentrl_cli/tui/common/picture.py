@@ -18,7 +18,7 @@ SMALL = (32, 8)
 """Cells and lines of an image in the transcript."""
 HALF = "▀"
 SHADES = " ░▒▓█"
-"""From dark to light, for terminals without colours."""
+"""Characters from dark to light, for terminals without colours."""
 OPENERS = ("open",) if sys.platform == "darwin" else ("xdg-open", "wslview")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 WIDE = 160
-"""From this width on a sibling is shown beside the transcript."""
+"""Least width for a sibling beside the transcript."""
 
 
 class ReplayScreen(AgentScreen):

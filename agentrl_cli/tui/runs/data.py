@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ALIVE = "#ffd75f"
 WIDE = 98
-"""From this width on a line has room for the next step; the details below always name it."""
+"""Least width of a line with room for the next step; the details below always name it."""
 WIDEST = 150
 """And for the model and the pack."""
 NEXT = 30
@@ -29,11 +29,11 @@ class RunSummary:
     run: RunRow
     episodes: int
     reward: float | None
-    """Of the last finished step, else the mean of its episodes."""
+    """Reward of the last finished step, else the mean of its episodes."""
     evals: tuple[EvalRow, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     rewards: tuple[float, ...] = ()
-    """Of its newest steps."""
+    """Rewards of its newest steps."""
 
     @property
     def next(self) -> str:

@@ -103,7 +103,7 @@ def smoothed(series: Series, steps: int) -> Series:
 
 
 WIDE = 157
-"""From this width on (a terminal of 160 columns) there are two charts more in a row."""
+"""Least width (a terminal of 160 columns) for two more charts in a row."""
 
 
 def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:

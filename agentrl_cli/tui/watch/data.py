@@ -67,9 +67,9 @@ class WatchData:
     notable: tuple[tuple[str, EpisodeRow], ...] = ()
     """(why, episode) of the last finished step."""
     advantages: tuple[float, ...] = ()
-    """Of the episodes of the last finished step."""
+    """Advantages of the episodes of the last finished step."""
     signal: Signal = Signal()
-    """Of that step's groups."""
+    """Signal of that step's groups."""
     flags: tuple[tuple[str, int], ...] = ()
     """How many of them carry each flag, the most frequent first."""
     done: int = 0
@@ -133,7 +133,7 @@ class WatchData:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the last step, or as configured before the first one."""
+        """Learning rate of the last step, or as configured before the first one."""
         train = self.run.config.get("train")
         configured = float(train["lr"]) if isinstance(train, Mapping) and "lr" in train else None
         last = self.last("lr")

@@ -108,7 +108,7 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
-    """Of a step: `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
+    """A step's `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
     rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []

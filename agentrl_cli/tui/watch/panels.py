@@ -30,7 +30,7 @@ TITLES = {
     "all_solved": "ALL SOLVED",
     "all_failed": "ALL FAILED",
 }
-"""Of the curves of the overview."""
+"""Titles of the curves of the overview."""
 SMALL = ("reward", "loss", "entropy", "zero_std", "tool_errors", "kl")
 """The curves of a small terminal."""
 EXPLAIN = {

@@ -31,7 +31,7 @@ class Dialect:
     events: Callable[[ModelRequest, Reply], Iterator[str]]
     """Server-sent events in the order that clients expect: one delta for each block."""
     error: Callable[[str, int, str, str], dict[str, Any]]
-    """From message, status, code and parameter."""
+    """Makes an error's body from message, status, code and parameter."""
     failed: Callable[[dict[str, Any]], str]
     """An error as an event, for a stream that has begun."""
 

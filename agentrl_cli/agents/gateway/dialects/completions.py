@@ -10,7 +10,7 @@ from agentrl_cli.agents.gateway.dialects.openai import ending, last_events, prom
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
 
 MAX_TOKENS = 16
-"""Of an answer, unless the client asks for more, as at OpenAI and vLLM."""
+"""Tokens of an answer unless the client asks for more, as at OpenAI and vLLM."""
 
 
 def parse(body: Body) -> ModelRequest:
