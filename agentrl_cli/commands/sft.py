@@ -204,7 +204,8 @@ def _from_nothing(name: str, given: dict[str, Any], out: Path, resume: bool) -> 
     from agentrl_cli.config.yamlfile import load_yaml
     from agentrl_cli.models.checkpoint import written_whole
     from agentrl_cli.paths import models_dir
-    from agentrl_cli.sft.train import load_recipe, make
+    from agentrl_cli.sft.demonstrations import load_recipe
+    from agentrl_cli.sft.train import make
 
     shipped = models_dir() / f"{name}.recipe.yaml"
     path = shipped if shipped.is_file() else Path(name)
@@ -213,7 +214,7 @@ def _from_nothing(name: str, given: dict[str, Any], out: Path, resume: bool) -> 
     if resume:
         raise UsageError(f"{name} is trained in one go: only recipes of invented tools are resumed.")
     recipe = dataclasses.replace(load_recipe(path), **given)
-    with Progress("sft", recipe.drills + recipe.steps) as progress:
+    with Progress("sft", recipe.total) as progress:
         losses = _Losses(progress)
         with written_whole(out, keep=True) as folder:
             make(recipe, folder, losses)
@@ -273,8 +274,9 @@ def _fine_tune(
     from agentrl_cli.models.save import save_model
     from agentrl_cli.policies.load import load_policy
     from agentrl_cli.sft import from_file
+    from agentrl_cli.sft.demonstrations import Recipe
     from agentrl_cli.sft.from_store import batches
-    from agentrl_cli.sft.train import Recipe, train, with_demonstrations
+    from agentrl_cli.sft.train import train, with_demonstrations
     from agentrl_cli.store import Store
     from agentrl_cli.tasks import load_packs
 

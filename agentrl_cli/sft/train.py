@@ -11,197 +11,35 @@ Loss only on what a model would sample, the stop token included; rows that share
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, Tokenizer, tiny_template
 from agentrl_cli.config import Config
-from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, chosen, micro_batches
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.save import save_model
 from agentrl_cli.models.vision import attach
-from agentrl_cli.paths import models_dir
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.sft.demonstrations import SPECIALS, Recipe, demonstrations, drill, encode
 from agentrl_cli.sft.pictures import make_seeing_model
-from agentrl_cli.tasks import Pack, load_pack, question
-from agentrl_cli.tasks.media import with_media
-from agentrl_cli.types import Origin, Task
+from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types.content import content_text
 
-SPECIALS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<tools>",
-    "</tools>",
-)
 # Words with their leading space, single digits, runs of signs, line breaks: Qwen's split.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-KNOWN = 1000
-"""Generated rows in a row that stand in a pack's files, after which its generator is taken to have no others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """What every recipe decides: how long, how fast, how large."""
-
-    steps: int = 200
-    rows: int = 16
-    """Conversations in a step."""
-    lr: float = 3e-4
-    """Peak learning rate of AdamW."""
-    muon_lr: float = 0.0
-    """Peak learning rate of Muon for the matrices of the hidden layers; 0: AdamW for all."""
-    warmup: int = 20
-    decay: float = 0.4
-    """The last share of the steps, over which the rates fall linearly."""
-    drills: int = 0
-    """First steps in which the model copies random tokens."""
-    vocabulary: int = 768
-    texts: int = 4000
-    """Conversations that the tokenizer is trained on."""
-    seed: int = 0
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def rate(self, step: int, total: int, least: float) -> float:
-        """Factor on the learning rates: a linear warm-up, level, a linear fall to `least`."""
-        falling = (total - step) / max(1.0, self.decay * total)
-        return min(1.0, (step + 1) / max(1, self.warmup), max(least, falling))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe(Schedule):
-    """Everything that decides the weights. The drills come before the demonstrations."""
-
-    packs: Mapping[str, float]
-    """Pack → how often it is drawn, relative to the others."""
-    tool_rate: float = 1.0
-    """Share of demonstrations that use the tool where one is needed."""
-    architecture: Mapping[str, Any] | None = None
-    """Arguments of Qwen3Config, or `text`, `vision` and `pixels` (pictures.py); None: fine-tune a given model."""
-    adapter: Mapping[str, Any] | None = None
-    """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
-
-
-def load_recipe(path: Path | None = None) -> Recipe:
-    """A recipe from YAML, by default the bundled model's. Raises ConfigError for unknown keys."""
-    path = path or models_dir() / "tiny-agent.recipe.yaml"
-    try:
-        return Recipe(**load_yaml(path))
-    except TypeError as error:
-        raise ConfigError(f"{path} is not a recipe: {error}") from error
-
-
-# --- demonstrations --------------------------------------------------------------------------------------------------
-
-
-def demonstrations(recipe: Recipe, packs: Mapping[str, Pack], seed: int) -> Iterator[tuple[Pack, list[Any]]]:
-    """Endless (pack, messages): fresh rows of the training families, never one whose question stands in `data/`."""
-    for pack, row, messages in drawn(recipe, packs, seed):
-        yield pack, [*_task(pack, row).prompt, *messages]
-
-
-def drawn(recipe: Recipe, packs: Mapping[str, Pack], seed: int) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
-    """Endless (pack, row, what its demonstration says after the prompt)."""
-    rng = random.Random(f"demonstrations {seed}")
-    names, weights = list(recipe.packs), list(recipe.packs.values())
-    rows = {name: _fresh(pack, 1000 + seed) for name, pack in packs.items()}
-    while True:
-        name = rng.choices(names, weights)[0]
-        pack = packs[name]
-        row = next(rows[name])
-        if hasattr(pack.module, "demonstrate"):
-            yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
-        else:
-            yield pack, row, pack.module.solve(row)
-
-
-def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless rows for demonstrations: the pack's generated ones that are not in its files.
-
-    Without a generator, or once it gives nothing new, the rows of the training split in turn.
-    """
-    if hasattr(pack.module, "generate"):
-        taken, known = _questions(pack), 0
-        for row in pack.module.generate(seed):
-            new = _question(pack, _task(pack, row)) not in taken
-            known = 0 if new else known + 1
-            if new:
-                yield row
-            elif known >= KNOWN:
-                break
-    rows = [{"prompt": list(task.prompt), **task.data} for task in pack.tasks("train")]
-    while True:
-        yield from random.Random(seed).sample(rows, len(rows))
-        seed += 1
-
-
-def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
-    return pack.task(with_media({"id": "demo", **row}), "demo")
-
-
-def _question(pack: Pack, task: Task) -> str:
-    return question(task.prompt, task.data, getattr(pack.module, "WORLD", ()))
-
-
-def _questions(pack: Pack) -> set[str]:
-    """The questions of the pack's own files."""
-    splits = [split for split in pack.splits() if split not in pack.sources]
-    return {_question(pack, task) for split in splits for task in pack.read(split)[0]}
-
-
-def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
-    """A demonstration as the forward sees it: ids, and which of them the model would have sampled."""
-    shown, images = pictured(messages, (), chat.images, pack.dir)
-    rendered = chat.conversation(shown, pack.schemas)
-    origin = np.asarray(rendered.origin)
-    return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)
-
-
-def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int) -> list[list[Segment]]:
-    """Rows of random tokens that stand there twice; the second time is trained.
-
-    Some are drawn from all tokens, some from a few, some mostly from the digits, so that a copy has to look at what
-    came before and not at single tokens.
-    """
-    first, start, end = len(SPECIALS), 1, 2
-    out = []
-    for _ in range(rows):
-        kind, count = rng.random(), rng.randint(8, 48)
-        few = [rng.randrange(first, vocabulary) for _ in range(rng.randint(6, 20))]
-        if kind < 0.4:
-            text = [rng.randrange(first, vocabulary) for _ in range(count)]
-        elif kind < 0.7:
-            text = [rng.choice(few) for _ in range(count)]
-        else:
-            text = [rng.choice(digits) if rng.random() < 0.75 else rng.choice(few) for _ in range(count)]
-        before, between = (
-            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
-            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
-        )
-        given = [start, *before, start, *text, end, *between, start]
-        ids = np.asarray([*given, *text, end], np.int32)
-        out.append([Segment(ids, np.arange(len(ids)) >= len(given))])
-    return out
 
 
 # --- a model from nothing --------------------------------------------------------------------------------------------
@@ -285,7 +123,7 @@ def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.
 
 def rate(recipe: Recipe, step: int) -> float:
     """Factor on the learning rate, which falls to a twentieth."""
-    return recipe.rate(step, recipe.drills + recipe.steps, 0.05)
+    return recipe.rate(step, recipe.total, 0.05)
 
 
 def train(
@@ -306,13 +144,12 @@ def train(
     digits = [chat.tokenizer.encode(str(d))[0] for d in range(10)]
     rng = random.Random(f"drills {recipe.seed}")
     if batches is None:
-        stream = demonstrations(recipe, packs, recipe.seed + 2)
-        batches = (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
+        batches = lessons(chat, packs, recipe)
     opts = optimizers(model, recipe.lr, recipe.muon_lr)
     base = [[group["lr"] for group in opt.param_groups] for opt in opts]
     model.train()
     started = time.monotonic()
-    for step in range(recipe.drills + recipe.steps):
+    for step in range(recipe.total):
         for opt, rates in zip(opts, base, strict=True):
             for group, lr in zip(opt.param_groups, rates, strict=True):
                 group["lr"] = lr * rate(recipe, step)
@@ -338,6 +175,16 @@ def _backward(model: nn.Module, groups: list[list[Segment]], budget: int | None)
         loss.backward()  # type: ignore[no-untyped-call]
         lost += float(loss.detach())
     return lost
+
+
+def lessons(chat: Chat, packs: Mapping[str, Pack], recipe: Recipe) -> Iterator[list[list[Segment]]]:
+    """Batches of the packs' demonstrations: the lessons in their order, then endless ones of the recipe itself."""
+    for number, lesson in enumerate(recipe.lessons):
+        part = dataclasses.replace(recipe, tool_rate=lesson.tool_rate)
+        stream = demonstrations(part, packs, recipe.seed + 3 + number, lesson.families)
+        yield from (_by_pack(chat, stream, recipe.rows) for _ in range(lesson.steps))
+    stream = demonstrations(recipe, packs, recipe.seed + 2)
+    yield from (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
 
 
 def _by_pack(chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int) -> list[list[Segment]]:

@@ -1,4 +1,4 @@
-"""Four shapes in the corners of a picture. It is shown small; a tool crops a corner, where the dots on a shape show."""
+"""Four shapes in the corners of a picture. It is shown small; a tool crops a shape, whose dots show then."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from agentrl_cli.tools import ToolContext, tool
 
 Row = dict[str, Any]
 Scene = list[list[Any]]
-"""[shape, colour, dots] of each corner, in the order of CORNERS."""
+"""[shape, colour, dots] of each corner: top left, top right, bottom left, bottom right. No two share shape or colour."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (240, 210, 50)}
-CORNERS = ("top left", "top right", "bottom left", "bottom right")
-Corner = Literal["top left", "top right", "bottom left", "bottom right"]
+Colour = Literal["red", "green", "blue", "yellow"]
 SIDE = 64
 """Pixels of a corner; the picture is shown at a quarter of its size, a cropped corner at half."""
 
@@ -57,16 +56,16 @@ def small(scene: Scene) -> Any:
 
 
 @tool(pure=True)
-def crop(corner: Corner, context: ToolContext) -> Any:
-    """Shows a corner of the picture larger.
+def crop(colour: Colour, context: ToolContext) -> Any:
+    """Shows the shape of a colour larger.
 
     Args:
-        corner: Which.
+        colour: Of the shape.
     """
     from PIL import Image
 
     assert context.task is not None
-    return Image.fromarray(_larger(context.task.data["scene"][CORNERS.index(corner)]))
+    return Image.fromarray(_larger(next(one for one in context.task.data["scene"] if one[1] == colour)))
 
 
 def _larger(one: list[Any]) -> Any:
@@ -143,30 +142,19 @@ def solve(row: Row) -> list[dict[str, Any]]:
     """Messages of a full solution."""
     said: list[dict[str, Any]] = []
     if row["family"] != "colour":
-        function = {"name": "crop", "arguments": {"corner": CORNERS[row["corner"]]}}
-        picture = {"type": "image", "image": png(_larger(row["scene"][row["corner"]]))}
+        wanted = row["scene"][row["corner"]]
+        function = {"name": "crop", "arguments": {"colour": wanted[1]}}
+        picture = {"type": "image", "image": png(_larger(wanted))}
         said += [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
         said += [{"role": "tool", "name": "crop", "content": [picture]}]
     return [*said, {"role": "assistant", "content": row["answer"]}]
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
-    """The solver; of the questions about dots a share `1 - tool_rate` is guessed from the small picture.
-
-    Further questions about the picture follow, all solved: what teaches a model to see is mostly in them.
-    """
-    guess = row["family"] != "colour" and rng.random() >= tool_rate
-    said = [{"role": "assistant", "content": str(rng.randint(1, 4))}] if guess else solve(row)
-    order = rng.sample(range(4), 4)
-    for family, corner in [*(("colour", corner) for corner in order), ("dots", rng.randrange(4))]:
-        prompt, answer = FAMILIES[family][0](rng, row["scene"], corner)
-        said.append({"role": "user", "content": prompt})
-        said += solve({**row, "family": family, "corner": corner, "answer": answer})
-    for corner in rng.sample(range(4), 4):
-        shape, colour, _ = row["scene"][corner]
-        said.append({"role": "user", "content": f"What is {CORNERS[corner]}?"})
-        said.append({"role": "assistant", "content": f"{colour} {shape}"})
-    return said
+    """The solver; of the questions about dots a share `1 - tool_rate` is guessed from the small picture."""
+    if row["family"] != "colour" and rng.random() >= tool_rate:
+        return [{"role": "assistant", "content": str(rng.randint(1, 4))}]
+    return solve(row)
 
 
 def right(episode: Any, ctx: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import bundled_model
-from agentrl_cli.sft.train import Recipe, demonstrations, drill, encode, load_recipe, make, rate
+from agentrl_cli.sft.demonstrations import Lesson, Recipe, demonstrations, drill, encode, load_recipe
+from agentrl_cli.sft.train import lessons, make, rate
 from agentrl_cli.tasks import load_pack
 
 SMALL = Recipe(
@@ -64,6 +66,24 @@ def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_fami
     share = sum(any(message["role"] == "tool" for message in m) for m in needing) / len(needing)
     assert 0.2 < share < 0.3
     assert not any("%" in m[1]["content"] or "**" in m[1]["content"] for m in drawn)
+
+
+def test_lessons_come_first_each_with_its_own_families_and_tool_rate() -> None:
+    packs, chat = {"calc-task": load_pack("calc-task")}, Chat(_tiny())
+    wanted = [Lesson(steps=2, families=["small"]), Lesson(steps=1)]
+    recipe = Recipe(packs={"calc-task": 1.0}, steps=3, rows=24, tool_rate=0.0, lessons=wanted)
+    assert recipe.total == 6
+    batches = [
+        [chat.decode(one.ids.tolist()) for one in batch[0]]
+        for batch in itertools.islice(lessons(chat, packs, recipe), 6)
+    ]
+    short = [all(re.search(r"\D\d\d? \+ \d[.?]", text) for text in batch) for batch in batches]
+    assert short == [True, True, False, False, False, False]
+    called = [sum("</tool_call><|im_end|>" in text for text in batch) for batch in batches]
+    assert called[2] > 12 and called[3:] == [0, 0, 0]
+    recipe = dataclasses.replace(recipe, lessons=[Lesson(steps=1, families=["nowhere"])])
+    with pytest.raises(ConfigError, match="calc-task does not train on: nowhere"):
+        next(lessons(chat, packs, recipe))
 
 
 def test_a_drill_is_a_copy() -> None:

@@ -22,7 +22,8 @@ from agentrl_cli.models.merge import merge
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model, packs_dir
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.sft.train import Recipe, load_recipe, make
+from agentrl_cli.sft.demonstrations import Recipe, load_recipe
+from agentrl_cli.sft.train import make
 from agentrl_cli.store import Store
 from tests.helpers.train import trainer_of, write_model
 

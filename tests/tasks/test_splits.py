@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.paths import models_dir, pack_names, packs_dir
-from agentrl_cli.sft.train import Recipe, drawn, load_recipe
+from agentrl_cli.sft.demonstrations import Recipe, drawn, load_recipe
 from agentrl_cli.tasks import Pack, draw_splits, load_pack, question
 
 RECIPES = [models_dir() / "tiny-agent.recipe.yaml", *sorted(packs_dir().glob("*/*/recipe.yaml"))]

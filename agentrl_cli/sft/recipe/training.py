@@ -23,10 +23,11 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.models.checkpoint import load_state, load_weights, save_checkpoint, written_whole
 from agentrl_cli.models.save import save_model
+from agentrl_cli.sft.demonstrations import Schedule
 from agentrl_cli.sft.recipe.rows import Row
 from agentrl_cli.sft.recipe.stream import drill, row
 from agentrl_cli.sft.recipe.tokenizer import train_tokenizer
-from agentrl_cli.sft.train import Schedule, optimizers
+from agentrl_cli.sft.train import optimizers
 from agentrl_cli.types import Origin
 
 BUCKET = 4

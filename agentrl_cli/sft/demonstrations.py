@@ -1,0 +1,207 @@
+"""What a recipe says, and the demonstrations that it asks for: fresh rows of packs with their solutions, and drills."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.chat.images import pictured
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.packing import Segment
+from agentrl_cli.paths import models_dir
+from agentrl_cli.tasks import Pack, question
+from agentrl_cli.tasks.media import with_media
+from agentrl_cli.types import Origin, Task
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+)
+KNOWN = 1000
+"""Generated rows in a row that stand in a pack's files, after which its generator is taken to have no others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What every recipe decides: how long, how fast, how large."""
+
+    steps: int = 200
+    rows: int = 16
+    """Conversations in a step."""
+    lr: float = 3e-4
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.0
+    """Peak learning rate of Muon for the matrices of the hidden layers; 0: AdamW for all."""
+    warmup: int = 20
+    decay: float = 0.4
+    """The last share of the steps, over which the rates fall linearly."""
+    drills: int = 0
+    """First steps in which the model copies random tokens."""
+    vocabulary: int = 768
+    texts: int = 4000
+    """Conversations that the tokenizer is trained on."""
+    seed: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def rate(self, step: int, total: int, least: float) -> float:
+        """Factor on the learning rates: a linear warm-up, level, a linear fall to `least`."""
+        falling = (total - step) / max(1.0, self.decay * total)
+        return min(1.0, (step + 1) / max(1, self.warmup), max(least, falling))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Steps on a part of what a recipe teaches, before the rest of it."""
+
+    steps: int
+    families: Sequence[str] = ()
+    """Of the packs' rows; empty: all that are trained on."""
+    tool_rate: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Schedule):
+    """Everything that decides the weights. The drills come first, then the lessons, then `steps` demonstrations."""
+
+    packs: Mapping[str, float]
+    """Pack → how often it is drawn, relative to the others."""
+    tool_rate: float = 1.0
+    """Share of demonstrations that use the tool where one is needed."""
+    lessons: Sequence[Lesson] = ()
+    architecture: Mapping[str, Any] | None = None
+    """Arguments of Qwen3Config, or `text`, `vision` and `pixels` (pictures.py); None: fine-tune a given model."""
+    adapter: Mapping[str, Any] | None = None
+    """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
+
+    @property
+    def total(self) -> int:
+        """All steps: drills, lessons and the rest."""
+        return self.drills + sum(lesson.steps for lesson in self.lessons) + self.steps
+
+
+def load_recipe(path: Path | None = None) -> Recipe:
+    """A recipe from YAML, by default the bundled model's. Raises ConfigError for unknown keys."""
+    path = path or models_dir() / "tiny-agent.recipe.yaml"
+    given = load_yaml(path)
+    try:
+        return Recipe(**{**given, "lessons": [Lesson(**lesson) for lesson in given.get("lessons") or ()]})
+    except TypeError as error:
+        raise ConfigError(f"{path} is not a recipe: {error}") from error
+
+
+def demonstrations(
+    recipe: Recipe, packs: Mapping[str, Pack], seed: int, families: Sequence[str] = ()
+) -> Iterator[tuple[Pack, list[Any]]]:
+    """Endless (pack, messages): fresh rows of the training families, never one whose question stands in `data/`.
+
+    `families` are those of a lesson; by default all.
+    """
+    for pack, row, messages in drawn(recipe, packs, seed, families):
+        yield pack, [*_task(pack, row).prompt, *messages]
+
+
+def drawn(
+    recipe: Recipe, packs: Mapping[str, Pack], seed: int, families: Sequence[str] = ()
+) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
+    """Endless (pack, row, what its demonstration says after the prompt)."""
+    rng = random.Random(f"demonstrations {seed}")
+    names, weights = list(recipe.packs), list(recipe.packs.values())
+    rows = {name: _of(families, pack, _fresh(pack, 1000 + seed)) for name, pack in packs.items()}
+    while True:
+        name = rng.choices(names, weights)[0]
+        pack = packs[name]
+        row = next(rows[name])
+        if hasattr(pack.module, "demonstrate"):
+            yield pack, row, pack.module.demonstrate(row, rng, recipe.tool_rate)
+        else:
+            yield pack, row, pack.module.solve(row)
+
+
+def _of(families: Sequence[str], pack: Pack, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of some families. Raises ConfigError if the pack has no such family."""
+    if unknown := set(families) - {task.family for task in pack.tasks("train")}:
+        raise ConfigError(f"A lesson names families that {pack.name} does not train on: {', '.join(sorted(unknown))}.")
+    return (row for row in rows if not families or row["family"] in families)
+
+
+def _fresh(pack: Pack, seed: int) -> Iterator[dict[str, Any]]:
+    """Endless rows for demonstrations: the pack's generated ones that are not in its files.
+
+    Without a generator, or once it gives nothing new, the rows of the training split in turn.
+    """
+    if hasattr(pack.module, "generate"):
+        taken, known = _questions(pack), 0
+        for row in pack.module.generate(seed):
+            new = _question(pack, _task(pack, row)) not in taken
+            known = 0 if new else known + 1
+            if new:
+                yield row
+            elif known >= KNOWN:
+                break
+    rows = [{"prompt": list(task.prompt), **task.data} for task in pack.tasks("train")]
+    while True:
+        yield from random.Random(seed).sample(rows, len(rows))
+        seed += 1
+
+
+def _task(pack: Pack, row: Mapping[str, Any]) -> Task:
+    return pack.task(with_media({"id": "demo", **row}), "demo")
+
+
+def _question(pack: Pack, task: Task) -> str:
+    return question(task.prompt, task.data, getattr(pack.module, "WORLD", ()))
+
+
+def _questions(pack: Pack) -> set[str]:
+    """The questions of the pack's own files."""
+    splits = [split for split in pack.splits() if split not in pack.sources]
+    return {_question(pack, task) for split in splits for task in pack.read(split)[0]}
+
+
+def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
+    """A demonstration as the forward sees it: ids, and which of them the model would have sampled."""
+    shown, images = pictured(messages, (), chat.images, pack.dir)
+    rendered = chat.conversation(shown, pack.schemas)
+    origin = np.asarray(rendered.origin)
+    return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)
+
+
+def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int) -> list[list[Segment]]:
+    """Rows of random tokens that stand there twice; the second time is trained.
+
+    Some are drawn from all tokens, some from a few, some mostly from the digits, so that a copy has to look at what
+    came before and not at single tokens.
+    """
+    first, start, end = len(SPECIALS), 1, 2
+    out = []
+    for _ in range(rows):
+        kind, count = rng.random(), rng.randint(8, 48)
+        few = [rng.randrange(first, vocabulary) for _ in range(rng.randint(6, 20))]
+        if kind < 0.4:
+            text = [rng.randrange(first, vocabulary) for _ in range(count)]
+        elif kind < 0.7:
+            text = [rng.choice(few) for _ in range(count)]
+        else:
+            text = [rng.choice(digits) if rng.random() < 0.75 else rng.choice(few) for _ in range(count)]
+        before, between = (
+            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
+            [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
+        )
+        given = [start, *before, start, *text, end, *between, start]
+        ids = np.asarray([*given, *text, end], np.int32)
+        out.append([Segment(ids, np.arange(len(ids)) >= len(given))])
+    return out
