@@ -45,8 +45,9 @@ SYSTEM = "You are a helpful agent. Use the tools that you are given to work out 
 WORDS = "one two three four add the sum of value then call tool number list text answer is and".split()
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call>'
 MOST = 700
-LIKELY = 1e4
-"""The logit of scripted tokens, on both sides."""
+LIKELY = 50.0
+"""The logit of scripted tokens, on both sides: certain to 1e-18. A far larger one would make `exp` handle underflows,
+as for no real model."""
 
 
 def add(a: int, b: int) -> int:

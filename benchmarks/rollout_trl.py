@@ -36,7 +36,7 @@ def add(a: int, b: int) -> int:
 class Script(LogitsProcessor):
     """Makes every sequence's next token the script's, by a logit far above the others."""
 
-    def __init__(self, turns: list[list[int]], start: int, end: int, likely: float = 1e4) -> None:
+    def __init__(self, turns: list[list[int]], start: int, end: int, likely: float) -> None:
         width = max(map(len, turns)) + 1
         self.ids = torch.tensor([turn + [end] * (width - len(turn)) for turn in turns])
         self.start, self.likely = start, likely

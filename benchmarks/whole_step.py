@@ -42,7 +42,7 @@ from agentrl_cli.rollout import Job, Rollout  # noqa: E402
 from agentrl_cli.store import RunRow, Store  # noqa: E402
 from agentrl_cli.tasks import Pack  # noqa: E402
 from benchmarks.machine import machine  # noqa: E402
-from benchmarks.rollout_tools import MOST, SYSTEM, Scripted, add, script  # noqa: E402
+from benchmarks.rollout_tools import LIKELY, MOST, SYSTEM, Scripted, add, script  # noqa: E402
 from benchmarks.train_step import GROUP, LR, SHAPES, make_model  # noqa: E402
 
 Turns = list[list[list[int]]]
@@ -133,7 +133,9 @@ def train_theirs(
         said = [episode[calls[0] % 3] for episode in turns]
         calls[0] += 1
         width = options["input_ids"].shape[1]
-        return plain(**options, logits_processor=LogitsProcessorList([Script(said, width, tokenizer.eos_token_id)]))
+        return plain(
+            **options, logits_processor=LogitsProcessorList([Script(said, width, tokenizer.eos_token_id, LIKELY)])
+        )
 
     model.generate = generate
     theirs: list[float] = []

@@ -184,12 +184,15 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     by this, 159.5 measured).
     """
     from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
+    from agentrl_cli.inference.merged_weights import MOST_BYTES
     from agentrl_cli.inference.sampler import draw_rows
 
     rows = live_rows(config)
     cache = kv_positions(config) * shape["layers"] * 2 * shape["kv_width"] * size
     drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
-    wide = 2 * size + 2 * 4 if adapted else 3 * size
+    plain = adapted and size == 4 and not config.adapter.use_dora and config.model.quantization == "none"
+    merged = 4.0 * shape["linear_weights"] if plain and 4 * shape["linear_weights"] <= MOST_BYTES else 0.0
+    wide = 2 * size + 2 * 4 if adapted and not merged else 3 * size
     groups = shape["q_width"] // shape["kv_width"]
     masked = (groups + 2) * config.rollout.max_tokens * size  # mask of a later turn's tokens, per query head
     passing = {
@@ -201,6 +204,8 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     # The KV cache grows layer by layer, keys after values: that much exists twice meanwhile.
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
+    if merged:
+        found["merged weights"] = merged
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 

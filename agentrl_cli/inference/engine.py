@@ -138,12 +138,14 @@ class PagedEngine:
 
     def renew(self, version: str) -> None:
         self.cache.drop_cached()
+        self.runner.merged.renew()
 
     def rest(self) -> None:
         if self.runner.records:  # graphs read the pool where it was captured
             self.cache.drop_cached()
         else:
             self.clear()
+            self.runner.merged.free()
 
     def clear(self) -> None:
         self.scheduler.clear()

@@ -19,6 +19,7 @@ from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, 
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.memory import prefill_tokens
+from agentrl_cli.inference.merged_weights import MergedWeights
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.inference.served import unserved
 from agentrl_cli.models.adapter import short, transformer
@@ -36,7 +37,7 @@ class ModelRunner:
     """Why it is slower than it was to be."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.merged = model, MergedWeights(model)
         base = transformer(model)
         self._config = base.config.get_text_config()
         weight = base.get_input_embeddings().weight
@@ -108,7 +109,7 @@ class ModelRunner:
 
     def run(self, ids: Tensor, view: View) -> Tensor:
         """Feed ids [B, T]; logits of the last position [B, vocabulary]."""
-        with paged_attention_in(self._config):
+        with paged_attention_in(self._config), self.merged.applied():
             out = self.model(
                 input_ids=ids,
                 position_ids=view.positions,

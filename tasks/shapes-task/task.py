@@ -17,7 +17,7 @@ from agentrl_cli.tools import ToolContext, tool
 
 Row = dict[str, Any]
 Scene = list[list[Any]]
-"""[shape, colour, dots] of each corner: top left, top right, bottom left, bottom right. No two share shape or colour."""
+"""[shape, colour, dots] of the corners, from top left to bottom right. No two share a shape or a colour."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (240, 210, 50)}
