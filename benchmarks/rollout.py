@@ -7,7 +7,8 @@
 `generate`: 64 episodes in groups of 8, prompts of 128 tokens, each stopped after its own number of tokens (uniform in
 16..128), sampled at temperature 1 with log-probabilities; both engines in this process, one thread, rounds
 interleaved. transformers keeps each step's logits (`output_logits`) and computes log-probabilities from them, as its
-`generate` does. Only tokens up to an episode's stop count.
+`generate` does. Only tokens up to an episode's stop count. `--alone`: every episode has a prompt of its own.
+`--top-p P`: both sides draw so. The peer's linear layers run through torch's default and, as a second peer, oneDNN.
 `turns`: the cost of a turn after 0 to 15 earlier turns, with attention separately. `memory`: peak bytes of keys and
 values against live tokens.
 On a GPU (`--device cuda`) models are bf16, the engine is measured with and without CUDA graphs, transformers'
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import sys
 import time
@@ -38,6 +40,7 @@ from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.device import free_memory
 from agentrl_cli.types import Sampling
+from benchmarks.machine import machine
 from benchmarks.rollout_plot import split_costs, svg
 
 GROUP = 8
@@ -64,11 +67,11 @@ def make_model(name: str, device: str = "cpu", **changes: Any) -> Any:
     return model.to(device, torch.bfloat16 if device != "cpu" else torch.float32)
 
 
-def work(vocabulary: int, episodes: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+def work(vocabulary: int, episodes: int, seed: int = 0, group: int = GROUP) -> tuple[list[list[int]], list[int]]:
     """Prompts, the same within a group, and the number of tokens of each episode."""
     rng = np.random.default_rng(seed)
-    prompts = [rng.integers(10, vocabulary, PROMPT).tolist() for _ in range(episodes // GROUP)]
-    return [prompts[n // GROUP] for n in range(episodes)], rng.integers(16, NEW + 1, episodes).tolist()
+    prompts = [rng.integers(10, vocabulary, PROMPT).tolist() for _ in range(episodes // group)]
+    return [prompts[n // group] for n in range(episodes)], rng.integers(16, NEW + 1, episodes).tolist()
 
 
 def measured(action: Callable[[], int], device: str) -> dict[str, float]:
@@ -83,14 +86,14 @@ def measured(action: Callable[[], int], device: str) -> dict[str, float]:
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
-def ours(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
+def ours(model: Any, prompts: list[list[int]], wanted: list[int], top_p: float = 1.0) -> int:
     """One rollout by a new local policy, as at the start of a training step."""
 
     async def go() -> int:
         policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
         every = await asyncio.gather(
             *(
-                policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n))
+                policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n, top_p=top_p))
                 for n, ids in enumerate(prompts)
             )
         )
@@ -136,7 +139,7 @@ def as_they_are() -> Callable[[Callable[[], None]], Callable[[], None]]:
     return lambda step: step
 
 
-def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: Any) -> int:
+def theirs(model: Any, prompts: list[list[int]], wanted: list[int], top_p: float = 1.0) -> int:
     """One `generate`, stopped by a criterion with each sequence's length, with log-probabilities of sampled tokens."""
     from transformers import StoppingCriteriaList
 
@@ -153,18 +156,34 @@ def theirs(model: Any, prompts: list[list[int]], wanted: list[int], **options: A
             do_sample=True,
             temperature=1.0,
             top_k=0,
-            top_p=1.0,
+            top_p=top_p,
             max_new_tokens=NEW,
             pad_token_id=0,
             eos_token_id=None,
             stopping_criteria=StoppingCriteriaList([done]),
             return_dict_in_generate=True,
             output_logits=True,
-            **options,
         )
         new = out.sequences[:, PROMPT:]
         torch.stack([z.float().log_softmax(-1).gather(1, new[:, t : t + 1]) for t, z in enumerate(out.logits)])
     return sum(wanted)
+
+
+class WithOneDnn:
+    """The peer with every linear layer as oneDNN's, its weights packed once."""
+
+    def __init__(self, model: Any) -> None:
+        from torch.utils.mkldnn import MkldnnLinear
+
+        self.model = copy.deepcopy(model)
+        inner = [name for name, module in self.model.named_modules() if isinstance(module, torch.nn.Linear)]
+        for name in inner:
+            parent, _, last = name.rpartition(".")
+            packed = MkldnnLinear(self.model.get_submodule(name), torch.float)
+            setattr(self.model.get_submodule(parent), last, packed)
+
+    def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int], top_p: float = 1.0) -> int:
+        return theirs(self.model, prompts, wanted, top_p)
 
 
 def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
@@ -232,8 +251,13 @@ def position_bytes(model: Any) -> int:
 def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Interleaved rounds, the best of each by CPU seconds (wall on a GPU), and the ratio."""
     model = make_model(arguments.model, arguments.device)
-    prompts, wanted = work(model.config.vocab_size, arguments.episodes)
-    engines: dict[str, Callable[..., int]] = {"agentrl": ours, "transformers generate": theirs}
+    prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
+    engines: dict[str, Callable[..., int]] = {
+        "agentrl": partial(ours, top_p=arguments.top_p),
+        "transformers generate": partial(theirs, top_p=arguments.top_p),
+    }
+    if arguments.device == "cpu":
+        engines["transformers generate, oneDNN"] = partial(WithOneDnn(model), top_p=arguments.top_p)
     recorded = Captured(model, arguments.device, len(prompts)) if arguments.device != "cpu" or arguments.fixed else None
     if recorded is not None:
         engines["agentrl, CUDA graphs" if arguments.device != "cpu" else "agentrl, fixed shapes"] = recorded
@@ -247,19 +271,22 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds[name].append(measured(partial(engine, model, prompts, wanted), arguments.device))
     clock = "cpu" if arguments.device == "cpu" else "wall"
     rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
+    peer = max((name for name in rate if name.startswith("transformers generate")), key=lambda name: rate[name])
     ratios = [
         (mine["tokens"] / mine[clock]) / (other["tokens"] / other[clock])
-        for mine, other in zip(rounds["agentrl"], rounds["transformers generate"], strict=True)
+        for mine, other in zip(rounds["agentrl"], rounds[peer], strict=True)
     ]
     wall = {name: max(one["tokens"] / one["wall"] for one in every) for name, every in rounds.items()}
     moved = bandwidth(arguments.device)
     limit = bandwidth_limit(model, len(prompts), moved)
     line = {} if recorded is None else {"engine": recorded.close()}
-    return {"model": arguments.model, "episodes": len(prompts), "clock": clock, "tokens_per_second": rate, **line} | {
+    case = {"model": arguments.model, "episodes": len(prompts), "group": 1 if arguments.alone else GROUP}
+    return {**case, "top_p": arguments.top_p, "clock": clock, "tokens_per_second": rate, **line} | {
         "gigabytes_per_second": moved / 1e9,
         "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
         "fastest": max(rate, key=lambda name: rate[name]),
-        "ratio_of_best": rate["agentrl"] / rate["transformers generate"],
+        "peer": peer,
+        "ratio_of_best": rate["agentrl"] / rate[peer],
         "ratio_by_round": ratios,
         "rounds": rounds,
     }
@@ -335,6 +362,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--alone", action="store_true", help="generate: every episode has a prompt of its own")
+    parser.add_argument("--top-p", type=float, default=1.0, help="generate: of both sides")
     parser.add_argument("--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too")
     parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
@@ -342,7 +371,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result = BENCHES[arguments.what](arguments)
-    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device}, indent=1)
+    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device, "machine": machine()}, indent=1)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)

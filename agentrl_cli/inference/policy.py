@@ -27,6 +27,7 @@ from agentrl_cli.inference.request import Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
 from agentrl_cli.inference.serving_loop import ServingLoop
 from agentrl_cli.models.adapter import copy_trained
+from agentrl_cli.models.layout import lay_by_input
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
@@ -72,6 +73,7 @@ class LocalPolicy:
         self.weights_version = version
         self.model, self.source = model, source
         self._decode = decode
+        lay_by_input(model)
         reader = reader_of(model)
         self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
         length = min(context_length, slot_length or context_length) if deterministic else context_length

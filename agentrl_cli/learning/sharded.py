@@ -22,6 +22,7 @@ from agentrl_cli.learning.packing import Packed
 from agentrl_cli.learning.ranked import Ranks, Replica
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.device import pick_dtype
+from agentrl_cli.models.layout import lay_by_output
 
 
 class Forward(nn.Module):
@@ -120,6 +121,7 @@ class Sharded(Replica):
 
 def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
     """The training forward of a model whose weights are spread over a mesh; computed in `dtype`, summed in float32."""
+    lay_by_output(model)
     root, names = Forward(model), set(getattr(model, "_no_split_modules", None) or ())
     policy = MixedPrecisionPolicy(None if dtype == torch.float32 else dtype, torch.float32)
     for block in [module for module in model.modules() if type(module).__name__ in names]:
