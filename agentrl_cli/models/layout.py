@@ -10,11 +10,13 @@ def lay_by_input(model: nn.Module) -> None:
     """Let the weights of float32 linear layers on a CPU lie by input, in place; shapes and values stay.
 
     A product with few rows, as in sampling, then takes MKL up to a third less time, and a long one as much as before.
-    A weight that an embedding shares stays as it is: embeddings are read by rows.
+    The head stays as it is, for which this is slower, and so does a weight that an embedding reads by rows.
     """
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    kept = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    kept.add(id(getattr(head, "weight", None)))
     for module in model.modules():
-        if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or id(module.weight) in tied:
+        if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or id(module.weight) in kept:
             continue
         weight = module.weight.data
         if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():

@@ -24,8 +24,8 @@ def test_values_gradients_and_files_stay(tmp_path: Path) -> None:
     lay_by_input(model)
     assert dict(model.named_parameters()) == parameters  # the same objects: an optimizer keeps its own
     lying = linear_weights(model)
-    tied = model.get_input_embeddings().weight
-    assert tied.is_contiguous() and all(w.T.is_contiguous() for w in lying.values() if w is not tied)
+    head = model.get_output_embeddings().weight
+    assert head.is_contiguous() and all(w.T.is_contiguous() for w in lying.values() if w is not head)
     ids = torch.arange(24).view(2, 12)
     for one in (plain, model):
         one(ids, labels=ids).loss.backward()
