@@ -105,6 +105,8 @@ class _Program:
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._over = False
+        """True once nobody reads answers any more."""
         self._tail = ""
         self._threads: list[threading.Thread] = []
         self._first = Future[dict[str, Any]]()
@@ -121,10 +123,13 @@ class _Program:
         number, future = next(self._numbers), Future[dict[str, Any]]()
         future.set_running_or_notify_cancel()
         with self._lock:
-            self._asked[number] = future
-        self._send({"id": number, **fields})
-        if self.ended:
-            self._fail()
+            over = self._over
+            if not over:
+                self._asked[number] = future
+        if over:
+            future.set_exception(self._ending())
+        else:
+            self._send({"id": number, **fields})
         return future
 
     def cancel(self, asked: Future[dict[str, Any]]) -> None:
@@ -209,9 +214,13 @@ class _Program:
 
     def _fail(self) -> None:
         with self._lock:
+            self._over = True
             asked, self._asked = self._asked, {}
         for future in asked.values():
-            future.set_exception(EnvError(f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip()))
+            future.set_exception(self._ending())
+
+    def _ending(self) -> EnvError:
+        return EnvError(f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip())
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
