@@ -106,7 +106,7 @@ class _Program:
         self._numbers = itertools.count()
         self._asked: dict[int, Future[dict[str, Any]]] = {}
         self._over = False
-        """True once nobody reads answers any more."""
+        """True once no one reads answers."""
         self._tail = ""
         self._threads: list[threading.Thread] = []
         self._first = Future[dict[str, Any]]()

@@ -176,7 +176,7 @@ class AlgoConfig(Section):
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001")
         if self.ref_ema and not self.kl_coef:
-            raise ValueError("algo.ref_ema moves the reference of the KL term, which algo.kl_coef 0 turns off")
+            raise ValueError("algo.ref_ema moves the reference of the KL term, but algo.kl_coef is 0")
         self._fits_rejection()
         if self.kl_unbiased and self.kl_in == "reward":
             raise ValueError("algo.kl_unbiased needs the KL in the loss, but algo.kl_in is reward")
