@@ -69,7 +69,6 @@ class AuditReport:
     supports_system: bool = False
     parallel_calls: bool = False
     parser: str = ""
-    stop_tokens: tuple[str, ...] = ()
     reads_calls: bool = True
     """The parser reads the calls that the template writes."""
     first_difference: tuple[str, str] | None = None
@@ -145,7 +144,6 @@ def _audit(chat: Chat, which: Conversations) -> AuditReport:
         supports_system=chat.able.system,
         parallel_calls=parallel,
         parser=chat.parser.name,
-        stop_tokens=tuple(chat.tokenizer.token_text(id_) for id_ in chat.stop_ids),
         reads_calls=chat.reads_calls,
         first_difference=difference,
     )

@@ -81,13 +81,11 @@ def along(x: AdvantageInput, value: Callable[[int, TokenPath, bool], Float64]) -
     return out
 
 
-def token_rewards(x: AdvantageInput) -> list[Float64]:
-    """N × [lengths_i] reward per token: an episode's at its last, a turn's at the turn's last, less penalties."""
-    return along(x, lambda i, path, last: path.rewards)
-
-
 def rewards_to_go(x: AdvantageInput, gamma: float) -> list[Float64]:
-    """N × [lengths_i] discounted sum of the rewards from each token on."""
+    """N × [lengths_i] discounted sum of the rewards from each token on.
+
+    An episode's reward is at its last token, a turn's at the turn's last, less penalties.
+    """
     return along(x, lambda i, path, last: discounted(path.rewards, gamma))
 
 

@@ -11,8 +11,6 @@ from agentrl_cli.types import Outcome, RewardPart
 
 T = TypeVar("T")
 
-RUN_STATUS = ("running", "finished", "stopped", "failed")
-
 
 @dataclass(frozen=True, slots=True)
 class RunRow:

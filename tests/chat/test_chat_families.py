@@ -33,7 +33,7 @@ from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Outcome
 from tests.chat.test_template import MINIMIND
-from tests.helpers.chat import tokenizer_for
+from tests.helpers.chat import add, tokenizer_for
 from tests.helpers.template import templates_of
 from tests.helpers.train import write_model
 
@@ -74,16 +74,6 @@ def template(source: str, name: str) -> str:
 
 def chat_of(source: str, name: str, append_only: bool = False) -> Chat:
     return Chat(tokenizer_for(template(source, name)), "auto", append_only, now=datetime(2026, 1, 2))
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return a + b
 
 
 async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollout]:

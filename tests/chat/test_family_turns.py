@@ -30,8 +30,8 @@ from agentrl_cli.runtime import conversations
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Message, Origin, Outcome
-from tests.chat.test_chat_families import add, episode_of
-from tests.helpers.chat import GPT_OSS_ENDS, tokenizer_for
+from tests.chat.test_chat_families import episode_of
+from tests.helpers.chat import GPT_OSS_ENDS, add, tokenizer_for
 from tests.helpers.family_templates import GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
 from tests.helpers.train import trainer_of, write_model, write_pack
 

@@ -23,8 +23,8 @@ from agentrl_cli.chat.template_probe import tool, user
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Message, Outcome
-from tests.chat.test_chat_families import add, episode_of
-from tests.helpers.chat import schema, tokenizer_for
+from tests.chat.test_chat_families import episode_of
+from tests.helpers.chat import add, schema, tokenizer_for
 from tests.helpers.template import SHIPPED, templates_of
 
 NAMES = [f"{package}/{name}" for package, names in SHIPPED.items() for name in names]

@@ -19,19 +19,10 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Outcome, Task, ToolCall, ToolResult
+from tests.helpers.chat import add
 
 TASK = Task("t", "p", "f", "train", ({"role": "user", "content": "Hi."},), {"answer": "5"})
 BYTES = ByteTokenizer()
-
-
-def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: One.
-        b: Other.
-    """
-    return a + b
 
 
 def turn(*calls: ToolCall, content: str = "") -> AssistantTurn:

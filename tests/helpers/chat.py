@@ -96,3 +96,13 @@ def metaspace_json() -> str:
     )
     tokenizer.train_from_iterator(TEXTS[:1] * 3, trainer)  # nothing merges over line breaks
     return str(tokenizer.to_str())
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b

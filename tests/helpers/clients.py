@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.agents.gateway.session import Trace
+from tests.helpers.chat import add
 from tests.helpers.gateway import MODEL, call, served, world_of
 
 TASK = "What is 17 + 25, and then plus 8?"
@@ -61,16 +62,6 @@ async def fork_trace(client: Client) -> Trace:
     async with served(world):
         await asyncio.to_thread(client.run, world.base("k"), "k")
         return await world.end("k")
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
 
 
 SCHEMA = {

@@ -113,26 +113,6 @@ GIVEN = {
 }
 """What the generation prompt gives of thinking, and what the history keeps of that, in four families."""
 
-# The template of deepseek-ai/DeepSeek-V3: from the second call on `ns.is_first` drops <｜Assistant｜>.
-DEEPSEEK_V3 = """\
-{%- set ns = namespace(is_first=false, is_tool=false, is_output_first=true) %}{{- bos_token }}
-{%- for m in messages %}
-{%- if m.role == 'user' %}{%- set ns.is_tool = false %}{{- '<｜User｜>' + m.content }}{% endif %}
-{%- if m.role == 'assistant' and m.tool_calls %}{%- set ns.is_tool = false %}
-{%- for c in m.tool_calls %}
-{%- if not ns.is_first %}{{- '<｜Assistant｜>' }}{%- set ns.is_first = true %}{% endif %}
-{{- '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + c.function.name + '\\n```json\\n' }}
-{{- c.function.arguments|tojson + '\\n```<｜tool▁call▁end｜>' }}{% endfor %}
-{{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
-{%- elif m.role == 'assistant' %}
-{%- if ns.is_tool %}{{- '<｜tool▁outputs▁end｜>' + m.content + '<｜end▁of▁sentence｜>' }}{%- set ns.is_tool = false %}
-{%- else %}{{- '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endif %}
-{%- if m.role == 'tool' %}{%- set ns.is_tool = true %}
-{%- if ns.is_output_first %}{{- '<｜tool▁outputs▁begin｜>' }}{%- set ns.is_output_first = false %}{% endif %}
-{{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}{% endif %}
-{%- endfor %}
-{%- if ns.is_tool %}{{- '<｜tool▁outputs▁end｜>' }}{% endif %}
-{%- if add_generation_prompt and not ns.is_tool %}{{- '<｜Assistant｜>' }}{% endif %}"""
 
 # The first template of LiquidAI/LFM2-1.2B: it lists tools and shows results, and knows nothing of calls.
 LFM2 = """\

@@ -13,7 +13,7 @@ from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.advantages import episode_advantage
 from agentrl_cli.learning.advantages import function as estimator
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_parts, turn_rewards
-from agentrl_cli.learning.turn_advantages import discounted, gae_raw, token_rewards, value_targets
+from agentrl_cli.learning.turn_advantages import discounted, gae_raw, rewards_to_go, value_targets
 from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult, Turn
 
 GROUP_RELATIVE = ["grpo", "dr_grpo", "batch", "rloo", "opo", "pass_at_k", "turn_returns", "mt_grpo", "gigpo"]
@@ -183,8 +183,8 @@ def test_token_rewards_by_hand() -> None:
         turn_rewards=turns([0.5, np.nan], [np.nan]),
         token_penalty=turns([0.1, 0, 0, 0.2], [0]),
     )
-    np.testing.assert_allclose(token_rewards(x)[0], [-0.1, 0, 0.5, 0.8])
-    np.testing.assert_allclose(token_rewards(x)[1], [5])
+    np.testing.assert_allclose(rewards_to_go(x, 0.0)[0], [-0.1, 0, 0.5, 0.8])
+    np.testing.assert_allclose(rewards_to_go(x, 0.0)[1], [5])
     np.testing.assert_allclose(x.returns, [0.7, 5])
 
 

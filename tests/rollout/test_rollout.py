@@ -28,20 +28,11 @@ from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import Tool, tool
 from agentrl_cli.types import Episode, Fact, Generation, Origin, Outcome, Sampling, StopReason, Task, ToolResult
+from tests.helpers.chat import add
 
 BYTES = ByteTokenizer()
 CHAT = Chat(BYTES)
 STOP = BYTES.eos_ids[0]
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return a + b
 
 
 def recite(count: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import ConfigError, SandboxFault
-from agentrl_cli.sandbox import Sandbox, Session, Status, cgroup, grade
+from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade
 from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.runner_process import Process
 from tests.helpers.sandbox import open_sandbox
@@ -20,11 +20,6 @@ from tests.helpers.sandbox import open_sandbox
 async def sandbox() -> AsyncIterator[Sandbox]:
     async with await open_sandbox(workers=1, wall=3.0) as opened:
         yield opened
-
-
-@pytest.fixture
-async def session(sandbox: Sandbox) -> Session:
-    return await sandbox.session()
 
 
 async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.run_python import TOOL as run_python
 from tests.helpers.processes import comes, descendants
 from tests.helpers.sandbox import open_sandbox
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1, wall=2.0) as opened:
-        yield opened
 
 
 async def test_many_sessions_at_once(sandbox: Sandbox) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,6 @@ from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Session, Status
 from agentrl_cli.sandbox.channel import guest_module
 from tests.helpers.sandbox import open_sandbox
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1, wall=2.0) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def session(sandbox: Sandbox) -> Session:
-    return await sandbox.session()
 
 
 async def test_cells_share_variables_and_imports(session: Session) -> None:
