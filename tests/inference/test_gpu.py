@@ -114,7 +114,7 @@ async def test_the_fallback_engine_stays_on_the_gpu(name: str, monkeypatch: pyte
     model = build(f"{name}ForCausalLM")
     abilities = BatchedForward(model).abilities
     forward = BatchedForward(model.to("meta", torch.bfloat16), abilities)
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # a meta tensor has no values to ask
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def request(n: int, length: int) -> Request:
@@ -168,7 +168,7 @@ def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.Mon
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but one question of the drawing asks for no number; that one is answered for it."""
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # a meta tensor has no values to ask
     samplings = [
         Sampling(temperature=0.7, top_p=0.9, top_k=3),
         Sampling(temperature=0.0, bad_ids=(1, 2)),
