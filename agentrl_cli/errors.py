@@ -19,7 +19,7 @@
     │   └── MissingDependency       an extra is not installed
     └── GateNotMet                  exit 4: `eval --fail-under`
 
-`hint` says what to do next and is printed under the message.
+`hint` is what to do next; it is printed under the message.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
 
 
 def raised(error: BaseException) -> str:
-    """An exception of a user's code as text: its type, what it says, and the last line of that code on its way."""
+    """An exception of a user's code as text: its type, its message, and the last line of that code in its traceback."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for name, line in reversed(places):

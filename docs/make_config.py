@@ -21,7 +21,7 @@ HEAD = """\
 
 `agentrl.yaml` holds what differs from the defaults. Later layers win: defaults, the pack's `defaults`, files in order
 (`agentrl.yaml`, then each `--config`), `AGENTRL_SECTION__KEY`, `--set section.key=value`, flags. An unknown key is an
-error that names the nearest one. Relative paths are relative to the project folder. `agentrl config show` says where
+error that names the nearest one. Relative paths are relative to the project folder. `agentrl config show` prints where
 each value came from, `agentrl config schema` prints the JSON Schema for editors.
 """
 

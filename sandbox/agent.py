@@ -40,7 +40,7 @@ def forward(listener: socket.socket, path: str) -> NoReturn:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Sends on what one side says until it ends, or the other side has left."""
+    """Forwards what one side sends until it ends, or the other side has left."""
     try:
         while data := source.recv(_CHUNK):
             target.sendall(data)

@@ -31,7 +31,7 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """A value head with its optimizer. `algo.value_coef` says how much of its loss reaches the policy's weights."""
+    """A value head with its optimizer. `algo.value_coef` sets how much of its loss reaches the policy's weights."""
 
     def __init__(self, width: int, algo: AlgoConfig, *, device: torch.device | str = "cpu") -> None:
         self.algo = algo

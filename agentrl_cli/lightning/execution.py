@@ -53,7 +53,7 @@ class ExecutionStrategy:
 
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
-    """Threads. `main_thread` says which of the two gets this one."""
+    """Threads. `main_thread` is the one of the two that gets this thread."""
 
     alias = "shm"
 

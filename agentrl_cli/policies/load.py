@@ -1,4 +1,4 @@
-"""Loading a policy as the configuration says: its backend by name, its chat, and the model if there is one here."""
+"""Loading a policy by the configuration: its backend by name, its chat, and the model if there is one here."""
 
 from __future__ import annotations
 

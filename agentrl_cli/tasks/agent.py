@@ -30,7 +30,7 @@ LEASE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What a pack says about its agent."""
+    """A pack's settings of its agent."""
 
     kind: str
     """function, command or remote: a key of `agents.runners.RUNNERS`."""
@@ -50,7 +50,7 @@ class AgentSpec:
     remote: str = ""
     """`HOST:PORT` where agents elsewhere ask for tasks."""
     lease: float = LEASE
-    """Seconds after which such an agent that says nothing is dead."""
+    """Seconds of silence after which such an agent is dead."""
     target: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """The function itself, of a pack made in a script; `function` is then its name for people."""
 

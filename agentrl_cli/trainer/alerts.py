@@ -173,7 +173,7 @@ def _clip(s: Series) -> Alert | None:
 
 def _drift(s: Series) -> Alert | None:
     drifted = s.now.get("drift/structural", 0.0)
-    text = "Episodes differ from the chat template's rendering in their structure. agentrl doctor --template says why."
+    text = "Episodes differ from the chat template's rendering in their structure. agentrl doctor --template shows why."
     return Alert("bad", "drift", drifted, 0.0, text) if drifted else None
 
 

@@ -172,7 +172,7 @@ class Reporter:
             if error is None:
                 raise cause from problem
             if not isinstance(error, StoreError) and str(cause) != str(error):
-                self.narrate(str(cause))  # `error`, which the caller raises, says more than this failed write
+                self.narrate(str(cause))  # `error`, which the caller raises, matters more than this failed write
 
     def _alerts(self, report: StepReport) -> str:
         """Store the alerts of a step. Returns the name of the one that stops the run."""
@@ -238,7 +238,7 @@ def duration(seconds: float) -> str:
 
 
 def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:
-    """The error that ended a run: that it was deleted says more than the write that failed because of it."""
+    """The error that ended a run: its deletion, rather than the write that failed because of it."""
     if isinstance(problem, (StoreError, NotFound)):
         try:
             store.runs.get(run.id)

@@ -68,7 +68,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it. `error` says what was wrong with a malformed one."""
+    """One call as the model wrote it. `error` describes what is wrong with a malformed one."""
 
     id: str
     name: str

@@ -12,7 +12,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value. Raises ValueError (JSONDecodeError, UnicodeDecodeError, or one that says what else is wrong).
+    """A JSON value. Raises ValueError (JSONDecodeError, UnicodeDecodeError, or one with another reason).
 
     Besides JSON's own rules: at most `DEPTH` levels, and no lone surrogates, which no file, store or tokenizer takes.
     """

@@ -81,7 +81,7 @@ KL = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2":
 
 
 class VERL(GRPO):
-    """Trains as verl's dictionary says, with this package's trainer on this machine."""
+    """Trains by the settings of verl's dictionary, with this package's trainer on this machine."""
 
     name = "lightning"
 

@@ -140,7 +140,7 @@ class Endpoint:
         except httpx2.TimeoutException as error:
             raise Unreachable(
                 f"{self.url} cannot be reached: no answer for {REACH:g} s.",
-                hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log says which.",
+                hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log shows which.",
             ) from error
         except httpx2.RequestError as error:
             raise self._unreached(self.url, error) from error
@@ -275,7 +275,7 @@ def _hint(status: int, tries: int) -> str:
     if status == 404:
         return "remote.model is the name under which the server serves the model; its /v1/models lists them."
     if status >= 500:
-        return f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log says more."
+        return f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log has more."
     return ""
 
 

@@ -53,7 +53,7 @@ class AgentScreen(Screen[None]):
             self.app.exit(0)
 
     def action_leave(self) -> None:
-        """Returns to the screen below; on the first screen it says how to quit, so that escape never ends anything."""
+        """Returns to the screen below; on the first screen it shows how to quit, so that escape never ends anything."""
         if len(self.app.screen_stack) > 2:
             self.action_back()
         else:

@@ -369,7 +369,7 @@ def turn_at(view: EpisodeView, current: int, line: int) -> int | None:
 
 
 def marks(view: EpisodeView, following: bool, branch: int | None, children: int) -> list[str]:
-    """What the second line says of an episode: that it is followed, its branch, tags, note and what-ifs."""
+    """The second line: whether the episode is followed, its branch, tags, note and what-ifs."""
     found = ["FOLLOWING the newest episode"] if following else []
     found += [branch_title(view.episode, branch)] if branch is not None else []
     found += [f"TAGS {', '.join(view.tags)}"] if view.tags else []
