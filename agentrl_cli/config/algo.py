@@ -106,7 +106,7 @@ class AlgoConfig(Section):
         default=False,
         description="ratios against the sampler's log-probabilities instead of the trainer's before the step (verl's"
         " bypass mode): saves a forward; the loss's clip bounds the gap between them, which is then not"
-        " measured: there is no alert mismatch",
+        " measured, so the alert mismatch stays silent",
     )
     reject: Rejection = Field(
         default="none",

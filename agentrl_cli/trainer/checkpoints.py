@@ -96,7 +96,7 @@ class Checkpoints:
                 if state["step"] != found[-1].step:  # killed between a `best` or `last` and its row
                     self._add(found[-1].kind, path, int(state["step"]), state.get("best"))
                 return state
-        if changed:  # the weights are no longer those of the first step
+        if changed:  # the weights differ from those of the first step
             raise ModelError(
                 f"No checkpoint under {self.folder} can be resumed from.",
                 hint="Delete that folder: the run then starts again from step 1, with the episodes in the store.",
