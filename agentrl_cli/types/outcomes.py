@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     FOREIGN_TEXT = "foreign_text"
     """An assistant turn has text that the policy did not sample: the reward may be owed to that text."""
     UNGRADED = "ungraded"
-    """The primary reward is None: it does not apply, and there is no grade of the episode."""
+    """The primary reward is None: it does not apply, and the episode has no grade."""
     DRIFT = "drift"
     """What was appended is not what the template writes, and such turns are not trained."""
     CANCELLED = "cancelled"
