@@ -1,0 +1,101 @@
+"""Three deterministic training steps are what they were: ids, log-probabilities, advantages and weights.
+
+`golden.json` holds the numbers. Everything that only moves code keeps them; what changes them on purpose writes them
+again (`AGENTRL_GOLDEN=write pytest tests/trainer/test_golden.py`) and says why in its commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl_cli.config import Config
+from agentrl_cli.runtime import train
+from agentrl_cli.store import RunRow, Store
+from tests.helpers.train import episodes_of
+
+GOLDEN = Path(__file__).with_name("golden.json")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "full": {"algo": {"advantage": "grpo", "loss": "ppo_clip"}},
+    "lora": {"algo": {"advantage": "rloo", "kl_coef": 0.01, "minibatches": 2}, "adapter": {"enabled": True, "r": 4}},
+}
+TOLERANCE = 2e-4
+"""Of summed log-probabilities and norms on another kind of processor, where products are added up in another order."""
+
+
+def fingerprint() -> str:
+    """Return a hash of a few products and exponentials: equal on processors with the same arithmetic."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for rows in (1, 7, 64):
+        left = torch.randn(rows, 160, generator=generator)
+        right = torch.randn(160, 432, generator=generator)
+        parts.append(torch.log_softmax(left @ right, -1).numpy().tobytes())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def measure(run: RunRow, db: Path) -> dict[str, Any]:
+    """Return the numbers of a run as they stand in golden.json."""
+    with Store.open(db, readonly=True) as store:
+        episodes = [episode for step in (1, 2, 3) for episode in episodes_of(store, run, step)]
+        last = next(row for row in reversed(store.runs.checkpoints(run.id)) if row.kind == "last")
+    weights = load_file(next(Path(last.path).glob("*.safetensors")))
+    exact = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+    return {
+        "episodes": [
+            {
+                "task": episode.task_id,
+                "step": episode.step,
+                "ids": hashlib.sha256(np.asarray(episode.tokens.ids, np.int32).tobytes()).hexdigest()[:16],
+                "logp": round(float(np.nansum(episode.tokens.logp_policy)), 4),
+                "reward": episode.reward,
+                "advantage": None if episode.advantage is None else round(episode.advantage, 5),
+                "fact": episode.fact,
+            }
+            for episode in sorted(episodes, key=lambda each: (each.step or 0, each.task_id, each.sample))
+        ],
+        "norms": {name: round(float(weights[name].float().norm()), 4) for name in sorted(weights)},
+        "weights": exact,
+    }
+
+
+def train_three_steps(folder: Path, sections: dict[str, Any]) -> dict[str, Any]:
+    """Train calc-task for three steps in `folder` and measure the run."""
+    base: dict[str, Any] = {
+        "deterministic": True,
+        "seed": 3,
+        "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
+        "task": {"packs": ["calc-task"]},
+        "rollout": {"group_size": 4, "prompts_per_step": 4, "max_turns": 3, "max_new_tokens": 24, "max_tokens": 256},
+        "train": {"steps": 3, "lr": 1e-3, "warmup_steps": 1},
+    }
+    folder.mkdir()
+    run = train(Config.model_validate(base | sections), project=folder)
+    return measure(run, folder / "runs" / "agentrl.db")
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_three_steps_give_the_numbers_that_they_gave(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    found = train_three_steps(tmp_path / name, SETTINGS[name])
+    if os.environ.get("AGENTRL_GOLDEN") == "write":
+        stored = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else {}
+        stored |= {"arithmetic": fingerprint(), name: found}
+        GOLDEN.write_text(json.dumps(stored, indent=0) + "\n")
+    golden = json.loads(GOLDEN.read_text())
+    if golden["arithmetic"] == fingerprint():
+        assert found == golden[name]
+        return
+    first = [each for each in found["episodes"] if each["step"] == 1]
+    for new, old in zip(first, golden[name]["episodes"], strict=False):
+        assert (new["task"], new["ids"], new["reward"]) == (old["task"], old["ids"], old["reward"])
+        assert new["logp"] == pytest.approx(old["logp"], abs=TOLERANCE)
+        assert new["advantage"] == pytest.approx(old["advantage"], abs=TOLERANCE)
