@@ -22,7 +22,6 @@ from agentrl_cli._version import __version__
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.registry import trust
-from agentrl_cli.types.plain import is_text, shown
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
@@ -182,8 +181,11 @@ def main(args: Sequence[str] | None = None) -> int:
 def _require_text(args: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8: the store, filters and file names cannot hold it."""
     for number, arg in enumerate(args, 1):
-        if not is_text(arg):
-            raise UsageError(f"Argument {number}, {shown(arg)}, is not UTF-8 text.", hint="See `locale`, and type it.")
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            text = f"Argument {number}, {arg[:40]!a}, is not UTF-8 text."
+            raise UsageError(text, hint="See `locale`, and type it.") from None
 
 
 def report(error: BaseException) -> int:

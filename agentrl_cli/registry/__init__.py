@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentrl_cli.errors import EnvError, MissingDependency, NotFound
-from agentrl_cli.registry.threads import from_outside
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
@@ -33,9 +30,9 @@ def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Pa
         return _load(kind, value, base) if isinstance(value, str) else value
     if ":" in name:
         return _load(kind, name, base)
-    points = {point.name: point for point in entry_points(group=f"agentrl.{kind}")}
+    points = _entry_points(kind)
     if name in points:
-        return _load(kind, points[name].value, base)
+        return _load(kind, points[name], base)
     hint = f'Anything else is written "module:object" or "file.py:object", or registered under agentrl.{kind}.'
     raise NotFound.of(_one(kind), name, sorted({*table, *points}), hint=hint)
 
@@ -71,7 +68,13 @@ def _one(kind: str) -> str:
 
 def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
     """Every name that `resolve` knows for a kind, entry points included, sorted."""
-    return sorted({*table, *(point.name for point in entry_points(group=f"agentrl.{kind}"))})
+    return sorted({*table, *_entry_points(kind)})
+
+
+def _entry_points(kind: str) -> dict[str, str]:
+    from importlib.metadata import entry_points  # late: it costs every command a tenth of its start
+
+    return {point.name: point.value for point in entry_points(group=f"agentrl.{kind}")}
 
 
 def load_file(path: Path) -> ModuleType:
@@ -96,7 +99,7 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if not isinstance(error, Exception) and from_outside(error):
+        if _from_outside(error):
             raise
         raise EnvError(_import_failure(path, error), hint="Fix the file: it is imported unchanged.") from error
     return module
@@ -130,9 +133,18 @@ def _import(kind: str, name: str) -> ModuleType:
     except Exception:
         raise
     except BaseException as error:
-        if from_outside(error):
+        if _from_outside(error):
             raise
         raise EnvError(f"The module {name} ended its import by {type(error).__name__}: {error}") from error
+
+
+def _from_outside(error: BaseException) -> bool:
+    """Whether a Ctrl-C or a cancellation ended an import, not the imported code."""
+    if isinstance(error, Exception):
+        return False
+    from agentrl_cli.registry.threads import from_outside  # late: it imports asyncio
+
+    return from_outside(error)
 
 
 def _import_failure(path: Path, error: BaseException) -> str:
@@ -147,9 +159,12 @@ def _import_failure(path: Path, error: BaseException) -> str:
 
 def require_package(name: str, version: str, extra: str, *, otherwise: str = "") -> None:
     """Raise MissingDependency if an optional package is missing or its version does not begin with `version`."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
     try:
-        found = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError as error:
+        found = installed(name)
+    except PackageNotFoundError as error:
         line = f"pip install 'agentrl-cli[{extra}]'" + (f", or {otherwise}." if otherwise else "")
         raise MissingDependency(f"The package {name} is not installed.", hint=line) from error
     if not f"{found}.".startswith(f"{version}."):
