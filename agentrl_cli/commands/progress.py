@@ -31,7 +31,7 @@ class Progress:
             columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
             columns += [TimeRemainingColumn()] * self.eta
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self.what, total=self.total)
+            self._task = self._bar.add_task(self.what, total=self.total or None)
             self._bar.start()
         return self
 
@@ -45,7 +45,8 @@ class Progress:
         """Count one more as done; `note` is printed beside the bar."""
         self.done += 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, description=f"{self.what} {note}".strip())
+            note = f"{self.what} {note}".strip()
+            self._bar.update(self._task, completed=self.done, total=self.total, description=note)
             return
         now = time.monotonic()
         if now - self._said >= EVERY:

@@ -1,4 +1,4 @@
-"""`agentrl sft`: fine-tunes on demonstrations or the store's best episodes; also makes the bundled model."""
+"""`agentrl sft`: fine-tunes on demonstrations or the store's best episodes; also makes what a recipe describes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from agentrl_cli.errors import ConfigError, RunFailed, UsageError
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", help='"tiny-tools" or "tiny-agent" (how these were made), or a YAML file.')
+    str | None,
+    typer.Option("--recipe", metavar="FOLDER", help="How a model is made: recipe.yaml, and recipe.py beside it."),
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps of demonstrations.")]
 RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak learning rate.")]
@@ -102,8 +103,8 @@ def command(
 
     The packs' own demonstrations, or with --from-store or --best-of the store's best episodes; --demonstrations mixes
     both. --data trains on a file of conversations. With --teacher another model attempts the tasks (its key:
-    remote.api_key_env); what it solved is trained on. `--recipe tiny-tools` takes hours: Ctrl-C finishes the step and
-    saves, --resume continues.
+    remote.api_key_env); what it solved is trained on. A recipe may take hours: Ctrl-C finishes the step and saves,
+    --resume continues.
     """
     stored = from_store is not None or best_of is not None or teacher is not None
     _require_fit(recipe, resume, stored, tool_rate, demonstrations)
@@ -116,7 +117,7 @@ def command(
     with data_stdout(), writing(out, "sft", context.db if context else None):
         _require_empty(out, force or resume)
         if context is None:
-            last = _from_nothing(recipe or "", given, out, resume)
+            last = _from_recipe(recipe or "", given, out, resume)
         else:
             from_store = from_store if teacher is None else _taught(context, teacher, teacher_model, count, group)
             kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
@@ -135,7 +136,7 @@ def _require_fit(
 ) -> None:
     """Raises UsageError for options that do not go together."""
     if resume and recipe is None:
-        raise UsageError("--resume continues a --recipe.", hint="agentrl sft OUT --recipe tiny-tools --resume")
+        raise UsageError("--resume continues a --recipe.", hint="agentrl sft OUT --recipe FOLDER --resume")
     if recipe is not None and stored:
         raise UsageError("--recipe and --from-store exclude each other.")
     if tool_rate is not None and stored and demonstrations is None:
@@ -199,45 +200,23 @@ def _taught(context: Any, url: str, model: str | None, count: int, group: int) -
     return f"run:{run.name} outcome:solved"
 
 
-def _from_nothing(name: str, given: dict[str, Any], out: Path, resume: bool) -> float:
-    """What a recipe makes: a model from random weights on invented tools, or on packs, or an adapter."""
-    from agentrl_cli.config.yamlfile import load_yaml
-    from agentrl_cli.models.checkpoint import written_whole
-    from agentrl_cli.paths import models_dir
-    from agentrl_cli.sft.demonstrations import load_recipe
-    from agentrl_cli.sft.train import make
+def _from_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> float:
+    """Make what a recipe describes; Ctrl-C or SIGTERM finishes the step."""
+    from agentrl_cli.sft.recipe import RecipeRun, find_recipe, load_settings
+    from agentrl_cli.sft.train import use_recipe
 
-    shipped = models_dir() / f"{name}.recipe.yaml"
-    path = shipped if shipped.is_file() else Path(name)
-    if "packs" not in load_yaml(path):
-        return _invented(name, path, given, out, resume)
-    if resume:
-        raise UsageError(f"{name} is trained in one go: only recipes of invented tools are resumed.")
-    recipe = dataclasses.replace(load_recipe(path), **given)
-    with Progress("sft", recipe.total) as progress:
-        losses = _Losses(progress)
-        with written_whole(out, keep=True) as folder:
-            make(recipe, folder, losses)
-    return losses.mean
-
-
-def _invented(name: str, path: Path, given: dict[str, Any], out: Path, resume: bool) -> float:
-    """Train the model of a recipe without packs; Ctrl-C or SIGTERM finishes the step and saves."""
-    from agentrl_cli.sft.recipe.training import Progress as Step
-    from agentrl_cli.sft.recipe.training import load_plan, make_bundled
-
-    if "tool_rate" in given:
-        raise UsageError("--tool-rate is about the packs' demonstrations; this recipe has none.")
-    plan = dataclasses.replace(load_plan(path), **given)
+    path = find_recipe(name)
+    settings = load_settings(path, given)
     stopped = threading.Event()
-    with Progress("sft", plan.steps) as progress, _stopping(stopped):
+    with Progress("sft", 0) as progress, _stopping(stopped):
         losses = _Losses(progress)
 
-        def report(step: Step) -> None:
-            progress.done = step.step - 1  # a resumed training begins further on
-            losses(step.step, step.loss, 0.0)
+        def report(step: int, steps: int, loss: float) -> None:
+            progress.done, progress.total = step - 1, steps  # a resumed training begins further on
+            losses(step, loss, 0.0)
 
-        done = make_bundled(plan, out, report, resume=resume, stop=stopped.is_set)
+        run = RecipeRun(settings=settings, path=path, folder=out, report=report, stopped=stopped.is_set, resume=resume)
+        done = use_recipe(run)
     if not done:
         narrate(f"Stopped after step {losses.step}. Continue: agentrl sft {out} --recipe {name} --resume")
         raise typer.Exit(130)

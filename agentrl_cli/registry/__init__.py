@@ -78,7 +78,7 @@ def _entry_points(kind: str) -> dict[str, str]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path, once per path and content change.
+    """Import a Python file by its path, once per path and content change; `from .other import` finds files beside it.
 
     Raises NotFound if the file is missing, EnvError if its code fails or would end the process (file and line).
     """
@@ -90,7 +90,8 @@ def load_file(path: Path) -> ModuleType:
     name = f"agentrl_file_{path.stem.replace('-', '_')}_{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    # As a package whose modules are the files beside it: no two folders' `helpers.py` get into each other's way.
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     if spec is None or spec.loader is None:
         raise NotFound(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)

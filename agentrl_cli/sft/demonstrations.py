@@ -12,10 +12,8 @@ import numpy as np
 
 from agentrl_cli.chat.images import pictured
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.paths import models_dir
 from agentrl_cli.tasks import Pack, question
 from agentrl_cli.tasks.media import with_media
 from agentrl_cli.types import Origin, Task
@@ -83,7 +81,7 @@ class Recipe(Schedule):
     """Share of demonstrations that use the tool where one is needed."""
     lessons: Sequence[Lesson] = ()
     architecture: Mapping[str, Any] | None = None
-    """Arguments of Qwen3Config, or `text`, `vision` and `pixels` (pictures.py); None: fine-tune a given model."""
+    """Arguments of Qwen3Config, or `text`, `vision` and `pixels` (from_nothing.py); None: fine-tune a given model."""
     adapter: Mapping[str, Any] | None = None
     """Keys of the section `adapter` of the configuration: train a LoRA adapter of the bundled model."""
 
@@ -93,14 +91,14 @@ class Recipe(Schedule):
         return self.drills + sum(lesson.steps for lesson in self.lessons) + self.steps
 
 
-def load_recipe(path: Path | None = None) -> Recipe:
-    """A recipe from YAML, by default the bundled model's. Raises ConfigError for unknown keys."""
-    path = path or models_dir() / "tiny-agent.recipe.yaml"
-    given = load_yaml(path)
+def parse_recipe(settings: Mapping[str, Any], path: Path) -> Recipe:
+    """Return the recipe of a file's settings. Raises ConfigError for unknown or missing keys."""
     try:
-        return Recipe(**{**given, "lessons": [Lesson(**lesson) for lesson in given.get("lessons") or ()]})
+        return Recipe(**{**settings, "lessons": [Lesson(**lesson) for lesson in settings.get("lessons") or ()]})
     except TypeError as error:
-        raise ConfigError(f"{path} is not a recipe: {error}") from error
+        raise ConfigError(
+            f"{path} is not a recipe of packs: {error}", hint="A recipe without `packs` has a recipe.py beside it."
+        ) from error
 
 
 def demonstrations(

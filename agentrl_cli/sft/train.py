@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,17 +23,20 @@ import torch
 from torch import nn
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, Tokenizer, tiny_template
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.errors import ConfigError
+from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, chosen, micro_batches
 from agentrl_cli.models.adapter import name_base
+from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.save import save_model
 from agentrl_cli.models.vision import attach
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.sft.demonstrations import SPECIALS, Recipe, demonstrations, drill, encode
-from agentrl_cli.sft.pictures import make_seeing_model
+from agentrl_cli.registry import load_file
+from agentrl_cli.sft.demonstrations import SPECIALS, Recipe, demonstrations, drill, encode, parse_recipe
+from agentrl_cli.sft.from_nothing import make_model, make_seeing_model, train_tokenizer
+from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types.content import content_text
 
@@ -46,62 +48,18 @@ SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 
 
 def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> Tokenizer:
-    """Train a byte-level BPE on the packs' conversations and write it into `folder` in Hugging Face's form."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Backend
-
+    """Train a tokenizer on the packs' conversations and write it into `folder`."""
     plain = Chat(ByteTokenizer())
     texts = []
     for _, (pack, messages) in zip(range(recipe.texts), demonstrations(recipe, packs, recipe.seed + 1), strict=False):
         said = [{**message, "content": content_text(message.get("content"))} for message in messages]
         texts.append(plain.decode(plain.conversation(said, pack.schemas).ids))
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        special_tokens=[*SPECIALS, *(IMAGE_TOKENS if _sees(recipe) else ())],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    folder.mkdir(parents=True, exist_ok=True)
-    # The markers of tools are ordinary text that happens to be one token: they stay visible when decoded.
-    data = json.loads(backend.to_str())
-    for token in data["added_tokens"]:
-        token["special"] = token["content"].startswith("<|")
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "model_max_length": 1024,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(tiny_template(_sees(recipe)), encoding="utf-8")
-    return Tokenizer.load(folder)
+    form: dict[str, Any] = {"split": SPLIT, "specials": SPECIALS, "context": 1024, "images": _sees(recipe)}
+    return train_tokenizer(texts, folder, vocabulary=recipe.vocabulary, **form)
 
 
 def _sees(recipe: Recipe) -> bool:
     return "vision" in (recipe.architecture or {})
-
-
-def make_model(recipe: Recipe, vocabulary: int) -> nn.Module:
-    """A Qwen3-shaped model with random weights from the recipe's seed."""
-    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(recipe.seed)
-    config = Qwen3Config(
-        vocab_size=vocabulary, eos_token_id=2, pad_token_id=0, bos_token_id=None, **(recipe.architecture or {})
-    )
-    model: nn.Module = Qwen3ForCausalLM(config)
-    return model
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -205,6 +163,36 @@ def with_demonstrations(
         yield [*batch, *_by_pack(chat, stream, rows)]
 
 
+def use_recipe(run: RecipeRun) -> bool:
+    """Make what a recipe describes, by `make` of the recipe.py beside its settings, or from packs if it has none.
+
+    False if it was stopped before. Raises ConfigError for a recipe.py without `make`.
+    """
+    code = run.path.with_name("recipe.py")
+    if not code.is_file():
+        return make_from_packs(run)
+    make = getattr(load_file(code), "make", None)
+    if not callable(make):
+        raise ConfigError(f"{code} has no function `make`.", hint="def make(run: RecipeRun) -> bool: ...")
+    return bool(make(run))
+
+
+def make_from_packs(run: RecipeRun) -> bool:
+    """Make what a recipe of packs describes, in one go: a stop leaves nothing. Raises UsageError, ConfigError."""
+    if run.resume:
+        raise UsageError(f"{run.path} is trained in one go: it cannot be resumed.")
+    recipe = parse_recipe(run.settings, run.path)
+
+    def report(step: int, loss: float, seconds: float) -> None:
+        run.report(step, recipe.total, loss)
+        if run.stopped():
+            raise KeyboardInterrupt
+
+    with written_whole(run.folder, keep=True) as folder:
+        make(recipe, folder, report)
+    return True
+
+
 def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None) -> None:
     """Make what a recipe describes and write it into `folder`.
 
@@ -227,7 +215,7 @@ def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], Non
         chat = attach(model, [folder], lambda images: Chat(tokenizer, images=images))
         assert chat is not None
     else:
-        model, chat = make_model(recipe, tokenizer.vocab_size), Chat(tokenizer)
+        model, chat = make_model(recipe.architecture or {}, tokenizer.vocab_size, recipe.seed), Chat(tokenizer)
     train(model, chat, packs, recipe, report)
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a transformers model
 

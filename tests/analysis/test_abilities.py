@@ -13,7 +13,7 @@ from agentrl_cli import ByteTokenizer, Chat, Config, ScriptedPolicy
 from agentrl_cli.analysis.abilities import ABILITIES, Found, measure, verdict
 from agentrl_cli.commands import main
 from agentrl_cli.policies.load import Loaded
-from agentrl_cli.sft.recipe.words import HELD_OUT
+from recipes.tiny_tools.words import HELD_OUT
 
 TOKENIZER = ByteTokenizer()
 

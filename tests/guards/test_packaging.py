@@ -86,6 +86,7 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
     assert {"agentrl_cli/py.typed", "agentrl_cli/models/tiny-agent/config.json"} <= inside
     assert {name.split("/")[0] for name in inside} == {"agentrl_cli", f"agentrl_cli-{version()}.dist-info"}
     assert not [name for name in inside if "__pycache__" in name or name.endswith((".db", ".pyc"))]
+    assert not [name for name in inside if "tiny_tools" in name], "recipes/ is in the sdist alone"
 
 
 def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
@@ -98,6 +99,9 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
     agentrl(python, "init", "echo-task", "mine", "--min-level", "ns", cwd=tmp_path)
     assert (tmp_path / "mine" / "task.py").read_bytes() == (ROOT / "tasks" / "echo-task" / "task.py").read_bytes()
     assert "agentrl.yaml" in agentrl(python, "config", "show", cwd=tmp_path / "mine")
+    command = [str(python.parent / "agentrl"), "sft", "out", "--recipe", "tiny-tools"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "recipes/tiny_tools of a checkout" in done.stderr
 
 
 def test_an_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
@@ -106,6 +110,7 @@ def test_an_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
     assert names(build("wheel", source, tmp_path / "wheel")) == names(wheel)
+    assert (source / "recipes" / "tiny_tools" / "recipe.py").is_file()
 
 
 def test_an_editable_install_uses_the_checkout(tmp_path: Path) -> None:

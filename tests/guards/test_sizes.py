@@ -6,9 +6,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = sorted(
-    path.relative_to(ROOT) for folder in ("agentrl_cli", "sandbox", "tasks") for path in (ROOT / folder).rglob("*.py")
-)
+FOLDERS = ("agentrl_cli", "sandbox", "tasks", "recipes")
+FILES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_budgets() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("agentrl_cli", "sandbox", "tasks", "benchmarks", "docs", "tests", "README.md", "CONTRIBUTING.md")
+ROOMS = ("agentrl_cli", "sandbox", "tasks", "benchmarks", "recipes", "docs", "tests", "README.md", "CONTRIBUTING.md")
 LISTS = {"docs/style.md", "tests/guards/test_words.py"}
 """Files that name the words."""
 MODEL = {
     "agentrl_cli/analysis/abilities.py": {"seat", "seats"},
-    "agentrl_cli/sft/recipe/words.py": {"park", "seat", "shelf"},
+    "recipes/tiny_tools/words.py": {"park", "seat", "shelf"},
     "benchmarks/bundled.md": {"shelf"},
     "benchmarks/bundled_functions.py": {"shelf", "shelves"},
     "benchmarks/bundled_subjects.py": {"shelf", "shelves"},

@@ -12,9 +12,10 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
+from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.paths import bundled_model
-from agentrl_cli.sft.demonstrations import Lesson, Recipe, demonstrations, drill, encode, load_recipe
+from agentrl_cli.paths import bundled_model, packs_dir
+from agentrl_cli.sft.demonstrations import Lesson, Recipe, demonstrations, drill, encode, parse_recipe
 from agentrl_cli.sft.train import lessons, make, rate
 from agentrl_cli.tasks import load_pack
 
@@ -103,10 +104,10 @@ def test_rate_warms_up_stays_and_falls_to_a_twentieth() -> None:
 
 
 def test_the_bundled_recipe_loads_and_a_bad_one_is_named(tmp_path: Path) -> None:
-    assert set(load_recipe().packs) == {"code-task", "calc-task", "echo-task"}
-    (tmp_path / "bad.yaml").write_text("packs: {}\nstep: 3\n")
+    path = packs_dir().parent / "recipes" / "tiny_agent" / "recipe.yaml"
+    assert set(parse_recipe(load_yaml(path), path).packs) == {"code-task", "calc-task", "echo-task"}
     with pytest.raises(ConfigError, match=r"bad\.yaml is not a recipe.*step"):
-        load_recipe(tmp_path / "bad.yaml")
+        parse_recipe({"packs": {}, "step": 3}, tmp_path / "bad.yaml")
 
 
 def _tiny() -> Tokenizer:

@@ -22,7 +22,7 @@ from agentrl_cli.models.merge import merge
 from agentrl_cli.models.save import save_model
 from agentrl_cli.paths import bundled_model, packs_dir
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.sft.demonstrations import Recipe, load_recipe
+from agentrl_cli.sft.demonstrations import Recipe, parse_recipe
 from agentrl_cli.sft.train import make
 from agentrl_cli.store import Store
 from tests.helpers.train import trainer_of, write_model
@@ -47,7 +47,7 @@ def test_what_a_pack_brings(pack: str, name: str) -> None:
     assert reported["base_model_name_or_path"] == "tiny"
     for own in ("tokenizer.json", "chat_template.jinja"):
         assert files[own].read_bytes() == (bundled_model() / own).read_bytes()
-    recipe = load_recipe(folder / "recipe.yaml")
+    recipe = parse_recipe(yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
     assert list(recipe.packs) == [pack] and recipe.adapter is not None
     assert (recipe.adapter["r"], recipe.adapter["alpha"]) == (reported["r"], reported["lora_alpha"])
     base = hashlib.sha256((bundled_model() / "model.safetensors").read_bytes()).hexdigest()

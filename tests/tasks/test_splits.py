@@ -9,11 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.paths import models_dir, pack_names, packs_dir
-from agentrl_cli.sft.demonstrations import Recipe, drawn, load_recipe
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.paths import pack_names, packs_dir
+from agentrl_cli.sft.demonstrations import Recipe, drawn, parse_recipe
 from agentrl_cli.tasks import Pack, draw_splits, load_pack, question
 
-RECIPES = [models_dir() / "tiny-agent.recipe.yaml", *sorted(packs_dir().glob("*/*/recipe.yaml"))]
+TINY_AGENT = packs_dir().parent / "recipes" / "tiny_agent" / "recipe.yaml"
+RECIPES = [TINY_AGENT, *sorted(packs_dir().glob("*/*/recipe.yaml"))]
 
 
 def key(pack: Pack, prompt: object, data: dict[str, object]) -> str:
@@ -22,7 +24,7 @@ def key(pack: Pack, prompt: object, data: dict[str, object]) -> str:
 
 def shown(path: Path) -> dict[str, set[str]]:
     """Pack → the questions of every demonstration that a recipe draws, its tokenizer's texts among them."""
-    recipe = load_recipe(path)
+    recipe = parse_recipe(load_yaml(path), path)
     packs = {name: load_pack(name) for name in recipe.packs}
     found: dict[str, set[str]] = {name: set() for name in packs}
     texts = recipe.texts if recipe.architecture else 0
@@ -46,7 +48,7 @@ def test_no_question_stands_in_two_splits_or_in_a_warm_up() -> None:
 
 def test_the_shipped_recipes_demonstrate_what_they_did_before_rows_were_left_out() -> None:
     """Leaving out the rows of `data/` leaves out none: a recipe still makes the model that ships."""
-    recipe = load_recipe(RECIPES[0])
+    recipe = parse_recipe(load_yaml(TINY_AGENT), TINY_AGENT)
     packs = {name: load_pack(name) for name in recipe.packs}
     bare = {name: dataclasses.replace(pack, rows=()) for name, pack in packs.items()}
     both = (drawn(recipe, group, 2) for group in (packs, bare))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from agentrl_cli.sft.recipe import programs, tasks
-from agentrl_cli.sft.recipe.rows import Row
+from . import programs, tasks
+from .rows import Row
 
 FAMILIES: dict[Callable[[random.Random], Row], float] = {
     tasks.one_call: 26,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import itertools
 import json
 import re
@@ -10,20 +10,24 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jsonschema
 
-from agentrl_cli.paths import models_dir, pack_names, packs_dir
-from agentrl_cli.sft.recipe.rows import Row
-from agentrl_cli.sft.recipe.stream import row
-from agentrl_cli.sft.recipe.training import load_plan
-from agentrl_cli.sft.recipe.words import HELD_OUT
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.paths import pack_names, packs_dir
+from agentrl_cli.registry import load_file
 from agentrl_cli.tasks import load_pack
+from recipes.tiny_tools.recipe import Plan
+from recipes.tiny_tools.rows import Row
+from recipes.tiny_tools.stream import drill, row
+from recipes.tiny_tools.words import HELD_OUT
 
+ROOT = Path(__file__).resolve().parents[2]
 SOME = 4000
-PLAN = load_plan(models_dir() / "tiny-tools.recipe.yaml")
+PLAN = Plan(**load_yaml(ROOT / "recipes" / "tiny_tools" / "recipe.yaml"))
+ROWS = "8739ae1d8993b26dacb47316c3b38202fe1a67135e88c72d3e8814620fe969f2"
+"""Of 200 rows and 200 drills."""
 SHARED = {"run_python", "crop"}
 """Tools of packs that the data may have by name: code-task's, with programs of other wordings, and that of shapes-task,
 whose model is another."""
@@ -50,6 +54,12 @@ def properties(one: Row) -> Iterator[dict[str, Any]]:
 def test_a_seed_and_a_number_decide_a_row() -> None:
     assert row(3, 17) == row(3, 17) != row(4, 17)
     assert row(3, 17) != row(3, 18)
+
+
+def test_the_rows_are_those_that_the_bundled_model_learned_from() -> None:
+    rows = [make(0, number) for make in (row, drill) for number in range(200)]
+    text = json.dumps([[one.family, one.tools, one.messages, sorted(one.muted)] for one in rows])
+    assert hashlib.sha256(text.encode()).hexdigest() == ROWS
 
 
 def test_every_kind_of_tool_and_task_is_in_it() -> None:
@@ -125,7 +135,8 @@ def test_no_row_of_a_pack_is_in_it() -> None:
 
 def test_no_name_of_a_measured_tool_is_in_it() -> None:
     packs = {tool["function"]["name"] for name in pack_names() for tool in load_pack(name).schemas}
-    functions = {tool.__name__ for subject in benchmark("bundled_subjects").SUBJECTS for tool in subject.tools}
+    subjects = load_file(ROOT / "benchmarks" / "bundled_subjects.py").SUBJECTS
+    functions = {tool.__name__ for subject in subjects for tool in subject.tools}
     assert packs - SHARED <= HELD_OUT and functions <= HELD_OUT
     for one in drawn():
         named = {tool["function"]["name"].lower() for tool in one.tools} | {name.lower() for _, name, _ in calls(one)}
@@ -135,15 +146,3 @@ def test_no_name_of_a_measured_tool_is_in_it() -> None:
 def thirteens(text: str) -> list[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
     return [tuple(words[at : at + 13]) for at in range(len(words) - 12)]
-
-
-def benchmark(name: str) -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"measured_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

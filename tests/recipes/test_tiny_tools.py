@@ -1,4 +1,4 @@
-"""The recipe of the bundled model: its tokenizer, its size, and a training that stops and resumes."""
+"""The recipe of tiny-tools: its tokenizer, its size, and a training that stops and resumes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.commands import main
-from agentrl_cli.errors import ConfigError, UsageError
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import UsageError
 from agentrl_cli.models.load import require_undamaged
-from agentrl_cli.paths import models_dir
-from agentrl_cli.sft.recipe.stream import row
-from agentrl_cli.sft.recipe.training import Plan, Progress, encode, load_plan, make_bundled, new_model, rate
+from agentrl_cli.sft.from_nothing import make_model
+from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.types import Message
+from recipes.tiny_tools.recipe import Plan, encode, rate, train
+from recipes.tiny_tools.stream import row
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_tools"
 
 SMALL = Plan(
     architecture={
@@ -41,32 +46,40 @@ SMALL = Plan(
 )
 
 
+def run(folder: Path, **more: Any) -> RecipeRun:
+    return RecipeRun(settings={}, path=RECIPE / "recipe.yaml", folder=folder, **more)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "model"
-    assert make_bundled(SMALL, folder)
+    assert train(SMALL, run(folder))
     return folder
 
 
 def test_a_stopped_training_resumes_to_the_same_weights(trained: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[tuple[int, int]] = []
     folder = tmp_path / "stopped"
-    assert not make_bundled(SMALL, folder, seen.append, stop=lambda: len(seen) == 2)
+
+    def report(step: int, steps: int, loss: float) -> None:
+        seen.append((step, steps))
+
+    assert not train(SMALL, run(folder, report=report, stopped=lambda: len(seen) == 2))
     assert not (folder / "model.safetensors").exists()
-    assert not make_bundled(SMALL, folder, seen.append, resume=True, stop=lambda: len(seen) == 5)
-    assert make_bundled(SMALL, folder, seen.append, resume=True)
-    assert [one.step for one in seen] == [1, 2, 3, 4, 5, 6]
+    assert not train(SMALL, run(folder, report=report, resume=True, stopped=lambda: len(seen) == 5))
+    assert train(SMALL, run(folder, report=report, resume=True))
+    assert seen == [(step, 6) for step in (1, 2, 3, 4, 5, 6)]
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
 
 
 def test_only_the_number_of_steps_may_change_on_resuming(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No stopped training"):
-        make_bundled(SMALL, tmp_path / "none", resume=True)
+        train(SMALL, run(tmp_path / "none", resume=True))
     counter = itertools.count(1)
-    assert not make_bundled(SMALL, tmp_path / "a", stop=lambda: next(counter) == 1)
+    assert not train(SMALL, run(tmp_path / "a", stopped=lambda: next(counter) == 1))
     with pytest.raises(UsageError, match="another lr"):
-        make_bundled(dataclasses.replace(SMALL, lr=1.0), tmp_path / "a", resume=True)
-    assert make_bundled(dataclasses.replace(SMALL, steps=2), tmp_path / "a", resume=True)
+        train(dataclasses.replace(SMALL, lr=1.0), run(tmp_path / "a", resume=True))
+    assert train(dataclasses.replace(SMALL, steps=2), run(tmp_path / "a", resume=True))
 
 
 def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) -> None:
@@ -83,14 +96,16 @@ def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) 
 
 
 def test_training_lowers_the_loss(tmp_path: Path) -> None:
-    seen: list[Progress] = []
-    make_bundled(dataclasses.replace(SMALL, steps=40, rows=6), tmp_path / "m", seen.append)
-    assert sum(one.loss for one in seen[-5:]) < 0.75 * sum(one.loss for one in seen[:5])
+    losses: list[float] = []
+    plan = dataclasses.replace(SMALL, steps=40, rows=6)
+    train(plan, run(tmp_path / "m", report=lambda step, steps, loss: losses.append(loss)))
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
 
 
 def test_the_shipped_plan_fits_its_limits() -> None:
-    plan = load_plan(models_dir() / "tiny-tools.recipe.yaml")
-    count = sum(weight.numel() for weight in new_model(plan, plan.vocabulary).parameters())
+    plan = Plan(**load_yaml(RECIPE / "recipe.yaml"))
+    model = make_model(plan.architecture, plan.vocabulary, plan.seed)
+    count = sum(weight.numel() for weight in model.parameters())
     assert count <= 8_000_000 and 2 * count <= 11_500_000, "two bytes each, and the tokenizer beside them"
     assert plan.architecture["max_position_embeddings"] >= 2048
     second = plan.first_phase
@@ -125,9 +140,10 @@ def test_only_what_a_model_samples_counts_in_full_and_mistakes_do_not(trained: P
 
 
 def test_the_command_trains_and_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "small.yaml"
+    recipe = tmp_path / "a-copy"
+    shutil.copytree(RECIPE, recipe)
     fields = {key: value for key, value in dataclasses.asdict(SMALL).items() if key != "extra"}
-    recipe.write_text(json.dumps(fields), encoding="utf-8")
+    (recipe / "recipe.yaml").write_text(json.dumps(fields), encoding="utf-8")
     out = str(tmp_path / "model")
     assert main(["sft", out, "--recipe", str(recipe), "--steps", "1", "--json"]) == 0
     assert main(["sft", out, "--recipe", str(recipe), "--steps", "2"]) == 2
@@ -135,7 +151,8 @@ def test_the_command_trains_and_resumes(tmp_path: Path, capfd: pytest.CaptureFix
     assert main(["sft", out, "--recipe", str(recipe), "--steps", "2", "--resume"]) == 0
     assert main(["sft", str(tmp_path / "new"), "--recipe", str(recipe), "--resume"]) == 2
     assert "No stopped training" in capfd.readouterr().err
-    recipe.write_text("architecture: {}\nstep: 3\n", encoding="utf-8")
+    assert main(["sft", str(tmp_path / "new"), "--recipe", str(recipe), "--tool-rate", "0.5"]) == 2
+    assert "tool_rate" in capfd.readouterr().err
+    (recipe / "recipe.yaml").write_text("architecture: {}\nstep: 3\n", encoding="utf-8")
     assert main(["sft", str(tmp_path / "bad"), "--recipe", str(recipe)]) == 2
-    with pytest.raises(ConfigError, match="step"):
-        load_plan(recipe)
+    assert "recipe.yaml" in (said := capfd.readouterr().err) and "'step'" in said

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl_cli.sft.recipe.values import KINDS, Value, draw
-from agentrl_cli.sft.recipe.words import chinese, identifier, word, words_in
+from .values import KINDS, Value, draw
+from .words import chinese, identifier, word, words_in
 
 Schema = dict[str, Any]
 

@@ -6,10 +6,10 @@ import contextlib
 import io
 import random
 
-from agentrl_cli.sft.recipe.phrasing import answer, system
-from agentrl_cli.sft.recipe.rows import Message, Row, call, prompt, result, say
-from agentrl_cli.sft.recipe.schemas import Schema
-from agentrl_cli.sft.recipe.words import ENGLISH, identifier, syllables, word
+from .phrasing import answer, system
+from .rows import Message, Row, call, prompt, result, say
+from .schemas import Schema
+from .words import ENGLISH, identifier, syllables, word
 
 GUESSED = 0.5
 """Share of the rows that answer with a number without running anything."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.sft.recipe.words import chinese, syllables, word
+from .words import chinese, syllables, word
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNITS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agentrl_cli.sft.recipe.schemas import Parameter, Tool
-from agentrl_cli.sft.recipe.values import UNITS
-from agentrl_cli.sft.recipe.words import ENGLISH, chinese, word, words_in
+from .schemas import Parameter, Tool
+from .values import UNITS
+from .words import ENGLISH, chinese, word, words_in
 
 SYSTEMS = (
     *("Answer with the tools.", "Use a tool, then answer.", "You are a helpful assistant.", "Call a tool to find out."),

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.sft.recipe.phrasing import answer, ask, noun, system
-from agentrl_cli.sft.recipe.rows import Message, Row, call, prompt, result, say
-from agentrl_cli.sft.recipe.schemas import Parameter, Tool, invent
-from agentrl_cli.sft.recipe.values import Value, draw, result_text
-from agentrl_cli.sft.recipe.words import chinese, word
+from .phrasing import answer, ask, noun, system
+from .rows import Message, Row, call, prompt, result, say
+from .schemas import Parameter, Tool, invent
+from .values import Value, draw, result_text
+from .words import chinese, word
 
 GUESSED = 0.22
 """Share of the rows of most families that answer without looking, as a half-trained agent does."""

@@ -1,4 +1,4 @@
-"""Training the bundled model from random weights on the stream of rows, stopped and resumed between any two steps.
+"""Trains tiny-tools from random weights on invented tools and tasks, stopped and resumed between any two steps.
 
 A step's rows follow from the seed and the step alone, so a resumed training ends with the weights of one that was never
 stopped (on the same machine, with the same number of threads). Rows of similar length share a step, which keeps the
@@ -8,7 +8,7 @@ padding small.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ from torch import Tensor, nn
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
-from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.models.checkpoint import load_state, load_weights, save_checkpoint, written_whole
 from agentrl_cli.models.save import save_model
 from agentrl_cli.sft.demonstrations import Schedule
-from agentrl_cli.sft.recipe.rows import Row
-from agentrl_cli.sft.recipe.stream import drill, row
-from agentrl_cli.sft.recipe.tokenizer import train_tokenizer
+from agentrl_cli.sft.from_nothing import make_model
+from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.sft.train import optimizers
 from agentrl_cli.types import Origin
+
+from .rows import Row
+from .stream import drill, row
+from .tokenizer import make_tokenizer
 
 BUCKET = 4
 """Steps whose rows are drawn together and sorted by length."""
@@ -64,45 +66,28 @@ class Plan(Schedule):
         return round(self.steps * (1.0 - self.second))
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step reports: finished steps, the weighted loss, the share of the model's tokens that were right."""
-
-    step: int
-    loss: float
-    right: float
-
-
-def load_plan(path: Path) -> Plan:
-    """A plan from YAML. Raises ConfigError for unknown or missing keys."""
+def make(run: RecipeRun) -> bool:
+    """Make the model that the settings describe; False if it was stopped before, which leaves what resumes it."""
     try:
-        return Plan(**load_yaml(path))
+        plan = Plan(**run.settings)
     except TypeError as error:
-        raise ConfigError(f"{path} is not a recipe of a model from random weights: {error}") from error
+        raise ConfigError(f"{run.path} is not a plan of {Path(__file__).parent.name}: {error}") from error
+    return train(plan, run)
 
 
-def make_bundled(
-    plan: Plan,
-    folder: Path,
-    report: Callable[[Progress], None] | None = None,
-    *,
-    resume: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Train what `plan` describes and write it into `folder` as bfloat16; False if `stop` ended it before.
+def train(plan: Plan, run: RecipeRun) -> bool:
+    """Train what `plan` describes and write it into the run's folder as bfloat16; False if the run was stopped before.
 
-    A training that was stopped or killed leaves `folder`/checkpoint, which `resume` continues from. Raises UsageError
+    A training that was stopped or killed leaves FOLDER/checkpoint, which `resume` continues from. Raises UsageError
     if there is none, or if it was made by another plan (only `steps`, `save_every` and `threads` may differ).
     """
+    folder = run.folder
     torch.set_num_threads(plan.threads)
     where = folder / CHECKPOINT
-    state = _resumable(where, plan) if resume else None
-    tokenizer = (
-        Tokenizer.load(where)
-        if state
-        else train_tokenizer(_texts(plan), plan.vocabulary, int(plan.architecture["max_position_embeddings"]), folder)
-    )
-    model = new_model(plan, tokenizer.vocab_size)
+    state = _resumable(where, plan) if run.resume else None
+    context = int(plan.architecture["max_position_embeddings"])
+    tokenizer = Tokenizer.load(where) if state else make_tokenizer(_texts(plan), plan.vocabulary, context, folder)
+    model = make_model(plan.architecture, tokenizer.vocab_size, plan.seed)
     opts = optimizers(model, plan.lr, plan.muon_lr)
     start = 0
     if state is not None:
@@ -117,10 +102,8 @@ def make_bundled(
         save_checkpoint(where, model, where if where.is_dir() else folder, kept)
 
     for step in range(start, plan.steps):
-        loss, right = train_step(model, opts, batches.at(step), plan, step)
-        if report is not None:
-            report(Progress(step + 1, loss, right))
-        stopped = stop()
+        run.report(step + 1, plan.steps, train_step(model, opts, batches.at(step), plan, step))
+        stopped = run.stopped()
         if stopped or (step + 1) % plan.save_every == 0 or step + 1 == plan.steps:
             save(step + 1)
         if stopped and step + 1 < plan.steps:
@@ -130,22 +113,8 @@ def make_bundled(
     return True
 
 
-def new_model(plan: Plan, vocabulary: int) -> nn.Module:
-    """A Qwen3 with random weights from the plan's seed."""
-    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(plan.seed)
-    config = Qwen3Config(
-        vocab_size=vocabulary, eos_token_id=2, pad_token_id=0, bos_token_id=None, **dict(plan.architecture)
-    )
-    model: nn.Module = Qwen3ForCausalLM(config)
-    return model
-
-
-def train_step(
-    model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan: Plan, step: int
-) -> tuple[float, float]:
-    """One update in place; the weighted loss and the share of the model's tokens that were right."""
+def train_step(model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan: Plan, step: int) -> float:
+    """Update the model in place; returns the weighted loss."""
     for opt in opts:
         for group in opt.param_groups:
             group.setdefault("peak", group["lr"])
@@ -159,9 +128,7 @@ def train_step(
     for opt in opts:
         opt.step()
         opt.zero_grad(set_to_none=True)
-    own = weights == 1.0
-    right = ((logits.argmax(-1) == targets) & own).sum() / own.sum()
-    return float(loss.detach()), float(right)
+    return float(loss.detach())
 
 
 def rate(plan: Plan, step: int) -> float:
