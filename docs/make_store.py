@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl_cli.store.schema_docs import described
+from docs.store_columns import described
 
 TARGET = Path(__file__).with_name("store.md")
 
 HEAD = """\
 # The store
 
-<!-- Written by docs/make_store.py from agentrl_cli/store/schema_docs.py; edit that. -->
+<!-- Written by docs/make_store.py from docs/store_columns.py; edit that. -->
 
 `runs/agentrl.db` is one SQLite file. Read it with `agentrl query "select …"`, with sqlite3, or from Python:
 

@@ -6,7 +6,7 @@ holds their number, so that an older agentrl refuses a newer file.
 
 Conventions: STRICT tables, TEXT ids, seconds since the epoch as REAL, JSON in TEXT, arrays per token in BLOBs
 (little-endian; see codec.py). Bulk is in `turn_tokens`, away from the rows that lists scan; in `episodes` the
-columns that filters read come first. schema_docs.py describes every column.
+columns that filters read come first. docs/store_columns.py describes every column.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ import pytest
 
 from agentrl_cli.commands import COMMANDS
 from agentrl_cli.registry import load_file
+from agentrl_cli.store import Store
+from agentrl_cli.store.file import Part
+from agentrl_cli.store.queries import schema
+from docs.store_columns import described
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
@@ -19,6 +23,21 @@ def test_generated_pages_are_current(name: str) -> None:
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == load_file(maker).render(), (
         f"run: python docs/{maker.name}"
     )
+
+
+def test_every_table_and_column_is_described(tmp_path: Path) -> None:
+    Store.open(tmp_path / "a.db").close()
+    tables = {name: [column for column, _ in columns] for _, name, columns in schema(tmp_path / "a.db")}
+    texts = described()
+    assert {name: list(columns) for name, (_, columns) in texts.items()} == tables
+    assert [name for name, (text, columns) in texts.items() if not text or not all(columns.values())] == []
+
+
+def test_every_part_of_the_store_is_on_its_page() -> None:
+    page = (DOCS / "store.md").read_text(encoding="utf-8")
+    with Store.open(":memory:") as store:
+        parts = [name for name, part in vars(store).items() if isinstance(part, Part)]
+    assert parts and [name for name in parts if f"`store.{name}`" not in page] == []
 
 
 def test_every_command_is_documented() -> None:

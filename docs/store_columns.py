@@ -1,4 +1,4 @@
-"""What every table and column of a store holds: docs/store.md is written from it."""
+"""Describes every table and column of a store; make_store.py writes store.md from it."""
 
 from __future__ import annotations
 
