@@ -156,7 +156,7 @@ class Training:
     def update(self) -> None:
         """A whole step's update, on episodes of maximum length."""
         rollout = self.config.rollout
-        self.policy.rest()
+        asyncio.run(self.policy.rest())
         self.learner.update(self.groups(rollout.group_size, rollout.prompts_per_step, rollout.max_tokens), 1)
 
     def rollout(self) -> None:

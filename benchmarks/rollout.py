@@ -123,7 +123,7 @@ class Captured:
                     for n, ids in enumerate(prompts)
                 )
             )
-            self.policy.rest()
+            await self.policy.rest()
             return sum(len(said.ids) for said in every)
 
         return asyncio.run(go())

@@ -66,8 +66,8 @@ class ClusterPolicy:
     async def close(self) -> None:
         await self.inner.close()
 
-    def rest(self) -> None:
-        self.inner.rest()
+    async def rest(self) -> None:
+        await self.inner.rest()
 
     async def sleep(self) -> None:
         if isinstance(self.inner, Sleeping):

@@ -6,20 +6,18 @@ run wrongly.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.attention import View
 from agentrl_cli.inference.kv_cache import NotServed
 
 NAME = "agentrl_paged"
 """Under this name the function stands in transformers' AttentionInterface."""
-ATTENTION_LOCK = threading.RLock()
-"""Held while a model's attention implementation is exchanged: sampling and training may run in two threads."""
 _INERT = {
     "cache_position", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
     "logits_to_keep", "is_causal", "position_embeddings", "num_items_in_batch", "output_router_logits",
@@ -61,16 +59,28 @@ def paged_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-@contextmanager
-def paged_attention_in(config: Any) -> Iterator[None]:
-    """Run the model of this transformers config with the paged attention, and put back what was set before."""
-    from transformers import AttentionInterface
+def changed(model: nn.Module) -> ModelError:
+    """The error of a model whose layers do not compute as they did when it was tried."""
+    return ModelError(
+        f"{type(model).__name__} was changed while it was in use: its layers do not compute as they did at first.",
+        hint="Code of the task or a hook may have done that. Run the command again; a training goes on with"
+        " agentrl train --resume last",
+    )
 
-    with ATTENTION_LOCK:
-        AttentionInterface.register(NAME, paged_attention)
-        before = config._attn_implementation
-        config._attn_implementation = NAME
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
+
+@contextmanager
+def attention_in(config: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Run the model of this transformers config with another attention, and put back what was set before.
+
+    For whoever has the model to itself: an update begins only when the policy's `rest` has returned, and one that
+    samples meanwhile does so with a twin of the model, which has a config of its own.
+    """
+    from transformers import AttentionInterface  # costs seconds; only who runs a model pays
+
+    AttentionInterface.register(name, function)
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

@@ -12,11 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, FixedKVCache, KVCache, common
+from agentrl_cli.inference.attention_hook import changed
+from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, FixedKVCache, KVCache, NotServed, common
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner, sampling_mode
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import sample
 from agentrl_cli.inference.scheduler import FixedScheduler, Scheduler
+from agentrl_cli.models.adapter import transformer
 from agentrl_cli.types import Int32
 
 Item = tuple[Int32, int, list[int]]
@@ -156,12 +158,15 @@ class PagedEngine:
 
     @torch.inference_mode()
     def step(self, fresh: list[Request]) -> list[Request]:
-        with sampling_mode(self.runner.model):
-            self._begin(fresh)
-            self.scheduler.reserve()
-            live = list(self.running)
-            if live:
-                sample(self._decode(live), live, self.limit)
+        try:
+            with sampling_mode(self.runner.model):
+                self._begin(fresh)
+                self.scheduler.reserve()
+                live = list(self.running)
+                if live:
+                    sample(self._decode(live), live, self.limit)
+        except NotServed as error:
+            raise changed(transformer(self.runner.model)) from error
         for request in live:
             if request.stop is not None:
                 self.scheduler.finish(request)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
-from agentrl_cli.inference.attention_hook import paged_attention_in
+from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_attention
 from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
@@ -109,7 +109,7 @@ class ModelRunner:
 
     def run(self, ids: Tensor, view: View) -> Tensor:
         """Feed ids [B, T]; logits of the last position [B, vocabulary]."""
-        with paged_attention_in(self._config), self.merged.applied():
+        with attention_in(self._config, NAME, paged_attention), self.merged.applied():
             out = self.model(
                 input_ids=ids,
                 position_ids=view.positions,

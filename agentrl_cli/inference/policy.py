@@ -158,7 +158,11 @@ class LocalPolicy:
             request.stop = StopReason.LENGTH
             return request.result(self.weights_version)
         self._loop.add(request)
-        return await request.future
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            await self._loop.stepped()  # the step that the turn is in: whoever cancelled it may change the model next
+            raise
 
     async def release(self, key: str) -> None:
         """Forget an episode's keys and values."""
@@ -190,9 +194,9 @@ class LocalPolicy:
         """Sample with the weights as they are now, between two turns; a copy of `source` is renewed."""
         await self.swap(version, lambda: None if self.source is None else copy_trained(self.source, self.model))
 
-    def rest(self) -> None:
-        """Free all keys and values, where no episode is running: training needs the memory."""
-        self._loop.rest()
+    async def rest(self) -> None:
+        """Return when nothing is computed, with all keys and values freed. Turns that wait begin after an await."""
+        await self._loop.between_turns(self._engine.rest)
 
 
 def _make_engine(

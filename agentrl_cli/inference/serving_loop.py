@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from agentrl_cli.errors import AgentRLError, PolicyError
 from agentrl_cli.inference.engine import Engine
@@ -29,8 +29,8 @@ class ServingLoop:
         """Those that the newest steps were to begin with: a failure reaches them too."""
         self._released: list[str] = []
         self._task: asyncio.Task[None] | None = None
-        self._stepping = False
-        """True while the thread has the engine."""
+        self._stepping: Future[list[Request]] | None = None
+        """The steps for which the thread has the engine; None if it has not."""
         self._called = False
         """True if the event loop needs the engine: a request came, left or waits."""
         self._held = False
@@ -47,7 +47,7 @@ class ServingLoop:
         """Forget an episode's keys and values."""
         self._released.append(key)
         self._called = True
-        if not self._stepping:
+        if self._stepping is None:
             self._tidy()
         self._wake()
 
@@ -74,10 +74,10 @@ class ServingLoop:
             self._held = False
             self._wake()
 
-    def rest(self) -> None:
-        """Free all keys and values if no episode is running."""
-        if not self._stepping and not self._requests():
-            self._engine.rest()
+    async def stepped(self) -> None:
+        """Return once the step in progress is over."""
+        if self._stepping is not None:
+            await asyncio.wait([asyncio.wrap_future(self._stepping)])
 
     # --- all of this runs in the event loop, between two steps of the thread ------------------------------------------
 
@@ -110,13 +110,12 @@ class ServingLoop:
         """Steps in the thread, which has the batch to itself meanwhile."""
         self._called = False
         self._fresh = fresh
-        step = self._thread.submit(self._steps, fresh)
-        self._stepping = True
+        step = self._stepping = self._thread.submit(self._steps, fresh)
         try:
             return await asyncio.wrap_future(step)
         finally:
             wait([step])  # if this was cancelled: the thread leaves the batch before anything else touches it
-            self._stepping = False
+            self._stepping = None
 
     def _steps(self, fresh: list[Request]) -> list[Request]:
         """In the thread: steps until there is something to report to the event loop, or it calls. Returns the rows."""

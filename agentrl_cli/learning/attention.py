@@ -10,7 +10,6 @@ scaled_dot_product_attention with a mask of its own size.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,20 +56,6 @@ class Packing:
     def longest(self) -> int:
         """Tokens of the longest stretch that attends to itself."""
         return max((end - block.start for block in self.blocks for end in block.ends), default=0)
-
-
-@contextmanager
-def packed_attention(config: Any) -> Iterator[None]:
-    """Run the model of this transformers config with the packed attention, and put back what was set before."""
-    from transformers import AttentionInterface  # costs seconds; only training pays
-
-    AttentionInterface.register(NAME, packed_forward)
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 def packed_forward(

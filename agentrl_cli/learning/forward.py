@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
+from agentrl_cli.inference.attention_hook import attention_in, changed
 from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
-from agentrl_cli.learning.attention import NotPackable, Packing, packed_attention
+from agentrl_cli.inference.kv_cache import NotServed
+from agentrl_cli.learning.attention import NAME, NotPackable, Packing, packed_forward
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside
 from agentrl_cli.learning.packing import Packed, Segment, pack
@@ -68,10 +70,13 @@ def logprobs(
     fused = None if packed.images else fused_states(base, packed, checkpoint=checkpoint)
     if fused is not None:
         return _head(base, fused, packed, temperature, chunk)
-    way = way_of(base)
-    if packed.images and reader_of(base) is None:
-        raise ModelError("These episodes have images, and this model reads text alone.")
-    return WAYS[way](base, packed, temperature, chunk, checkpoint)
+    try:
+        way = way_of(base)
+        if packed.images and reader_of(base) is None:
+            raise ModelError("These episodes have images, and this model reads text alone.")
+        return WAYS[way](base, packed, temperature, chunk, checkpoint)
+    except (NotPackable, NotServed) as error:
+        raise changed(base) from error
 
 
 def avoid(model: nn.Module, ways: Mapping[str, str]) -> None:
@@ -211,7 +216,7 @@ def _rows_of(hidden: Tensor, packed: Packed) -> Tensor:
 
 def _by_packing(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
     device = base.get_input_embeddings().weight.device
-    with _checkpointing(base, checkpoint, partial(packed_attention, base.config)):
+    with _checkpointing(base, checkpoint, partial(attention_in, base.config, NAME, packed_forward)):
         hidden = _packed_states(base, packed, device)
     return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
 
@@ -253,7 +258,7 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")
     ids = torch.from_numpy(packed.input_ids)[None].to(device)
     packing = Packing(packed.blocks)
-    with packed_attention(base.config):
+    with attention_in(base.config, NAME, packed_forward):
         out = decoder_of(base)(
             input_ids=ids,
             position_ids=torch.from_numpy(packed.position_ids)[None].to(device),

@@ -81,8 +81,11 @@ class TrainablePolicy(Policy, Protocol):
     separate_weights: bool
     """True if it has the trained weights only after the first `publish`, as a server does."""
 
-    def rest(self) -> None:
-        """Free the memory that sampling takes, if no episode is running: an update follows."""
+    async def rest(self) -> None:
+        """Return once nothing is sampled, the step of a cancelled turn included: an update changes the model next.
+
+        Frees the memory that sampling takes. A turn that comes meanwhile begins only after the caller awaits again.
+        """
         ...
 
     async def publish(self, version: str) -> None:

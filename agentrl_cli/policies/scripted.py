@@ -97,7 +97,7 @@ class ScriptedPolicy:
     async def close(self) -> None:
         self._turns.clear()
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """Nothing to free."""
 
     async def publish(self, version: str) -> None:

@@ -213,9 +213,9 @@ class Trainer:
         if self.prefetcher.staleness:
             update = await run_in_thread(lambda: self.learner.update(kept, step, baselines))
         else:
-            self.policy.rest()
             if isinstance(self.policy, Sleeping):
                 await self.policy.sleep()
+            await self.policy.rest()  # nothing is awaited between this and the update: no turn begins
             update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
         update.metrics |= await probe(self.policy, self.learner.compute, kept, self.config)

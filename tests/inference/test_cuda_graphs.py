@@ -83,7 +83,7 @@ async def test_new_weights_keep_graphs_and_a_pool_elsewhere_drops_them() -> None
     policy = policy_of(model, runner=taped, rows=2)
     sampling, ids = Sampling(temperature=0, max_new_tokens=20), prompts()[0]
     await policy.generate("a", ids, sampling)
-    policy.rest()
+    await policy.rest()
     first = list(graphs(policy).graphs.values())
     with torch.no_grad():  # as an optimizer's step does: in their place
         model.model.layers[0].mlp.up_proj.weight.mul_(1.3)

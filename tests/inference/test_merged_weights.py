@@ -102,6 +102,6 @@ async def test_a_policy_samples_with_new_weights_and_frees_the_sums() -> None:
         assert torch.allclose(wanted.gather(1, whole[0, 4:, None])[:, 0], torch.tensor(said.logp_policy), atol=1e-4)
         await policy.release(version)
     assert merged._sums
-    policy.rest()
+    await policy.rest()
     assert not merged._sums
     await policy.close()

@@ -326,7 +326,7 @@ async def test_memory_is_given_back_between_sampling_and_training() -> None:
     policy = policy_of(tiny())
     await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
     assert policy.metrics["rollout/kv_blocks"] > 0
-    policy.rest()
+    await policy.rest()
     engine = policy._engine
     assert isinstance(engine, PagedEngine)
     assert policy.metrics["rollout/kv_blocks"] == engine.pool.bytes == 0

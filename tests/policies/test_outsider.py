@@ -64,7 +64,7 @@ class Simple:
     async def close(self):
         pass
 
-    def rest(self):
+    async def rest(self):
         pass
 
     async def publish(self, version):

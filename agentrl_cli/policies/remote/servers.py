@@ -158,7 +158,7 @@ class Servers:
         for member in self.members:
             await member.policy.close()
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """Nothing to free in this process."""
 
     def take_metrics(self) -> dict[str, float]:

@@ -241,7 +241,7 @@ class IdServer(RemotePolicy):
     async def release(self, key: str) -> None:
         """Nothing to forget: the server has a prefix cache of its own."""
 
-    def rest(self) -> None:
+    async def rest(self) -> None:
         """Nothing to free in this process."""
 
     def take_metrics(self) -> dict[str, float]:
