@@ -21,8 +21,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evaluate base against trained
-	@$(AGENTRL) demo $(DEMO) $(if $(WEAK),--yes) || \
-	  { echo "If its isolation was too weak: make demo WEAK=1" >&2; exit 1; }
+	@$(AGENTRL) demo $(DEMO) $(if $(WEAK),--yes)
 	@echo "In this shell first: source $(abspath $(BIN))/activate"
 
 # Bytecode is kept even where a container's environment forbids it: a hundred processes of the suite import the package.

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentrl_cli.commands.common import echo, narrate
+from agentrl_cli.commands.common import echo, narrate, open_project
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
 
@@ -27,20 +32,25 @@ def command(
     """Learn a tool in minutes, on a CPU and offline: agentrl init, train and eval in one command.
 
     The bundled model learns to run Python; its best checkpoint is then compared with the base model on tasks that it
-    never saw. Run again, it trains once more in the same project.
+    never saw. Run again in the same project, it resumes a training that was cut short, else trains once more.
     """
     from agentrl_cli.commands import eval as evaluate
     from agentrl_cli.commands import init, train
 
     folder = folder.expanduser()
     if (folder / PROJECT_FILE).is_file():
-        narrate(f"{folder} is a project already: training in it again.")
+        narrate(f"{folder} is a project already.")
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not a project.", hint="Name another folder: agentrl demo DIR")
     else:
-        init.command(pack, folder, yes=yes)
+        try:
+            init.command(pack, folder, yes=yes)
+        except init.NotAccepted as error:
+            error.hint += " From a clone: make demo WEAK=1"
+            raise
         narrate("The demo continues by itself: it trains, then evaluates.")
-    train.command(steps=steps, project=folder)
+    with _resumable(folder):
+        train.command(steps=steps, project=folder, resume=_cut_short(folder))
     evaluate.command(checkpoint="best", project=folder)
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
@@ -51,3 +61,29 @@ def command(
         ("agentrl init --blank NAME", "a task of your own"),
     ):
         echo(f"  {line:27}{what}".rstrip())
+
+
+def _cut_short(folder: Path) -> str | None:
+    """The name of the project's newest training if it has steps left; None if there is none, or it has done them."""
+    from agentrl_cli.store import Store
+
+    db = open_project(folder).db
+    if not db.is_file():
+        return None
+    with Store.open(db, readonly=True) as store:
+        runs = [row for row in store.runs.all() if row.kind == "train"]
+    newest = max(runs, key=lambda row: row.started, default=None)
+    return None if newest is None or newest.status == "finished" else newest.name
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Name the command that continues a training which fails."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, typer.Exit) and (name := _cut_short(folder)):
+            program = "agentrl" if shutil.which("agentrl") else str(Path(sys.executable).with_name("agentrl"))
+            again = f"cd {shlex.quote(str(folder.resolve()))} && {shlex.quote(program)} train --resume last"
+            narrate(f"The demo's training {name} was cut short. It continues with: {again}")
+        raise

@@ -54,6 +54,10 @@ LevelOption = Annotated[
 ]
 
 
+class NotAccepted(ConfigError):
+    """Only weaker isolation than the pack's minimum works here, and nobody said yes to it."""
+
+
 def command(
     pack: PackArgument = None,
     folder: FolderArgument = None,
@@ -225,7 +229,7 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
             warn(f"This project will not run code here: its minimum is {wanted}. {problem}")
         return {"sandbox.min_level": wanted}
     if wanted is None and weak and not confirm(f"Accept `{level}` for this project?", yes=yes):
-        raise ConfigError(
+        raise NotAccepted(
             f"Nothing was written: only the sandbox level {level} works here, which is weaker than {least}.",
             hint=f"{fix} Or accept it with --yes, or choose a level with --min-level.",
         )

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,8 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     assert asked.returncode == 2 and "To get a stronger one: " in asked.stderr and "--yes" in asked.stderr
     assert ("max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap") in asked.stderr
     assert not (tmp_path / "p").exists()
+    demo = agentrl("demo")
+    assert demo.returncode == 2 and "make demo WEAK=1" in demo.stderr and "WEAK" not in asked.stderr
     assert agentrl("init", "echo-task", "p", "--yes").returncode == 0
     assert open_project(tmp_path / "p").config.sandbox.min_level == "landlock"
     content = shutil.copytree(packs_dir() / "echo-task", tmp_path / "own") / "task.yaml"
@@ -150,3 +153,46 @@ def test_the_demo_is_one_command_and_continues_in_its_folder(
     assert main(["demo", "small", "--steps", "1"]) == 0
     out, err = capsys.readouterr()
     assert "agentrl replay best" in out and "step 1/1" in err and "small is a project already" in err
+
+
+FAILING = """
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.load import local_policy
+
+
+def failing(source):
+    policy = local_policy(source)
+    sample = policy.generate
+
+    async def generate(*args, **given):
+        if policy.weights_version.endswith("@1"):
+            raise PolicyError("broken on purpose")
+        return await sample(*args, **given)
+
+    policy.generate = generate
+    return policy
+"""
+
+
+def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure that has nothing to do with isolation; the line that is printed runs, and so does the demo again."""
+    monkeypatch.chdir(tmp_path)
+    assert init("echo-task", "my demo") == 0
+    project = tmp_path / "my demo"
+    small: dict[str, Any] = {"rollout": {"prompts_per_step": 1, "group_size": 2}, "eval": {"limit": 1, "k": 1}}
+    small |= {"train": {"eval_every": 3, "save_every": 1, "steps": 3}, "remote": {"backend": "fails.py:failing"}}
+    (project / "agentrl.yaml").write_text(json.dumps({"task": {"packs": ["."]}, **small}))
+    (project / "fails.py").write_text(FAILING)
+    assert main(["demo", "my demo"]) == 1
+    said = capsys.readouterr().err
+    assert "WEAK" not in said and "broken on purpose" in said
+    line = said.partition("It continues with: ")[2].splitlines()[0]
+    (project / "fails.py").write_text(FAILING.replace("@1", "@2"))
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 1 and "resumed at step 1" in done.stderr and "step 2/3" in done.stderr, done.stderr
+    (project / "fails.py").write_text(FAILING.replace("@1", "@none"))
+    assert main(["demo", "my demo"]) == 0
+    said = capsys.readouterr().err
+    assert "resumed at step 2" in said and "step 3/3" in said and "step 2/3" not in said

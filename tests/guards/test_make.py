@@ -64,7 +64,7 @@ class Machine:
             shutil.copy(ROOT / name, self.place / name)
         for name in ("pyproject.toml", "constraints.txt"):
             (self.place / name).touch()
-        self.program(".venv/bin/agentrl", '[ "$1" != demo ] || [ ! -e "$PLACE/weak" ] || [ -n "$3" ]')
+        self.program(".venv/bin/agentrl", '[ "$1" != demo ] || [ ! -e "$PLACE/weak" ] || [ -n "$3" ] || exit 7')
         self.program(".venv/bin/python", '[ "$2" != tests.helpers.template ] || [ ! -e "$PLACE/offline" ]')
         for name in (".venv/.base", ".venv/.dev"):
             (self.place / name).touch()
@@ -126,7 +126,8 @@ def test_the_demo_ends_with_the_line_to_type_where_it_is_not(tmp_path: Path) -> 
     (tmp_path / "weak").touch()
     machine = Machine(tmp_path, 1000, sudo=False)
     code, said, calls = demo(machine)
-    assert code == 2 and LINE in said and "make demo WEAK=1" in said and calls == ["agentrl demo demo"]
+    assert code == 2 and LINE in said and "Error 7" in said and calls == ["agentrl demo demo"]
+    assert "WEAK" not in said, "agentrl itself names it, where it is the isolation that is missing"
     assert machine.run("make", "demo", "WEAK=1").returncode == 0
     assert machine.calls[-1] == "agentrl demo demo --yes"
 
