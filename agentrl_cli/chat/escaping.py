@@ -98,11 +98,6 @@ class Hidden:
         return f"{self._prefix}{len(self._texts) - 1}h"
 
 
-def within(span: Range, ranges: Sequence[Range]) -> bool:
-    """Whether a span of a text overlaps one of these ranges."""
-    return any(start < span[1] and span[0] < end for start, end in ranges)
-
-
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")

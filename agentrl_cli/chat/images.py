@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl_cli.chat.escaping import Range, within
+from agentrl_cli.chat.escaping import Range
 from agentrl_cli.chat.media import FRAMES, frames_of, image_bytes
 from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.template_probe import assistant, tool, user
-from agentrl_cli.chat.tokenizer import BaseTokenizer, MovedText, Offsets
+from agentrl_cli.chat.tokenizer import BaseTokenizer, MovedText, Offsets, overlaps
 from agentrl_cli.errors import EnvError, PolicyError, TemplateError
 from agentrl_cli.types import Message, ToolResult
 from agentrl_cli.types.content import Layout, image_part, images_of, is_text
@@ -54,7 +54,7 @@ class Images:
         mark = tokenizer.token_text(self.token)
         parts = [part for message in messages for part in images_of(message)]
         pieces = [part.get("layout") or [("", part["tokens"])] for part in parts]
-        places = [m.span() for m in re.finditer(re.escape(self.written or mark), text) if not within(m.span(), plain)]
+        places = [m.span() for m in re.finditer(re.escape(self.written or mark), text) if not overlaps(m.span(), plain)]
         if len(places) != len(parts):
             raise TemplateError(
                 f"The chat template writes {len(places)} places for {len(parts)} images.",

@@ -7,6 +7,8 @@ What the model sampled never passes through here; `parse` reads it and does not 
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -68,7 +70,8 @@ class Chat:
         self._syntax = find_syntax(tokenizer, templates, parser, reserved)
         self.parser, self.able, self.stops = self._syntax.parser, self._syntax.able, self._syntax.stops
         self._encoder = Encoder(tokenizer, images)
-        self._prompts: dict[str, Rendered] = {}
+        self._prompts: OrderedDict[str, Rendered] = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -109,10 +112,12 @@ class Chat:
             key = json.dumps([messages, tools])
         except TypeError:  # not JSON
             return self.render(messages, tools, add_generation_prompt=True)
-        found = self._prompts.pop(key, None) or self.render(messages, tools, add_generation_prompt=True)
-        self._prompts[key] = found
-        if len(self._prompts) > PROMPTS:
-            self._prompts.pop(next(iter(self._prompts)))
+        found = self._prompts.get(key) or self.render(messages, tools, add_generation_prompt=True)
+        with self._lock:  # requests of agents are read in a thread of their own
+            self._prompts[key] = found
+            self._prompts.move_to_end(key)
+            if len(self._prompts) > PROMPTS:
+                self._prompts.popitem(last=False)
         return found
 
     def rendered_ids(
@@ -227,6 +232,9 @@ class Chat:
         """Where each message ends in `text` (characters): the prefix shared with a rendering of those up to it."""
         ends: list[int] = []
         for count in range(1, len(messages)):
+            if messages[count].get("role") == messages[count - 1].get("role"):  # `spans` joins them
+                ends.append(ends[-1] if ends else 0)
+                continue
             try:
                 part = hidden.reveal(self._syntax.text(messages[:count], tools, False))[0]
                 ends.append(max([shared_prefix(part, text), *ends[-1:]]))

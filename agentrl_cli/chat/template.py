@@ -66,21 +66,22 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
     ) -> str:
         """The text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
+        as_text = self._arguments_as_text
         try:
-            return self._render(messages, tools, add_generation_prompt)
+            return self._render(messages, tools, add_generation_prompt, as_text)
         except TypeError as error:
             # DeepSeek's template joins the arguments to text, so it needs JSON text; all others need an object.
-            if self._arguments_as_text or not any(message.get("tool_calls") for message in messages):
+            if as_text or not any(message.get("tool_calls") for message in messages):
                 raise TemplateError(f"The chat template failed: {error}.") from error
-        self._arguments_as_text = True
         try:
-            return self._render(messages, tools, add_generation_prompt)
+            found = self._render(messages, tools, add_generation_prompt, True)
         except TypeError as error:
-            self._arguments_as_text = False
             raise TemplateError(f"The chat template failed: {error}.") from error
+        self._arguments_as_text = True
+        return found
 
-    def _plain(self, message: Message) -> Message:
-        plain = plain_message(message, self._arguments_as_text)
+    def _plain(self, message: Message, arguments_as_text: bool) -> Message:
+        plain = plain_message(message, arguments_as_text)
         if THOUGHTS[0] in plain:
             plain[self._thinking] = plain.pop(THOUGHTS[0])
         if self._content_as_parts and isinstance(plain["content"], str):
@@ -93,14 +94,16 @@ class ChatTemplate:
         for parts in (False, True):
             self._content_as_parts = parts
             with contextlib.suppress(TemplateError, TypeError):
-                if PROBE in self._render(probe, None, False):
+                if PROBE in self._render(probe, None, False, False):
                     return parts
         return False
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool, as_text: bool
+    ) -> str:
         try:
             return self._template.render(
-                messages=[self._plain(message) for message in messages],
+                messages=[self._plain(message, as_text) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=generation,
                 **self._variables,

@@ -10,14 +10,14 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-from agentrl_cli.chat.escaping import Guard, Range, within
+from agentrl_cli.chat.escaping import Guard, Range
 from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template import ModelTemplates
 from agentrl_cli.chat.template_adapter import Abilities, adapted, find_abilities
 from agentrl_cli.chat.template_probe import PROBE_TOOL, find_called, find_stops, user
 from agentrl_cli.chat.thinking import THINK, THINK_END, without_given
-from agentrl_cli.chat.tokenizer import BaseTokenizer
+from agentrl_cli.chat.tokenizer import BaseTokenizer, overlaps
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
 
@@ -102,7 +102,7 @@ class TemplateSyntax:
     def assistant_turn(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
         """The text of an assistant turn up to its stop token, and its plain ranges; `thinking`: see Chat."""
         text, plain = self.continuation([message], tools, False)
-        ends = [match.start() for match in self._end_pattern.finditer(text) if not within(match.span(), plain)]
+        ends = [match.start() for match in self._end_pattern.finditer(text) if not overlaps(match.span(), plain)]
         text = text[: ends[0]] if ends else text
         thinking = bool(self.opens) if thinking is None else thinking
         if not thinking or THINK_END in text:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Offsets = list[tuple[int, int]]
 """Start and end of each token in the text, in characters."""
 
+LONG = 2**14
+"""Characters from which a text is tokenized without stopping the other threads."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -98,6 +100,11 @@ class BaseTokenizer:
         return self.decode([int(id_) for id_ in ids if int(id_) not in self.special_ids])
 
     @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token, at most."""
+        return max((len(token.text) for token in self.added), default=1)
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the control tokens."""
         return frozenset(token.id for token in self.added if token.special)
@@ -148,6 +155,7 @@ class Tokenizer(BaseTokenizer):
         eos = self.id_of(self.specials.get("eos_token", ""))
         self.eos_ids = tuple(dict.fromkeys([*eos_ids, *([] if eos is None else [eos])]))
         self._texts: dict[int, str] = {}
+        self._nonce = f"zq{secrets.token_hex(8)}"
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -175,13 +183,17 @@ class Tokenizer(BaseTokenizer):
 
     def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
         if not plain:
-            encoding = self._tk.encode(text, add_special_tokens=False)
+            encoding = _encoded(self._tk, text)
             return list(encoding.ids), list(encoding.offsets)
         renamed, back = self._rename(text, plain)
         backend, ids = self._renamed
-        encoding = backend.encode(renamed, add_special_tokens=False)
+        encoding = _encoded(backend, renamed)
         offsets = [(back(start), back(end)) for start, end in encoding.offsets]
         return [ids.get(id_, id_) for id_ in encoding.ids], offsets
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self._tk.get_vocab(with_added_tokens=True)))
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tk.decode([int(id_) for id_ in ids], skip_special_tokens=False))
@@ -195,10 +207,6 @@ class Tokenizer(BaseTokenizer):
                 text = raw.replace("▁", " ")
             self._texts[token] = text or f"<{token}>"
         return self._texts[token]
-
-    @cached_property
-    def _nonce(self) -> str:
-        return f"zq{secrets.token_hex(8)}"
 
     @cached_property
     def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
@@ -221,7 +229,7 @@ class Tokenizer(BaseTokenizer):
         done = length = 0
         for match in self._added_pattern.finditer(text):
             start, end = match.span()
-            if any(start < stop and begin < end for begin, stop in plain):
+            if overlaps(match.span(), plain):
                 continue
             name = f"{self._nonce}x{self._added_ids[match.group()]}x"
             parts += [text[done:start], name]
@@ -229,6 +237,12 @@ class Tokenizer(BaseTokenizer):
             moves += [(length, start), (length + len(name), end)]
             done, length = end, length + len(name)
         return "".join([*parts, text[done:]]), MovedText(moves)
+
+
+def overlaps(span: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether a span of a text overlaps one of these ranges, which are in order and apart."""
+    before = bisect_left(ranges, (span[1],))
+    return before > 0 and ranges[before - 1][1] > span[0]
 
 
 class MovedText:
@@ -278,7 +292,7 @@ class ByteTokenizer(BaseTokenizer):
         done = 0
         for match in self._added_pattern.finditer(text):
             start, end = match.span()
-            if any(start < stop and begin < end for begin, stop in plain):
+            if overlaps(match.span(), plain):
                 continue
             self._bytes(text, done, start, ids, offsets)
             ids.append(self._added_ids[match.group()])
@@ -316,6 +330,13 @@ def tiny_template(images: bool = False) -> str:
     for before in ("<tool_response>\\n' + ", "message.role + '\\n' + "):
         text = text.replace(f"{before}message.content", f"{before}parts(message.content)")
     return f"{PARTS.format(image=IMAGE_MARK)}{text}"
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    if len(text) < LONG:
+        return backend.encode(text, add_special_tokens=False)
+    # `encode` keeps the interpreter's lock to its end; a batch gives it to the other threads.
+    return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _backend(tokenizer_json: str) -> tokenizers.Tokenizer:

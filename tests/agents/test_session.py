@@ -40,6 +40,12 @@ class Slow(ScriptedPolicy):
         return await super().generate(*given, **more)
 
 
+    async def until(self, begun: int) -> None:
+        """Wait until it has begun so many: a request is read in another thread first."""
+        while self.begun < begun:
+            await asyncio.sleep(0.001)
+
+
 async def test_a_retry_is_answered_from_what_is_stored() -> None:
     session = session_of(lambda key, ids: "Once.")
     first = await session.complete(ask())
@@ -54,7 +60,7 @@ async def test_equal_requests_in_flight_are_one() -> None:
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
     other = asyncio.create_task(session.complete(ask(temperature=0.5)))
-    await asyncio.sleep(0.01)
+    await policy.until(2)
     both[0].cancel()  # one of two clients leaves: the other still gets its answer
     await asyncio.sleep(0.01)
     policy.open.set()
@@ -67,13 +73,13 @@ async def test_sampling_stops_when_the_last_client_leaves() -> None:
     policy = Slow()
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    await policy.until(1)
     for task in both:
         task.cancel()
     await asyncio.sleep(0)
     again = asyncio.create_task(session.complete(ask(), retry=True))  # it must not join what is being cancelled
     await asyncio.wait(both)
-    await asyncio.sleep(0.01)
+    await policy.until(2)
     assert (policy.begun, policy.cancelled) == (2, 1) and session.tree.nodes == []
     policy.open.set()
     await again
@@ -84,7 +90,7 @@ async def test_after_the_end_every_call_is_refused_even_one_in_flight() -> None:
     policy = Slow()
     sessions = Sessions(lambda key: session_of(policy, key))
     flying = asyncio.create_task(sessions.find("a").complete(ask()))
-    await asyncio.sleep(0.01)
+    await policy.until(1)
     trace = await sessions.end("a")
     with pytest.raises(RequestError) as error:
         await flying

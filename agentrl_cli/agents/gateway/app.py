@@ -27,11 +27,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from agentrl_cli.agents.gateway.aside import aside
 from agentrl_cli.agents.gateway.dialects import DIALECTS
 from agentrl_cli.agents.gateway.dialects.base import Dialect, openai_error
-from agentrl_cli.agents.gateway.http import CLOSED, KEEP_ALIVE, Stream, disconnected, events_response, first, json_body
+from agentrl_cli.agents.gateway.http import (
+    CLOSED,
+    KEEP_ALIVE,
+    Stream,
+    body_limit,
+    disconnected,
+    events_response,
+    first,
+    json_body,
+)
 from agentrl_cli.agents.gateway.messages import joined
-from agentrl_cli.agents.gateway.request import ModelRequest, Reply, RequestError, bad
+from agentrl_cli.agents.gateway.request import TOO_LONG, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.agents.gateway.tree import MessageTree
@@ -128,7 +138,7 @@ class Gateway:
         left: asyncio.Task[None] | None = None
         try:
             self.require_allowed(request)
-            asked = dialect.parse(await json_body(request))
+            asked = await aside(dialect.parse, await self._body(request))
             session = self._session(request, asked)
             own = self.sessions.admits(session.key)  # an episode's model, whatever name its agent asks for
             policy = None if own else self.models.policy(asked.model)
@@ -152,6 +162,23 @@ class Gateway:
         finally:
             if left is not None:
                 left.cancel()
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        """The body of a request for the model, which is no longer than the model's context allows.
+
+        Raises RequestError; the session that the request names knows of it.
+        """
+        session = self.sessions.opened(_path_key(request)) or self.sessions.opened(_credential(request))
+        if session is not None:
+            tokens = session.room()
+        else:
+            tokens = max((int(card.get("max_model_len", 0)) for card in self.models.cards()), default=0)
+        try:
+            return await json_body(request, body_limit(tokens * self.chat.tokenizer.longest))
+        except RequestError as error:
+            if error.status == 413 and session is not None:
+                session.refuse(TOO_LONG)
+            raise
 
     def _events(
         self, dialect: Dialect, asked: ModelRequest, session: Session, work: asyncio.Task[Reply]
@@ -201,13 +228,14 @@ class Gateway:
         dialect = DIALECTS["messages"]
         try:
             self.require_allowed(request)
-            asked = dialect.parse({"max_tokens": 1, **await json_body(request)})
-            chat = self.chat
+            asked = await aside(dialect.parse, {"max_tokens": 1, **await self._body(request)})
             if self.sessions.admits(key := _path_key(request)):
-                chat = self.sessions.find(key).chat
+                session = self.sessions.find(key)
+                chat, most = session.chat, session.room()
             else:
-                self.models.policy(asked.model)
-            context = MessageTree(chat).find(joined(asked.messages), asked.tools)
+                chat, most = self.chat, self.models.policy(asked.model).context_length
+            tree = MessageTree(chat)
+            context = await aside(lambda: tree.find(joined(asked.messages), asked.tools, most))
             return JSONResponse({"input_tokens": len(context.ids)})
         except AgentRLError as error:
             return self._problem(dialect, error)
@@ -241,7 +269,7 @@ class Gateway:
         """End an episode; the reward, if one is given, is a number."""
         try:
             self.require_allowed(request)
-            body = await json_body(request) if await request.body() else {}
+            body = await json_body(request, optional=True)
             trace = await self.sessions.end(_path_key(request), reward_of(body))
         except RequestError as error:
             return self._problem(DIALECTS["chat"], error)

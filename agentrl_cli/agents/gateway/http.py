@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -16,20 +16,37 @@ from agentrl_cli.types.plain import parse_json
 T = TypeVar("T")
 
 MAX_BODY = 32 * 2**20
-"""Bytes of a request."""
+"""Bytes of a request, at most; one for the model has a limit by the model's context, see `body_limit`."""
+ROOM = 2**20
+"""Bytes of a request beside its texts, and of one that has none for a model."""
+ESCAPED = 6
+"""Bytes of a character as JSON writes it in ASCII."""
 KEEP_ALIVE = 3.0
 """Seconds between the comments of a stream that waits for its answer; its head is sent after a third of that."""
 CLOSED = 499
 """nginx's status for a request whose client went away; no one reads it."""
 
 
-async def json_body(request: Request, most: int = MAX_BODY) -> Mapping[str, Any]:
-    """The JSON object of a request's body. Raises RequestError."""
+def body_limit(characters: int) -> int:
+    """Return the most bytes of a request whose texts may have so many characters."""
+    return min(ROOM + ESCAPED * characters, MAX_BODY)
+
+
+async def json_body(request: Request, most: int = ROOM, *, optional: bool = False) -> Mapping[str, Any]:
+    """Return the JSON object of a request's body; with `optional` an empty body is an empty object.
+
+    No more than `most` bytes are read. Raises RequestError, also for a client that goes away meanwhile.
+    """
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > most:
-            raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > most:
+                raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
+    except ClientDisconnect:
+        raise RequestError("The client went away.", status=CLOSED, code="client_closed") from None
+    if optional and not data:
+        return {}
     try:
         value = parse_json(bytes(data))
     except ValueError as error:

@@ -9,7 +9,6 @@ keys, fresh call ids, a mixed turn split in two. A key contains none of that.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from agentrl_cli.chat.thinking import BLOCKS
 from agentrl_cli.types import Message, ToolSchema
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-ECHO = re.compile(r"\s*Calling tools:\n\[\{'id': .*\]\s*\Z", re.DOTALL)
+ECHO = "Calling tools:\n[{'id': "
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -171,8 +170,9 @@ def without_echo(message: Message) -> Message | None:
 
     The list repeats the code that stands in the text. None without text before it: then it is the whole message.
     """
-    text = ECHO.sub("", message["content"])
-    return {**message, "content": text} if text.strip() and text != message["content"] else None
+    text, echo, listed = message["content"].partition(ECHO)
+    text = text.rstrip()
+    return {**message, "content": text} if text and echo and listed.rstrip().endswith("]") else None
 
 
 def tools_key(tools: Sequence[ToolSchema]) -> str:

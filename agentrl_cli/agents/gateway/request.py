@@ -12,6 +12,9 @@ from agentrl_cli.types import Generation, Message, ToolSchema
 RAW_ARGUMENTS = "_raw_arguments"
 """The only argument of a call that cannot be read: its text, for the agent's own validation to answer."""
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a request that does not fit into the context."""
+
 
 class RequestError(AgentRLError):
     """A request that is not served. `status` is HTTP's, `code` OpenAI's word for it, `param` the field at fault."""
@@ -29,6 +32,12 @@ class RequestError(AgentRLError):
 def bad(message: str, param: str = "", code: str = "") -> RequestError:
     """A request that is wrong in itself: status 400."""
     return RequestError(message, param=param, code=code)
+
+
+def too_long(most: int, has: str, param: str = "messages") -> RequestError:
+    """A request that does not fit into a context of `most` tokens; `has` is how much it has."""
+    message = f"This model's maximum context length is {most} tokens; the request has {has}."
+    return bad(message, param, TOO_LONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

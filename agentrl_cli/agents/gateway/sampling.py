@@ -10,7 +10,16 @@ from typing import Any
 
 from agentrl_cli.agents.gateway.constrained import constrained
 from agentrl_cli.agents.gateway.messages import Key, canonical, split_reasoning
-from agentrl_cli.agents.gateway.request import RAW_ARGUMENTS, Call, Choice, ModelRequest, RequestError, Token, bad
+from agentrl_cli.agents.gateway.request import (
+    RAW_ARGUMENTS,
+    Call,
+    Choice,
+    ModelRequest,
+    RequestError,
+    Token,
+    bad,
+    too_long,
+)
 from agentrl_cli.agents.gateway.tree import Piece, Spoken
 from agentrl_cli.chat.parse import Parsed, foreign_parser, parse_text
 from agentrl_cli.chat.render import Chat
@@ -74,11 +83,7 @@ def plan(request: ModelRequest, context: int, chat: Chat, base: Sampling, limits
     most = min(limits.max_tokens, length)
     room = most - context - len(forced)
     if room < 1:
-        raise bad(
-            f"This model's maximum context length is {most} tokens; the request has {context}.",
-            "messages",
-            "context_length_exceeded",
-        )
+        raise too_long(most, str(context))
     asked = limits.max_new_tokens if request.max_tokens is None else request.max_tokens
     fields: dict[str, Any] = {}
     if limits.client_sampling:

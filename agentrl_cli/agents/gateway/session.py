@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl_cli.agents.gateway.aside import aside
 from agentrl_cli.agents.gateway.messages import assistant_message, canonical, joined
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.sampling import Answer, Limits, Plan, ended, plan, read_answer
@@ -94,6 +95,7 @@ class Session:
         self.tree = MessageTree(self.chat)
         self.used = time.monotonic()
         """When the last call began or ended."""
+        self._reading = asyncio.Lock()
         self._numbers = itertools.count()
         self._recorded = 0
         self._running: dict[str, _Pending] = {}
@@ -113,6 +115,14 @@ class Session:
     def busy(self) -> bool:
         """Whether a call is being answered."""
         return bool(self._running)
+
+    def room(self, policy: Policy | None = None) -> int:
+        """Positions of a context with its answer."""
+        return min(self.limits.max_tokens, (policy or self.policy).context_length)
+
+    def refuse(self, code: str) -> None:
+        """Remember that a request was refused after the answers so far."""
+        self.refused = (self.calls, code)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class Session:
             if not task.cancelled():  # a failure whose clients have all left is asked for here, or asyncio reports it
                 error = task.exception()
                 if isinstance(error, RequestError):
-                    self.refused = (self.calls, error.code)
+                    self.refuse(error.code)
 
         task.add_done_callback(over)
         return pending
@@ -168,10 +178,10 @@ class Session:
         self.used = time.monotonic()
         if self.calls >= self.limits.max_turns:
             raise RequestError(f"The episode has had its {self.limits.max_turns} answers.", code="max_turns")
-        messages = self._conversation(request) if request.prompt is None else ()
-        context = self.tree.find(messages, request.tools) if messages else self.tree.find_prompt(request.prompt or "")
-        how = plan(request, len(context.ids), self.chat, self.sampling, self.limits, policy.context_length)
-        numbers = [next(self._numbers) for _ in range(request.n)]
+        async with self._reading:  # answers are numbered in the order in which they were asked for
+            messages, context = await aside(self._read, request, self.room(policy))
+            how = plan(request, len(context.ids), self.chat, self.sampling, self.limits, policy.context_length)
+            numbers = [next(self._numbers) for _ in range(request.n)]
         asked = Asked(request, messages, context, how, policy)
         if request.n == 1:  # without a task of its own
             made = [await self._sample(asked, numbers[0])]
@@ -189,6 +199,13 @@ class Session:
             _keep(self._said, reply.id, (*messages, said_message(reply.choices[0])))
         self.used = time.monotonic()
         return reply
+
+    def _read(self, request: ModelRequest, most: int) -> tuple[tuple[Message, ...], Context]:
+        """A request's messages, and where they lead in the tree, which this does not change."""
+        if request.prompt is not None:
+            return (), self.tree.find_prompt(request.prompt, most)
+        messages = self._conversation(request)
+        return messages, self.tree.find(messages, request.tools, most)
 
     def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
         """The request's messages after those of the answer that it continues."""
@@ -250,7 +267,7 @@ class Session:
                 await policy.release(slot)
         self._sources.clear()
         tree, turns, tokens = self.tree, self.tree.turns, self.tree.tokens
-        drift = tuple(drift_of(tree, turns, tokens))
+        drift = tuple(await aside(drift_of, tree, turns, tokens))
         numbers = (tree.forks, self.calls, self.malformed, self.replayed)
         return Trace(turns, tokens, drift, *numbers, self.foreign)
 

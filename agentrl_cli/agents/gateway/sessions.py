@@ -72,6 +72,10 @@ class Sessions:
         """Whether a key is open or has ended."""
         return key in self._open or key in self._ended
 
+    def opened(self, key: str) -> Session | None:
+        """The open session of a key, None if absent."""
+        return self._open.get(key)
+
     def find(self, key: str) -> Session:
         """The session of a key. Raises RequestError: it has ended, or the key is unknown and clients open none."""
         if found := self._open.get(key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,8 +19,8 @@ def read_tools(value: Any, param: str = "tools") -> tuple[ToolSchema, ...]:
     if not isinstance(value, list):
         raise bad(f"{param} must be a list.", param)
     found = tuple(_tool(tool, f"{param}[{number}]") for number, tool in enumerate(value))
-    names = [tool["function"]["name"] for tool in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    counts = Counter(tool["function"]["name"] for tool in found)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
         raise bad(f"{param} has two functions named {twice!r}.", param)
     return found
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from agentrl_cli.agents.gateway.messages import Key, canonical, key_of, tools_key, without_echo
-from agentrl_cli.agents.gateway.request import bad
+from agentrl_cli.agents.gateway.request import bad, too_long
+from agentrl_cli.agents.gateway.room import require_room, require_short
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.types import Int32, Message, Origin, StopReason, Tokens, ToolCall, ToolResult, ToolSchema, Turn
@@ -159,8 +160,11 @@ class MessageTree:
         """Branches beyond the first."""
         return max(len(self.leaves) - 1, 0)
 
-    def find(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Context:
-        """The context of a request. Raises RequestError if it cannot be continued, TemplateError if not rendered."""
+    def find(self, messages: Sequence[Message], tools: Sequence[ToolSchema], most: int) -> Context:
+        """The context of a request. It may exceed `most` tokens, but not by many times.
+
+        Raises RequestError if it is too long or cannot be continued, TemplateError if not rendered.
+        """
         if not messages or messages[-1]["role"] == "assistant":
             raise bad("The last message is an assistant's: there is nothing to answer.", "messages")
         at = self._roots.get(tools_key(tools)) or Node(tuple(tools))
@@ -172,20 +176,30 @@ class MessageTree:
         known = len(ids)
         pieces = []
         for segment in rest:
+            if len(ids) >= most:
+                raise too_long(most, "more")
+            require_room(self.chat.tokenizer, segment, () if ids else at.tools, most - len(ids), most)
             made = self._render(segment, before, ids, at.tools)
             pieces.append((tuple(map(key_of, segment)), made))
-            ids = [*ids, *(id_ for piece in made for id_ in piece.tokens.ids.tolist())]
+            ids.extend(id_ for piece in made for id_ in piece.tokens.ids.tolist())
             before = segment[-1]
         return Context(at, tuple(pieces), tuple(ids), known)
 
-    def find_prompt(self, prompt: str | Sequence[int]) -> Context:
-        """The context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids."""
+    def find_prompt(self, prompt: str | Sequence[int], most: int) -> Context:
+        """The context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids.
+
+        Raises RequestError as `find` does.
+        """
         at = self._roots.get(RAW) or Node(())
         rest = prompt if isinstance(prompt, str) else [int(id_) for id_ in prompt]
         while found := [child for child in at.children if self._begins(rest, child)]:
             at = found[-1]
             rest = rest[len(self._raw(rest, at)) :]
         ids = at.ids
+        if isinstance(rest, str):
+            require_short(self.chat.tokenizer, [rest], max(most - len(ids), 0), most, "prompt")
+        elif len(ids) + len(rest) > most:
+            raise too_long(most, f"{len(ids) + len(rest)}", "prompt")
         new = self.chat.tokenizer.encode(rest) if isinstance(rest, str) else list(rest)
         if not ids and not new:
             raise bad("The prompt is empty.", "prompt")

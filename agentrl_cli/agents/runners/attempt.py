@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from agentrl_cli.agents.emit import AgentCall
+from agentrl_cli.agents.gateway.request import TOO_LONG
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.runners.base import AgentLost, Ended, MakeRunner, Runner
@@ -39,7 +40,7 @@ from agentrl_cli.types.branches import path_to
 RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": CommandRunner, "remote": RemoteRunner}
 """Kind of agent (`AgentSpec.kind`) to what runs it."""
 
-REFUSED = {"context_length_exceeded": Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
+REFUSED = {TOO_LONG: Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
 """Codes of refused calls that are limits of the episode: its end is the model's doing, and scored if it can be."""
 EDITED = "whatif"
 """Kind of episodes in which a person may have written a turn: nothing is trained on them."""

@@ -165,7 +165,7 @@ class Board:
 
     async def _claim(self, request: Request) -> Response:
         self._require_token(request)
-        body = await json_body(request) if await request.body() else {}
+        body = await json_body(request, optional=True)
         wait = body.get("wait", 0)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= LONGEST_WAIT:
             raise bad(f"wait must be seconds from 0 to {LONGEST_WAIT:g}.", "wait")
@@ -198,7 +198,7 @@ class Board:
 
     async def _end(self, request: Request) -> Response:
         offer = self._leased(request)
-        body = await json_body(request) if await request.body() else {}
+        body = await json_body(request, optional=True)
         error, reward = body.get("error") or "", body.get("reward")
         if not isinstance(error, str):
             raise bad("error must be a text.", "error")
