@@ -176,9 +176,12 @@ class Gateway:
         try:
             return await json_body(request, body_limit(tokens * self.chat.tokenizer.longest))
         except RequestError as error:
-            if error.status == 413 and session is not None:
+            if error.status != 413:
+                raise
+            if session is not None:
                 session.refuse(TOO_LONG)
-            raise
+            why = f"{error.message} A context of {tokens} tokens takes no more."
+            raise RequestError(why, status=413, code=TOO_LONG) from None
 
     def _events(
         self, dialect: Dialect, asked: ModelRequest, session: Session, work: asyncio.Task[Reply]

@@ -16,7 +16,7 @@ from agentrl_cli.types.plain import parse_json
 T = TypeVar("T")
 
 MAX_BODY = 32 * 2**20
-"""Bytes of a request, at most; one for the model has a limit by the model's context, see `body_limit`."""
+"""Bytes of a request that are read, at most; how many are kept depends on what it is for, see `body_limit`."""
 ROOM = 2**20
 """Bytes of a request beside its texts, and of one that has none for a model."""
 ESCAPED = 6
@@ -35,16 +35,21 @@ def body_limit(characters: int) -> int:
 async def json_body(request: Request, most: int = ROOM, *, optional: bool = False) -> Mapping[str, Any]:
     """Return the JSON object of a request's body; with `optional` an empty body is an empty object.
 
-    No more than `most` bytes are read. Raises RequestError, also for a client that goes away meanwhile.
+    No more than `most` bytes are kept. Somewhat more are read, as a client that still sends sees no answer.
+    Raises RequestError, also for a client that goes away meanwhile.
     """
-    data = bytearray()
+    data, length = bytearray(), 0
     try:
         async for part in request.stream():
-            data += part
-            if len(data) > most:
-                raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
+            length += len(part)
+            if length <= most:
+                data += part
+            elif length > MAX_BODY:
+                break
     except ClientDisconnect:
         raise RequestError("The client went away.", status=CLOSED, code="client_closed") from None
+    if length > most:
+        raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
     if optional and not data:
         return {}
     try:
