@@ -7,6 +7,7 @@ Calls inside the model's thinking do not count.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -44,11 +45,11 @@ def parse_text(
         text = opened + text
     thinking, rest = _split_thinking(text)
     found = parser.parse(rest, tools or ())
-    own = [call.id for call in found.calls]
+    own = Counter(call.id for call in found.calls)
     calls = tuple(
         replace(
             _explained(_checked(call, tools), parser, tools),
-            id=call.id if own.count(call.id) == 1 and call.id else call_id(turn, number),
+            id=call.id if own[call.id] == 1 and call.id else call_id(turn, number),
         )
         for number, call in enumerate(found.calls)
     )

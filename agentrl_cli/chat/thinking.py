@@ -24,7 +24,7 @@ HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 
 MARKERS = tuple(marker for block in BLOCKS for marker in block)
 _OPENED, _CLOSED = ("|".join(re.escape(block[end]) for block in BLOCKS) for end in (0, 1))
-_EMPTY = re.compile(rf"\s*(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*")
+_EMPTY = re.compile(rf"(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*")
 _GIVEN = re.compile(rf"(?:{_OPENED})\s*(?:(?:{_CLOSED})\s*)?\Z")
 _WHOLE = re.compile("|".join(rf"{re.escape(a)}(?:(?!{re.escape(a)}).)*?{re.escape(b)}" for a, b in BLOCKS), re.DOTALL)
 _MARK = re.compile("|".join(map(re.escape, MARKERS)))
@@ -43,8 +43,9 @@ def without_given(start: str, full: str) -> str:
     opening = next(block[0] for block in BLOCKS if given[0].startswith(block[0]))
     if given[0].rstrip() == opening:  # an open block: the turn continues inside it if the template opens it here too
         return bare + opening if full.startswith(bare + opening) else bare
-    empty = _EMPTY.match(full, len(bare))
-    return full[: empty.end()] if empty else bare
+    rest = full[len(bare) :]
+    empty = _EMPTY.match(rest, len(rest) - len(rest.lstrip()))
+    return bare + rest[: empty.end()] if empty else bare
 
 
 def gives_empty(prompt: str) -> bool:
@@ -60,12 +61,18 @@ def has_thinking(text: str) -> bool:
 
 def squeezed(text: str) -> str:
     """A text without empty blocks of thinking and without unopened closing markers."""
-    return _EMPTY.sub("", text)
+    return _replace_empty(text, "")
 
 
 def spaced(text: str) -> str:
     """`squeezed`, with the line breaks around them joined: MiniMax M2 keeps those beside a block that it drops."""
-    return re.sub(r"\n+", "\n", _EMPTY.sub("\n", text))
+    return re.sub(r"\n+", "\n", _replace_empty(text, "\n"))
+
+
+def _replace_empty(text: str, by: str) -> str:
+    """A text with `by` in place of each empty block and of the white space around it."""
+    *before, last = _EMPTY.split(text)
+    return by.join([*(part.rstrip() for part in before), last])
 
 
 def same_but_thinking(a: str, b: str) -> bool:

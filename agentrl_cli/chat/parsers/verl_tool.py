@@ -27,11 +27,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sql": ("sql",),
 }
 """Tag to the names of tools that it may mean, the first that is offered counts."""
-_TAGGED = {kind: re.compile(rf"<{kind}>(.*?)</{kind}>", re.DOTALL) for kind in KINDS}
 _FENCES = {"python": r"\n?python", "bash": r"\s*(?:bash|shell|sh|terminal)\b", "sql": r"\n?sql"}
-_FENCED = {kind: re.compile(rf"```{names}(.*?)```", re.DOTALL) for kind, names in _FENCES.items()}
-_INPUT = re.compile(r"```input\n(.*?)\n```", re.DOTALL)
-_MCP = re.compile(r"<mcp_call>(.*?)</mcp_call>", re.DOTALL)
+_FENCED = {kind: re.compile(rf"```{names}") for kind, names in _FENCES.items()}
 
 
 class VerlToolActions:
@@ -46,15 +43,17 @@ class VerlToolActions:
         calls: list[ToolCall] = []
         for kind, names in KINDS.items():
             name = next((name for name in names if name in offered), None)
-            found = _TAGGED[kind].findall(text) or (_FENCED[kind].findall(text) if kind in _FENCED else [])
+            found = _between(text, re.compile(f"<{kind}>"), f"</{kind}>")
+            if not found and kind in _FENCED:
+                found = _between(text, _FENCED[kind], "```")
             if name is None or not found:
                 continue
             blocks = [block.strip() for block in found]
             if kind in ("python", "bash"):
-                blocks = ["\n".join([*_stdin(kind, _INPUT.search(text)), *blocks])]
+                blocks = ["\n".join([*_stdin(kind, _between(text, re.compile("```input\n"), "\n```")), *blocks])]
             argument = _argument(offered[name])
             calls += [call(name, {argument: block}, raw=block) for block in blocks]
-        calls += [_named(raw) for raw in _MCP.findall(text)]
+        calls += [_named(raw) for raw in _between(text, re.compile("<mcp_call>"), "</mcp_call>")]
         return ParsedText(text if not calls else "", tuple(calls))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -62,11 +61,21 @@ class VerlToolActions:
         return f"<{kind}>{next(iter(arguments.values()), '')}</{kind}>" if kind else '<mcp_call>{"name": …}</mcp_call>'
 
 
-def _stdin(kind: str, given: re.Match[str] | None) -> list[str]:
-    """The lines of a program that set its standard input."""
-    if given is None:
+def _between(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
+    """The blocks of a text, in time proportional to it: after one that is not closed, none can be."""
+    found: list[str] = []
+    at = 0
+    while (start := opening.search(text, at)) and (end := text.find(closing, start.end())) >= 0:
+        found.append(text[start.end() : end])
+        at = end + len(closing)
+    return found
+
+
+def _stdin(kind: str, given: Sequence[str]) -> list[str]:
+    """The lines of a program that set its standard input, which is the first of `given`."""
+    if not given:
         return []
-    value = given[1].strip()
+    value = given[0].strip()
     return (
         [f"exec <<< {shlex.quote(value)}"]
         if kind == "bash"

@@ -1,0 +1,61 @@
+"""Hostile and absurd texts are read in time proportional to their length."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
+from agentrl_cli.agents.gateway.request import RequestError
+from agentrl_cli.agents.gateway.tools import read_tools
+from agentrl_cli.chat.parse import parse_text
+from agentrl_cli.chat.parsers import PARSERS, load_parser
+from agentrl_cli.chat.parsers.verl_tool import PARSER as VERL_TOOL
+from agentrl_cli.chat.thinking import spaced, squeezed
+from tests.helpers.chat import schema
+from tests.helpers.growth import LINEAR, growth
+
+TOOLS = [schema("say", {"text": "string"}), schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<python>", "</python>", "<bash>", "```python\n", "``` ", "```input\n", "\n```", "<mcp_call>", "<sql>x</sql>"],
+)
+def test_a_text_of_tags_is_read_in_linear_time(unit: str) -> None:
+    assert growth(lambda n: parse_text(unit * n, VERL_TOOL, TOOLS), 500) < LINEAR
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_many_calls_are_read_in_linear_time(name: str) -> None:
+    """Openings that are not closed, and whole calls, each in numbers that no search to the end of a text survives."""
+    parser = load_parser(name)
+    example = parser.example("say", {"text": "1"})
+    for unit in (*parser.markers[:2], example):
+        found = growth(lambda n, unit=unit: parse_text(unit * n, parser, TOOLS), 150, tries=2)  # type: ignore[misc]
+        assert found < LINEAR, unit
+
+
+def test_white_space_is_read_in_linear_time() -> None:
+    for work in (squeezed, spaced, lambda text: without_echo(assistant_message(text, (), None))):
+        assert growth(lambda n, work=work: work(" " * n + "x"), 1000) < LINEAR  # type: ignore[misc]
+
+
+def test_names_of_tools_are_compared_in_linear_time() -> None:
+    tools = [{"name": f"t{n}"} for n in range(16 * 400)]
+    assert growth(lambda n: read_tools(tools[:n]), 400) < LINEAR
+    with pytest.raises(RequestError, match="two functions named 't3'"):
+        read_tools([*tools[:9], tools[3]])
+
+
+def test_an_echo_of_calls_is_taken_off() -> None:
+    listed = "Calling tools:\n[{'id': '1', 'function': {}}]"
+    said = assistant_message(f"I add.\n \n{listed} \n", (), None)
+    assert without_echo(said) == {**said, "content": "I add."}
+    for text in (listed, "I add.", f"I add.\n{listed} and more"):
+        assert without_echo(assistant_message(text, (), None)) is None
+
+
+def test_empty_thinking_goes_with_the_white_space_around_it() -> None:
+    text = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
+    assert squeezed(text) == "ab <think>c"
+    assert spaced(text) == "a\nb <think>c\n"
