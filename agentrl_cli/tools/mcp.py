@@ -41,6 +41,8 @@ KEYS = {
     *("url", "auth_token", "auth_token_env", "headers"),
     *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix", "reset"),
 }
+MOST_TOOLS = 2000
+"""Tools of one server."""
 IDLE = 60.0
 """Seconds after which a server that waits for its next episode is stopped."""
 
@@ -117,10 +119,19 @@ async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
                 client = await stack.enter_async_context(await server.client(stack, errors))
         except AgentRLError:
             raise
+        except TimeoutError as error:
+            raise _late(server, "be started", errors) from error
         except Exception as error:
             why = _reason(error) + _tail(errors)
             raise EnvError(f"The MCP server {server.name} cannot be reached: {why}") from error
         yield client, errors
+
+
+def _late(server: Server, what: str, errors: TextIO) -> EnvError:
+    return EnvError(
+        f"The MCP server {server.name} could not {what} within {server.start_timeout:g} s.{_tail(errors)}",
+        hint=f"Give it longer in task.yaml: {server.name}: {{…, start_timeout: {2 * server.start_timeout:g}}}",
+    )
 
 
 def _tail(errors: TextIO) -> str:
@@ -334,18 +345,32 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
 
 
 async def _listed(server: Server, declared: list[str]) -> list[Any]:
-    """Its tools; the one that resets it, if it declares one, is added to `declared`."""
-    found: list[Any] = []
+    """Its tools; the one that resets it, if it declares one, is added to `declared`. Raises EnvError."""
+    until = asyncio.get_running_loop().time() + server.start_timeout
     async with connected(server) as (client, errors):
         try:
-            page = await client.list_tools()
-            found += page.tools
-            while page.next_cursor:
-                page = await client.list_tools(cursor=page.next_cursor)
-                found += page.tools
+            async with asyncio.timeout_at(until):
+                found = await _every_page(server, client)
             declared += _reset_tools(client.server_capabilities)
-        except Exception as error:
-            raise EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}") from error
+            return found
+        except EnvError as error:
+            failed = error
+        except TimeoutError:
+            failed = _late(server, "be started and list its tools", errors)
+        except Exception as error:  # noqa: BLE001 - raised below, in words
+            failed = EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}")
+    raise failed  # the client's task groups would make a group of it
+
+
+async def _every_page(server: Server, client: Any) -> list[Any]:
+    """The tools of all pages. Raises EnvError for a server that always has a next one."""
+    page = await client.list_tools()
+    found = list(page.tools)
+    while page.next_cursor:
+        if len(found) > MOST_TOOLS:
+            raise EnvError(f"The MCP server {server.name} lists more than {MOST_TOOLS} tools.")
+        page = await client.list_tools(cursor=page.next_cursor)
+        found += page.tools
     return found
 
 

@@ -222,6 +222,41 @@ def test_servers_that_cannot_be_reached(folder: Path) -> None:
             mcp_tools("here", "small", {**given, "start_timeout": 5}, folder)
 
 
+ENDLESS = """
+import sys
+import anyio
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp_types import ListToolsResult, Tool
+
+async def listed(ctx, params):
+    at = int((params.cursor if params else None) or 0)
+    if "slow" in sys.argv:
+        await anyio.sleep_forever()
+    tools = [Tool(name=f"t{at + n}", inputSchema={"type": "object"}) for n in range(50)]
+    return ListToolsResult(tools=tools, nextCursor=str(at + 50))
+
+server = Server("endless", on_list_tools=listed)
+
+async def main():
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+anyio.run(main)
+"""
+
+
+def test_a_server_is_not_listed_for_ever(folder: Path) -> None:
+    (folder / "endless.py").write_text(ENDLESS)
+    with pytest.raises(EnvError, match="endless lists more than 2000 tools"):
+        mcp_tools("here", "endless", {"command": sys.executable, "args": ["endless.py"]}, folder)
+    for args, what in ((["endless.py", "slow"], "start|list its tools"), (["-c", "while True: input()"], "started")):
+        given = {"command": sys.executable, "args": args, "start_timeout": 2.5}
+        with pytest.raises(EnvError, match=rf"could not be {what}.* within 2.5 s") as late:
+            mcp_tools("here", "slow", given, folder)
+        assert "start_timeout: 5}" in late.value.hint
+
+
 @pytest.fixture
 def http(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
