@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,9 @@ METHODS = ("get", "put", "post", "delete", "patch")
 PLACES = ("path", "query", "header")
 DEEPEST = 12
 """References inside each other that are followed; below, any value is accepted."""
+MOST_VALUES = 20_000
+"""Values of an operation with its references replaced: those of a schema that names itself from many fields have no
+end that one would live to see."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Operation:
     """JSON Schema of the arguments."""
     places: dict[str, str] = field(default_factory=dict)
     """Argument to path, query, header, body (a field of it) or whole (the body itself)."""
+    problem: str = ""
+    """Why it cannot be a tool; empty if it can."""
 
 
 class OpenApiTool(Tool):
@@ -131,6 +136,8 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
     chosen = [o for o in found.values() if (o.method == "get" if wanted is None else o.name in wanted)]
     if not chosen:
         raise ConfigError(f"{where}: {path.name} has no GET operation.", hint="List others under `operations`.")
+    if problem := next((f"{path.name}: {o.name} {o.problem}" for o in chosen if o.problem), ""):
+        raise ConfigError(f"{where}: {problem}.", hint="List the `operations` that you need without it.")
     server = str(given.get("server") or server_of(document))
     if urlsplit(server).scheme not in {"http", "https"} or not urlsplit(server).netloc:
         raise ConfigError(f"{where}: {path.name} names no server with http:// or https://.", hint="Add `server: URL`.")
@@ -149,33 +156,49 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
     if not isinstance(document, Mapping) or not str(document.get("openapi", "")).startswith("3"):
         raise ConfigError(f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`.")
     for path, item in (document.get("paths") or {}).items():
-        item = _resolved(item, document) if isinstance(item, Mapping) else {}
+        if isinstance(item, Mapping) and isinstance(item.get("$ref"), str):
+            item = _target(item["$ref"], document)
+        if not isinstance(item, Mapping):
+            continue
         for method in METHODS:
             operation = item.get(method)
             if isinstance(operation, Mapping):
-                shared = item.get("parameters") or []
-                yield _operation(str(path), method, operation, shared, document)
+                yield _operation(str(path), method, operation, item.get("parameters") or [], document)
 
 
 def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any) -> Operation:
     name = re.sub(r"\W+", "_", str(given.get("operationId") or f"{method}{path}")).strip("_")[:64]
     text = str(given.get("description") or given.get("summary") or f"{method.upper()} {path}")
+    said = " ".join(text.split("\n\n", maxsplit=1)[0].split())
+    try:
+        parameters, places = _parameters([*shared, *(given.get("parameters") or [])], given, document)
+    except OverflowError:
+        problem = f"has more than {MOST_VALUES} values once its $refs are followed"
+        return Operation(name, said, method, path, {}, problem=problem)
+    return Operation(name, said, method, path, parameters, places)
+
+
+def _parameters(
+    entries: Sequence[Any], given: Mapping[str, Any], document: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The JSON Schema of an operation's arguments, and where each goes. Raises OverflowError if it is too large."""
+    follow = References(document)
     properties: dict[str, Any] = {}
     required: list[str] = []
     places: dict[str, str] = {}
-    for entry in [*shared, *(given.get("parameters") or [])]:
-        parameter = _resolved(entry, document)
+    for entry in entries:
+        parameter = follow(entry)
         if parameter.get("in") not in PLACES:
             continue
         key = str(parameter["name"])
-        schema = _resolved(parameter.get("schema") or {"type": "string"}, document)
+        schema = parameter.get("schema") or {"type": "string"}
         note = parameter.get("description")
         properties[key] = {**schema, **({"description": str(note)} if note else {})}
         places[key] = str(parameter["in"])
         if (parameter.get("required") or places[key] == "path") and key not in required:
             required.append(key)
-    content = _resolved(given.get("requestBody") or {}, document).get("content") or {}
-    body = _resolved((content.get("application/json") or {}).get("schema") or {}, document)
+    content = follow(given.get("requestBody") or {}).get("content") or {}
+    body = (content.get("application/json") or {}).get("schema") or {}
     fields = body.get("properties") or {}
     if body and (not fields or set(fields) & set(properties)):
         properties["body"], places["body"] = body, "whole"
@@ -183,26 +206,40 @@ def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, do
         properties |= fields
         places |= dict.fromkeys(fields, "body")
         required += [name for name in body.get("required") or () if name in fields]
-    parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
-    return Operation(name, " ".join(text.split("\n\n", maxsplit=1)[0].split()), method, path, parameters, places)
+    return {"type": "object", "properties": properties, **({"required": required} if required else {})}, places
 
 
-def _resolved(value: Any, document: Any, depth: int = 0) -> Any:
-    """A value with its `$ref`s replaced; a reference that leads too deep, or nowhere, is any value."""
-    if depth > DEEPEST:
-        return {}
-    if isinstance(value, list):
-        return [_resolved(item, document, depth + 1) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    reference = value.get("$ref")
-    if isinstance(reference, str):
-        found: Any = document
-        for part in reference.removeprefix("#/").split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return _resolved(found if isinstance(found, Mapping) else {}, document, depth + 1)
-    return {key: _resolved(item, document, depth + 1) for key, item in value.items()}
+class References:
+    """Replaces the `$ref`s of values of a document; one that leads too deep, or nowhere, is any value."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._left = MOST_VALUES
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        """The value without references. Raises OverflowError after `MOST_VALUES` values."""
+        self._left -= 1
+        if self._left < 0:
+            raise OverflowError
+        if depth > DEEPEST:
+            return {}
+        if isinstance(value, list):
+            return [self(item, depth + 1) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        reference = value.get("$ref")
+        if isinstance(reference, str):
+            return self(_target(reference, self._document), depth + 1)
+        return {key: self(item, depth + 1) for key, item in value.items()}
+
+
+def _target(reference: str, document: Any) -> Mapping[str, Any]:
+    """What a reference names in its document; an empty mapping if it names nothing there."""
+    found: Any = document
+    for part in reference.removeprefix("#/").split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _text(value: Any) -> str:

@@ -202,7 +202,8 @@ def _describes_service(path: Path) -> bool:
 def _openapi(draft: Draft, path: Path) -> None:
     document = load_yaml(path)
     found = list(operations(document, str(path)))
-    safe = [one.name for one in found if one.method == "get"]
+    draft.notes += [f"{one.name} is not offered: it {one.problem}." for one in found if one.problem]
+    safe = [one.name for one in found if one.method == "get" and not one.problem]
     if not safe:
         raise ConfigError(f"{path} has no GET operation.", hint="List others under `operations` of task.yaml.")
     _copy(draft, path)
