@@ -48,6 +48,12 @@ your own, run `PRAGMA foreign_keys=ON` first. Deleting a run deletes what belong
 turns, tokens, calls, rewards, tags and notes, but not its forks. `agentrl db status --check` counts rows that refer to
 nothing.
 
+A newer agentrl reads an older store as it is. Its first command that writes migrates the file, in one transaction,
+unless a process of an older agentrl works on a run: then it is refused, and reading goes on. While a store is in use,
+its newest rows are in `agentrl.db-wal`: copy both files, or use `agentrl db backup`. A copy without that file is
+reported if it is empty, damaged, or has a run whose process is alive; a copy that was made between two checkpoints of
+SQLite and is opened after its training has ended looks whole. A store needs file locks: keep it on a local disk.
+
 ## Tokens in pandas
 
 `turn_tokens` has a row per turn and an array per column, without a header: `n` numbers, little-endian, one after the

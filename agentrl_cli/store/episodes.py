@@ -191,8 +191,8 @@ class Episodes(Part):
 
     def group_reason(self, group_id: str | None, run_id: str | None) -> str:
         """What picked a group's task; empty if it was its turn in the order."""
-        if group_id is None or not self.file.select("SELECT 1 FROM pragma_table_info('groups') WHERE name='why'"):
-            return ""  # the column is absent in an old store on a read-only disk
+        if group_id is None:
+            return ""
         row = self.file.select_one("SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id))
         return str(row[0]) if row else ""
 

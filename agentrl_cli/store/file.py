@@ -18,8 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.store.connection import BUSY_MS, RECOVER, connect, mapped
+from agentrl_cli.store.connection import BUSY_MS, connect
 from agentrl_cli.store.identity import Identity
+from agentrl_cli.store.older import drop_views
+from agentrl_cli.store.sqlite_errors import RECOVER, mapped
 from agentrl_cli.store.write_buffer import Flusher, Params, WriteBuffer, savepoint
 
 if TYPE_CHECKING:
@@ -215,6 +217,8 @@ class StoreFile:
     def data_version(self) -> int:
         """A number that changes when another connection has written: poll it before reading again."""
         with self.lock, mapped(self.path):
+            if self.readonly:
+                drop_views(self.conn)
             return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
 
 

@@ -48,8 +48,8 @@ INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data)
     SELECT pack, task_id, family, split, '[]', 'null' FROM episodes ORDER BY rowid;
 INSERT OR IGNORE INTO groups (id, run_id, task_id, step, at, why)
     SELECT group_id, run_id, task_id, step, started, '' FROM episodes WHERE group_id IS NOT NULL ORDER BY rowid;
-UPDATE groups SET pack = (SELECT e.pack FROM episodes e WHERE e.group_id = groups.id AND e.run_id IS groups.run_id
-    AND e.task_id = groups.task_id LIMIT 1);
+UPDATE groups SET pack = (SELECT e.pack FROM episodes e WHERE e.group_id = groups.id AND +e.run_id IS groups.run_id
+    AND +e.task_id = groups.task_id LIMIT 1);
 DROP INDEX groups_id;
 CREATE UNIQUE INDEX groups_id ON groups (id, run_id);
 CREATE UNIQUE INDEX groups_alone ON groups (id) WHERE run_id IS NULL

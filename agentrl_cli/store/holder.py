@@ -18,6 +18,9 @@ from pathlib import Path
 STALE = 120.0
 """Seconds without a heartbeat until a process that cannot be looked up counts as dead."""
 
+CLOCK = 2.0
+"""Seconds by which the start of a process may be off: the boot of its machine is known to the second."""
+
 _PROC = Path("/proc")
 
 
@@ -39,13 +42,17 @@ class Holder:
         return cls(pid, start_of(pid) or "", boot(), platform.node())
 
     def lives(self, heartbeat: float) -> bool:
-        """Whether the process is alive; `heartbeat` decides only if it cannot be looked up from here."""
+        """Whether the process is alive; `heartbeat` decides only if it cannot be looked up from here.
+
+        Of an old row only the number is known: a process that began after its last heartbeat is another one.
+        """
         if self.pid and self.host == platform.node() and self.boot in ("", boot()):
             started = start_of(self.pid)
             if started is None:
                 return False
             if self.pid_started:
                 return started == self.pid_started
+            return _seconds(started) <= heartbeat + CLOCK
         return time.time() - heartbeat < STALE
 
 
@@ -59,6 +66,14 @@ def start_of(pid: int) -> str | None:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the program's name before it may contain anything
     return None if state in "ZXx" else fields[18]
+
+
+def _seconds(started: str) -> float:
+    """A start time of `start_of` in seconds since the epoch."""
+    if not started.isdigit():
+        return time.mktime(time.strptime(started))
+    since = next(line for line in (_PROC / "stat").read_text("utf-8").splitlines() if line.startswith("btime "))
+    return int(since.split()[1]) + int(started) / os.sysconf("SC_CLK_TCK")
 
 
 @functools.cache

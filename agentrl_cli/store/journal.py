@@ -67,8 +67,6 @@ class Workers(Part):
 
     def all(self, run_id: str) -> list[WorkerRow]:
         """The workers of a run, by number."""
-        if not self.file.select("SELECT 1 FROM sqlite_schema WHERE name='workers'"):
-            return []  # an old store on a read-only disk
         sql = f"SELECT {','.join(columns(WorkerRow))} FROM workers WHERE run_id=? ORDER BY number"
         return [WorkerRow(*row) for row in self.file.select(sql, (run_id,))]
 
@@ -123,12 +121,10 @@ class Journal(Part):
     def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
         """Alerts by kind, the newest last: `{"name", "level", "count", "first", "last", "first_step", "last_step",
         "value", "threshold", "text", "id"}`; level, value, text and id are those of the newest."""
-        known = self.file.select("SELECT 1 FROM pragma_table_info('alerts') WHERE name='step'")
-        step = "step" if known else "NULL"  # absent in an old store on a read-only disk
         # SQLite takes bare columns from the row that has the maximum.
         sql = (
-            f"SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min({step}) AS first_step,"
-            f" {step} AS last_step, value, threshold, text, max(id) AS id FROM alerts WHERE run_id IS ? GROUP BY name"
+            "SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min(step) AS first_step,"
+            " step AS last_step, value, threshold, text, max(id) AS id FROM alerts WHERE run_id IS ? GROUP BY name"
             " ORDER BY max(id)"
         )
         return self.file.select_dicts(sql, (run_id,))

@@ -18,10 +18,11 @@ import numpy as np
 from agentrl_cli.errors import UsageError, nearest, writing
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.codec import marks
-from agentrl_cli.store.connection import connect, mapped
+from agentrl_cli.store.connection import connect
 from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.schema import SCHEMA_VERSION
+from agentrl_cli.store.sqlite_errors import mapped
 from agentrl_cli.types import TOP_K
 
 _SAMPLED = ("logp_sampled", "logp_policy", "entropy", "top_logps")

@@ -5,6 +5,7 @@ Readers get absolute paths. A path outside of the folder stays absolute.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sqlite3
 from collections.abc import Iterator
@@ -42,21 +43,50 @@ def new_folder(home: Path, name: str) -> Path:
     raise AssertionError("unreachable: the numbers do not end")
 
 
-def make_relative(conn: sqlite3.Connection) -> None:
-    """The migration of a store with absolute paths, which may have been moved since it was made."""
+def add_functions(conn: sqlite3.Connection) -> None:
+    """Give a connection to a store with absolute paths the functions of `PLACES`; it may have been moved since.
+
+    The last argument of each is the run's folder as stored.
+    """
     file = conn.execute("PRAGMA database_list").fetchone()[2]
-    if not file:
-        return
-    home = Path(file).parent
-    for run, folder, model, config in conn.execute("SELECT id, dir, model, config FROM runs").fetchall():
+    home = Path(file).parent if file else None
+
+    @functools.cache
+    def origin(folder: str) -> tuple[Path, tuple[Path, ...]]:
+        """The store's folder when the run was stored, and the project's then and now."""
+        assert home is not None
         before = Path(folder).parent if Path(folder).is_absolute() else home
-        roots = tuple(_projects(home, before))
-        values = (_relative(home, before, folder), portable(model, roots), dumps(portable(loads(config), roots)))
-        conn.execute("UPDATE runs SET dir=?, model=?, config=? WHERE id=?", (*values, run))
-        for row, path in conn.execute("SELECT id, path FROM checkpoints WHERE run_id=?", (run,)).fetchall():
-            conn.execute("UPDATE OR REPLACE checkpoints SET path=? WHERE id=?", (_relative(home, before, path), row))
-        for row, name in conn.execute("SELECT id, name FROM evals WHERE run_id=?", (run,)).fetchall():
-            conn.execute("UPDATE evals SET name=? WHERE id=?", (portable(name, roots), row))
+        return before, tuple(_projects(home, before))
+
+    def relative(path: str, folder: str) -> str:
+        return path if home is None else _relative(home, origin(folder)[0], path)
+
+    def inside(name: str, folder: str) -> str:
+        return name if home is None else str(portable(name, origin(folder)[1]))
+
+    def config(text: str, folder: str) -> str:
+        return text if home is None else dumps(portable(loads(text), origin(folder)[1]))
+
+    for function in (relative, inside, config):
+        conn.create_function(f"agentrl_{function.__name__}", 2, function)
+
+
+_DIR = "(SELECT dir FROM main.runs WHERE runs.id=run_id)"
+PLACES = {
+    ("checkpoints", "path"): f"agentrl_relative(path, {_DIR})",
+    ("evals", "name"): f"iif(run_id IS NULL, name, agentrl_inside(name, {_DIR}))",
+    ("runs", "model"): "agentrl_inside(model, dir)",
+    ("runs", "config"): "agentrl_config(config, dir)",
+    ("runs", "dir"): "agentrl_relative(dir, dir)",
+}
+"""(table, column) → the relative form of its absolute path, in SQL; the runs' folders, which the others need, last."""
+
+
+def make_relative(conn: sqlite3.Connection) -> None:
+    """The migration of a store with absolute paths."""
+    add_functions(conn)
+    for (table, column), value in PLACES.items():
+        conn.execute(f"UPDATE OR REPLACE {table} SET {column}={value}")
 
 
 def _relative(home: Path, before: Path, path: str) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.store.codec import loads
-from agentrl_cli.store.connection import connect, mapped
+from agentrl_cli.store.connection import connect
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.filters import compile_filter
+from agentrl_cli.store.sqlite_errors import mapped
 from agentrl_cli.types import Message
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}

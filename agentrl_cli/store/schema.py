@@ -192,10 +192,14 @@ UPDATE runs SET claim = kind WHERE status = 'running';
 
 Migration = tuple[str, str | Callable[[sqlite3.Connection], None]]
 
-_UNGRADED = """
-UPDATE episodes SET reward=NULL WHERE reward IS NOT NULL AND (
-    outcome IN ('env_error', 'timeout', 'sandbox_error', 'cancelled', 'drift', 'too_long')
-    OR NOT EXISTS (SELECT 1 FROM reward_parts p WHERE p.episode_id=episodes.id));
+NOT_GRADED = (
+    "(outcome IN ('env_error', 'timeout', 'sandbox_error', 'cancelled', 'drift', 'too_long')"
+    " OR NOT EXISTS (SELECT 1 FROM reward_parts p WHERE p.episode_id=episodes.id))"
+)
+"""The episodes that were not graded before schema 10, where their reward is 0."""
+
+_UNGRADED = f"""
+UPDATE episodes SET reward=NULL WHERE reward IS NOT NULL AND {NOT_GRADED};
 DELETE FROM scores WHERE episode_id IN (SELECT id FROM episodes WHERE reward IS NULL);
 DROP VIEW v_groups;
 CREATE VIEW v_groups AS
@@ -207,8 +211,6 @@ CREATE VIEW v_groups AS
     FROM episodes e LEFT JOIN runs r ON r.id = e.run_id
     WHERE e.group_id IS NOT NULL GROUP BY e.run_id, e.group_id;
 """
-"""Before this, ungraded episodes had a reward of 0."""
-
 _TURN_PARENT = """
 ALTER TABLE turns ADD COLUMN parent INTEGER;
 DROP VIEW v_turns;

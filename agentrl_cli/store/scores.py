@@ -63,8 +63,6 @@ class Scores(Part):
 
     def sets(self, run_id: str | None) -> list[tuple[str, float, dict[str, Any], int]]:
         """(name, time, `spec`, number of episodes) of a run's score sets, oldest first."""
-        if not self._has_scores():
-            return []
         sql = (
             "SELECT t.name, t.at, t.spec, count(s.episode_id) FROM score_sets t LEFT JOIN scores s ON s.set_id=t.id"
             " WHERE t.run_id IS ? GROUP BY t.id ORDER BY t.id"
@@ -73,8 +71,6 @@ class Scores(Part):
 
     def get(self, episode_id: str) -> list[Score]:
         """The scores of an episode, oldest set first."""
-        if not self._has_scores():
-            return []
         rows = self.file.select(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
         return [build(Score, row, parts=loads(row[6]), turns=tuple(loads(row[7]))) for row in rows]
 
@@ -82,7 +78,3 @@ class Scores(Part):
         """Delete a score set. Returns how many there were (0 or 1)."""
         with self.file.transaction() as conn:
             return conn.execute("DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)).rowcount
-
-    def _has_scores(self) -> bool:
-        """False for an old store on a read-only disk, which cannot be migrated."""
-        return bool(self.file.select("SELECT 1 FROM sqlite_master WHERE name='scores'"))

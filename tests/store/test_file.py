@@ -17,7 +17,8 @@ from sqlite_utils.db import Table
 
 from agentrl_cli.errors import NotFound, StoreError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.connection import connect, migrate
+from agentrl_cli.store.connection import connect
+from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, Turn, new_id
 

@@ -13,9 +13,9 @@ import pytest
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.connection import migrate
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.maintenance import delete_run, prune, status
+from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.prompts import PromptRow
 from agentrl_cli.store.schema import MIGRATIONS
 from agentrl_cli.types import Episode, Outcome, Task
@@ -28,7 +28,7 @@ EPISODE = (
 KEPT = ("runs", "groups", "episodes", "turns", "turn_tokens", "prompts", "tasks")
 KILL = """
 import os, sqlite3, sys
-from agentrl_cli.store.connection import migrate
+from agentrl_cli.store.migration import migrate
 conn = sqlite3.connect(sys.argv[1], isolation_level=None)
 left = int(sys.argv[2])
 def tick():
@@ -116,7 +116,7 @@ def test_a_store_in_use_by_an_older_agentrl_is_not_migrated(tmp_path: Path) -> N
                      " WHERE id='r0'", (me.pid, me.pid_started, me.boot, me.host))  # fmt: skip
         conn.commit()
     with pytest.raises(StoreError, match="An older agentrl works on the run a in"):
-        Store.open(path, readonly=True)
+        Store.open(path)
     with closing(sqlite3.connect(path)) as conn:
         assert conn.execute("PRAGMA user_version").fetchone() == (BEFORE,)
 

@@ -19,8 +19,8 @@ from agentrl_cli.config import Config, inside
 from agentrl_cli.servers.chat_session.open import open_policy
 from agentrl_cli.servers.chat_session.whatif import run as what_if
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.connection import migrate
 from agentrl_cli.store.maintenance import delete_run
+from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import MIGRATIONS
 from tests.helpers.train import spawn, write_model, write_pack, write_project
 
@@ -165,14 +165,17 @@ def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
     if case == "copied":
         old_store(lay, lay)
     db = old_store(project, lay)
-    with Store.open(db, readonly=True) as store:
-        run = store.runs.get("fox")
-        assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
-        assert run.config == {"model": {"name": "./model"}, "task": {"packs": ["./pack", "/other/pack"]}}
-        places = [row.path for row in store.runs.checkpoints("r")]
-        assert places == [str(project / "runs" / "fox" / "checkpoints" / "best"), "/other/step-000001"]
-        assert [row.name for row in store.runs.evals("r")] == ["./model"]
-        assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
+    before = texts(db)
+    for readonly in (True, False):  # a reader sees the same
+        with Store.open(db, readonly=readonly) as store:
+            run = store.runs.get("fox")
+            assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
+            assert run.config == {"model": {"name": "./model"}, "task": {"packs": ["./pack", "/other/pack"]}}
+            places = [row.path for row in store.runs.checkpoints("r")]
+            assert places == [str(project / "runs" / "fox" / "checkpoints" / "best"), "/other/step-000001"]
+            assert [row.name for row in store.runs.evals("r")] == ["./model"]
+            assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
+        assert not readonly or texts(db) == before, "reading changes nothing"
     assert str(tmp_path) not in texts(db)
     with Store.open(db) as store:
         delete_run(store, run)

@@ -1,0 +1,118 @@
+"""Migrating a store: in one transaction, by a writer, and never under a process of an older agentrl."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.store.holder import Holder
+from agentrl_cli.store.schema import (
+    APPLICATION_ID,
+    MIGRATION_SET,
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    Migration,
+    statements,
+)
+from agentrl_cli.store.sqlite_errors import MIGRATION, explain
+
+PROGRESS = 20_000_000
+"""Instructions of SQLite's machine between two lines of progress: some seconds."""
+
+_LOG = logging.getLogger("agentrl.store")
+
+
+def bring_up(conn: sqlite3.Connection, path: Path | str) -> None:
+    """Migrate a store of an older schema, with a line before, after and in between.
+
+    Raises StoreError if a process of an older agentrl works on a run: it could not write a migrated store.
+    """
+    with conn:
+        conn.execute("BEGIN IMMEDIATE")
+        version = int(conn.execute("PRAGMA user_version").fetchone()[0])
+        if version < SCHEMA_VERSION:
+            _require_free(conn, path)
+            event = (time.time(), MIGRATION, dumps(asdict(Holder.of()) | {"from": version, "to": SCHEMA_VERSION}))
+            conn.execute("INSERT INTO events (run_id, at, kind, data) VALUES (NULL, ?, ?, ?)", event)
+    if version >= SCHEMA_VERSION:  # another process has done it meanwhile
+        return
+    size = int(conn.execute("PRAGMA page_count").fetchone()[0]) * int(conn.execute("PRAGMA page_size").fetchone()[0])
+    what = f"the store {path} ({size / 1e6:.0f} MB) from schema {version} to {SCHEMA_VERSION}"
+    _LOG.warning("Bringing %s; nothing is lost if this is interrupted …", what)
+    passed = 0
+
+    def tick() -> None:
+        nonlocal passed
+        passed += PROGRESS
+        _LOG.warning("… still bringing it to schema %d (%d million instructions)", SCHEMA_VERSION, passed // 10**6)
+
+    conn.set_progress_handler(tick, PROGRESS)
+    try:
+        migrate(conn, check=lambda: _require_free(conn, path))
+    finally:
+        conn.set_progress_handler(None, 0)
+    _LOG.warning("Brought %s.", what)
+
+
+def migrate(
+    conn: sqlite3.Connection,
+    upto: tuple[Migration, ...] = MIGRATIONS,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Apply pending migrations in one transaction: readers see the old schema or the new one, never a mix.
+
+    `check` is called in it before anything changes, and may raise. Turns foreign keys off, for good: a table that is
+    rebuilt would take the rows that refer to it with it.
+    """
+    from sqlite_utils import Database, Migrations  # here: importing it costs 0.15 s, and most processes never need it
+
+    migrations = Migrations(MIGRATION_SET)
+    for name, change in upto:
+
+        def apply(db: Database, change: str | Callable[[sqlite3.Connection], None] = change) -> None:
+            if callable(change):
+                change(db.conn)
+                return
+            for statement in statements(change):
+                db.execute(statement)
+
+        migrations(name=name)(apply)
+    conn.execute("PRAGMA foreign_keys=OFF")
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        check()
+        migrations.apply(Database(conn))
+        conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        conn.execute(f"PRAGMA user_version={len(upto)}")
+        conn.execute("COMMIT")
+    except BaseException as error:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        if isinstance(error, sqlite3.DatabaseError) and explain(error, "") is None:
+            raise StoreError(
+                f"The store cannot be brought to this version: {error}.",
+                hint="Nothing was changed. Remove what another program added to the file, or name another with --db.",
+            ) from error
+        raise
+
+
+def _require_free(conn: sqlite3.Connection, path: Path | str) -> None:
+    """Raise StoreError if a process of an older agentrl works on a run."""
+    claims = any(row[1] == "claim" for row in conn.execute("PRAGMA table_info(runs)"))
+    which = "claim, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''"
+    if not claims:  # before claims, only the status shows that a process works on a run
+        which = "kind, heartbeat, pid, '', '', host FROM runs WHERE status='running'"
+    for name, doing, heartbeat, *holder in conn.execute(f"SELECT name, {which}"):
+        if Holder(*holder).lives(heartbeat):
+            raise StoreError(
+                f"An older agentrl works on the run {name} in {path} ({doing}, process {holder[0]} on {holder[3]}),"
+                " and this one would migrate the store.",
+                hint="Wait until that ends, or stop it. Reading commands (ls, show, replay, watch) work meanwhile.",
+            )

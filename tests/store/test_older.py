@@ -1,0 +1,246 @@
+"""Stores of an older schema, in use or not: read as they are, migrated by writers alone; copies and missing locks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.errors import StoreError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.holder import _seconds, start_of
+from agentrl_cli.store.maintenance import backup
+from agentrl_cli.store.migration import migrate
+from agentrl_cli.store.schema import MIGRATIONS, SCHEMA_VERSION
+from agentrl_cli.types import Episode, Outcome
+
+RUN = (
+    "INSERT INTO runs (id, name, kind, status, model, pack, seed, step, total_steps, tokenizer, dir, pid, host,"
+    " version, error, started, ended, heartbeat, config)"
+    " VALUES ('r', 'fox', 'train', 'running', 'm', 'p', 0, 1, 9, {tokenizer}, '', ?, ?, '', '', 1, 0, ?, '{{}}')"
+)
+EPISODE = (
+    "INSERT INTO episodes (started, reward, step, outcome, n_turns, n_tokens, n_model_tokens, n_calls, n_tool_errors,"
+    " sample, seed, kind, fact, flags, pack, family, split, level, task_id, run_id, id, group_id, weights_version,"
+    " tokenizer, ended, error) VALUES (1, ?, 1, ?, 1, 1, 1, 0, 0, 0, 0, 'train', '', '', 'p', '', 'train', '', ?, 'r',"
+    " ?, ?, '', ?, 2, '')"
+)
+
+
+def old_store(path: Path, schema: int, pid: int = 2**22 + 1, heartbeat: float = 1.0) -> Path:
+    """A store of an older schema with a run of a process, a solved episode and one that was not graded."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA journal_mode=WAL")
+        migrate(conn, MIGRATIONS[:schema])
+        keyed = schema >= SCHEMA_VERSION
+        conn.execute("INSERT INTO tokenizers VALUES ('h', x'', '', '{}')")
+        conn.execute(RUN.format(tokenizer="NULL" if keyed else "''"), (pid, platform.node(), heartbeat))
+        if schema >= 8:
+            conn.execute("UPDATE runs SET claim='train'")
+        conn.execute("INSERT INTO tasks VALUES ('p', 't', '', 'train', '[]', '{}', NULL)")
+        conn.execute("INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1)")
+        conn.execute(EPISODE, (1.0, "solved", "t", "good", "g", "h"))
+        conn.execute(EPISODE, (None if schema >= 10 else 0.0, "timeout", "t", "late", "g", "h"))
+        conn.execute("INSERT INTO reward_parts (episode_id, idx, name, value, weight, is_primary, detail)"
+                     " VALUES ('good', 0, 'r', 1.0, 1.0, 1, '')")  # fmt: skip
+        message = json.dumps([{"role": "user", "content": "x"}])
+        conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
+                     "messages) VALUES (?, 0, ?, 0, 0, ?, 1, 1, ?)", ("good", "user", "", message))  # fmt: skip
+        conn.execute("INSERT INTO alerts (run_id, at, level, name, text) VALUES ('r', 1, 'warn', 'odd', 'text')")
+    return path
+
+
+def schema_of(path: Path) -> int:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as conn:
+        return int(conn.execute("PRAGMA user_version").fetchone()[0])
+
+
+def rewards(store: Store) -> dict[str, float | None]:
+    return {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
+
+
+@pytest.mark.parametrize("schema", [1, 2, 7, 8, 9, 12, SCHEMA_VERSION - 1])
+def test_a_reader_reads_an_old_store_and_changes_nothing(
+    tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = old_store(tmp_path / "a.db", schema)
+    before = path.read_bytes()
+    watcher = Store.open(path, readonly=True)
+    for reader in (watcher, Store.open(path, readonly=True)):
+        run = reader.runs.get("fox")
+        assert (run.claim, run.state, run.tokenizer, run.boot) == ("train", "interrupted", "", "")
+        assert rewards(reader) == {"good": 1.0, "late": None}
+        assert [turn.role for turn in reader.episodes.get("good").turns] == ["user"]
+        assert reader.episodes.get("good").reward_parts[0].fakeable is False
+        assert reader.episodes.group_reason("g", "r") == "" and reader.live.all() == []
+        assert reader.workers.all("r") == [] and reader.scores.sets("r") == [] == reader.prompts.all("r")
+        assert reader.journal.folded_alerts("r")[0]["first_step"] is None
+        assert reader.select("SELECT graded, mean FROM v_groups") == [(1, 1.0)]
+        assert len(reader.select("SELECT rowid FROM turns")) == 1
+    for command in (["runs"], ["ls"], ["show", "good"], ["replay", "good", "--plain"], ["db", "status"],
+                    ["grep", "x"], ["query", "SELECT claim FROM runs"]):  # fmt: skip
+        assert main([*command, "--db", str(path)]) == 0, (command, capfd.readouterr().err)
+    assert schema_of(path) == schema and path.read_bytes() == before
+    with Store.open(path) as writer:  # no process works on it: a writer may migrate
+        writer.runs.update("r", claim="other")
+        assert watcher.runs.get("fox").claim == ("train" if schema < 8 else "other")
+        watcher.data_version()
+        assert watcher.runs.get("fox").claim == "other", "the watcher sees the new schema"
+        assert rewards(writer) == {"good": 1.0, "late": None}
+    assert schema_of(path) == SCHEMA_VERSION
+    watcher.close()
+
+
+@pytest.mark.parametrize("schema", [1, 7, 8, SCHEMA_VERSION - 1])
+def test_no_writer_migrates_a_store_under_a_training_of_an_older_version(
+    tmp_path: Path, schema: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its step takes longer than a heartbeat is fresh: versions without claims wrote one a step."""
+    began = _seconds(start_of(1) or "")
+    path = old_store(tmp_path / "a.db", schema, pid=1, heartbeat=began + 10)
+    assert main(["runs", "rename", "fox", "hare", "--db", str(path)]) == 3
+    said = capfd.readouterr().err
+    assert "An older agentrl works on the run fox in" in said and "process 1 on" in said
+    with Store.open(path, readonly=True) as store:
+        assert store.runs.get("fox").alive
+    with closing(sqlite3.connect(path)) as conn, conn:
+        assert conn.execute("SELECT count(*) FROM events").fetchone() == (0,) and schema_of(path) == schema
+        conn.execute("UPDATE runs SET heartbeat=?", (began - 10,))  # written before that process began: by another
+    assert main(["runs", "rename", "fox", "hare", "--db", str(path)]) == 0
+    assert schema_of(path) == SCHEMA_VERSION
+
+
+MIGRATOR = """
+import logging, sys
+from agentrl_cli.store import Store, migration
+class Step(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage(), flush=True)
+        if "still" in record.getMessage():
+            sys.stdin.readline()
+logging.getLogger("agentrl.store").addHandler(Step())
+migration.PROGRESS = 1000
+Store.open(sys.argv[1]).close()
+"""
+
+
+def test_a_locked_store_names_the_process_that_migrates(tmp_path: Path) -> None:
+    path = old_store(tmp_path / "a.db", 7)
+    command = [sys.executable, "-c", MIGRATOR, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert f"from schema 7 to {SCHEMA_VERSION}" in process.stdout.readline()
+        assert "still" in process.stdout.readline()  # it waits, inside the migration
+        with pytest.raises(StoreError, match=rf"process {process.pid} on \S+, since \d\d:\d\d:\d\d, brings it"):
+            Store.open(path, busy_ms=20)
+        with Store.open(path, readonly=True) as store:
+            assert store.runs.get("fox").name == "fox"
+        process.stdin.close()
+        assert "Brought" in process.stdout.read()
+    assert process.returncode == 0 and schema_of(path) == SCHEMA_VERSION
+    with Store.open(path) as store:
+        store.conn.execute("PRAGMA user_version")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="locked by another process"):
+                store.conn.execute("PRAGMA busy_timeout=20")
+                store.runs.update("r", step=2)
+
+
+def test_migration_takes_time_in_proportion_to_episodes(tmp_path: Path) -> None:
+    def instructions(count: int) -> int:
+        path, passed = tmp_path / f"{count}.db", 0
+
+        def tick() -> None:
+            nonlocal passed
+            passed += 1
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            migrate(conn, MIGRATIONS[: SCHEMA_VERSION - 1])
+            conn.execute("INSERT INTO tokenizers VALUES ('h', x'', '', '{}')")
+            conn.execute("BEGIN")
+            conn.execute(RUN.format(tokenizer="''").replace("'running'", "'finished'"), (0, "", 0))
+            rows = [(1.0, "solved", f"t{n // 8 % 12}", f"e{n}", f"g{n // 8}", "h") for n in range(count)]
+            conn.executemany(EPISODE, rows)
+            conn.executemany("INSERT INTO groups (id, run_id, task_id, step, at) VALUES (?, 'r', ?, 1, 1)",
+                             [(f"g{n}", f"t{n % 12}") for n in range(count // 8)])  # fmt: skip
+            conn.execute("COMMIT")
+            conn.set_progress_handler(tick, 1000)
+            migrate(conn)
+            assert conn.execute("SELECT count(*) FROM groups WHERE pack='p'").fetchone() == (count // 8,)
+        return passed
+
+    assert instructions(16_000) < 6 * instructions(4_000), "four times the episodes"
+
+
+def test_a_copy_without_its_log_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, copy = tmp_path / "agentrl.db", tmp_path / "there" / "agentrl.db"
+    copy.parent.mkdir()
+    with Store.open(path) as store:
+        store.runs.add(RunRow("r", "fox"))
+        shutil.copy(path, copy)
+        for _ in range(2):  # SQLite leaves an empty log behind at the first
+            assert main(["ls", "--db", str(copy)]) == 3
+            said = capfd.readouterr().err
+            assert f"its log {copy}-wal is missing" in said and "agentrl rollout" not in said
+        shutil.copy(f"{path}-wal", f"{copy}-wal")
+        assert main(["runs", "--json", "--db", str(copy)]) == 0 and "fox" in capfd.readouterr().out
+        Path(f"{copy}-wal").unlink()
+
+        store.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.episodes.add([Episode("e", "t", run_id="r", outcome=Outcome.FAILED)])
+        shutil.copy(path, copy)  # a part of it is in the file, and its process lives
+        backup(path, tmp_path / "backup.db")
+        for place, warns in ((copy, True), (path, False), (tmp_path / "backup.db", False)):
+            caplog.clear()
+            with Store.open(place, readonly=True) as reader:
+                assert len(reader.episodes.ids()) == (0 if warns else 1)
+            assert (f"fox is running, and the log {place}-wal is missing" in caplog.text) is warns, place
+        data = bytearray(copy.read_bytes())
+        data[4096:] = b"\xa5" * (len(data) - 4096)
+        copy.write_bytes(data)
+        with pytest.raises(StoreError, match="damaged") as damaged:
+            Store.open(copy, readonly=True).runs.all()
+        assert f"Copy {copy}-wal with it" in damaged.value.hint
+
+
+NO_LOCKS = """
+import ctypes, errno, platform, struct, sys
+FCNTL = {"x86_64": 72, "aarch64": 25}[platform.machine()]
+def op(code, jt, jf, k):
+    return struct.pack("HBBI", code, jt, jf, k)
+DENY, ALLOW = op(0x06, 0, 0, 0x00050000 | errno.ENOLCK), op(0x06, 0, 0, 0x7FFF0000)
+program = b"".join([op(0x20, 0, 0, 0), op(0x15, 0, 4, FCNTL), op(0x20, 0, 0, 24), op(0x15, 1, 0, 6), op(0x15, 0, 1, 7),
+                    DENY, ALLOW])  # fcntl with F_SETLK or F_SETLKW
+libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(program)
+fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, fprog, 0, 0) == 0, ctypes.get_errno()
+from agentrl_cli.commands import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="system calls by number"
+)
+@pytest.mark.parametrize("command", [["ls"], ["runs", "rename", "fox", "hare"]])
+def test_a_file_system_without_locks_is_reported(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.runs.add(RunRow("r", "fox"))
+    done = subprocess.run(
+        [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3 and "has no file locks" in done.stderr and "local disk" in done.stderr, done.stderr
+    assert "backup" not in done.stderr
