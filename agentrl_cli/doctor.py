@@ -277,7 +277,7 @@ def _model() -> Check:
     folder = bundled_model()
     weights = list(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
-        return Check("model", "fail", f"missing in {folder}", "Reinstall; or make it with `agentrl sft`.")
+        return Check("model", "fail", f"missing in {folder}", "Reinstall, or `agentrl sft DIR --recipe tiny-agent`.")
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 1e6
     cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")

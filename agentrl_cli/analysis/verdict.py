@@ -89,10 +89,11 @@ def _what_next(train: Change, checked: Change | None, solved: Sequence[float], w
     if train.after < HARDLY:
         return (
             "Hardly anything was solved, so there was nothing to reinforce: `agentrl check` shows why, and a warm start"
-            " (`agentrl sft`), easier rows or another model help."
+            " (`agentrl sft warm`), easier rows or another model help."
         )
     if train.word == "fell":
-        return "It unlearned: try half of train.lr, or a KL penalty (algo.kl), from the best checkpoint on."
+        again = f"agentrl train{f' --model {name}@best' if checked else ''} --set algo.kl_coef=0.01"
+        return f"It unlearned: try half of train.lr, or a KL penalty: `{again}`."
     if checked is not None and train.word == "rose" and checked.word != "rose" and checked.after < NEARLY_ALL:
         return (
             "It may have memorised its rows, or found a gap in the reward: read `agentrl replay best`, and add rows or"

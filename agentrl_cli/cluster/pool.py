@@ -168,7 +168,7 @@ class WorkerPool:
                 errors = "; ".join(sorted({worker.seen.error for worker in self.workers if worker.seen.error}))
                 raise RunFailed(
                     f"No worker could be reached for {now - self._alone_since:.0f} s: {errors}",
-                    hint="agentrl doctor --cluster checks them; `agentrl train --resume last` continues the run.",
+                    hint="`agentrl doctor --cluster` checks them; `agentrl train --resume last` continues the run.",
                 )
             await self._change()
 

@@ -56,7 +56,7 @@ def status(
         if found.check:
             echo(f"check: {found.check}")
     if found.check not in ("", "ok"):
-        raise StoreError(f"The store is damaged: {found.check}.", hint="`agentrl db backup` saves what can be read.")
+        raise StoreError(f"The store is damaged: {found.check}.", hint="`agentrl db backup copy.db` saves the rest.")
 
 
 @app.command()

@@ -57,7 +57,7 @@ def command(
         (f"cd {folder}", ""),
         ("agentrl replay best", "an episode, token by token"),
         ("agentrl watch", "the curves of the run"),
-        ("agentrl chat", "talk to the agent; agentrl ls lists every episode"),
+        ("agentrl chat", "talk to the agent; `agentrl ls` lists every episode"),
         ("agentrl init --blank NAME", "a task of your own"),
     ):
         echo(f"  {line:27}{what}".rstrip())

@@ -43,24 +43,25 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
     from agentrl_cli.types import Task
 
-CheckpointOption = Annotated[
+NamedArgument = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint",
+    typer.Argument(
+        metavar="checkpoint",
         help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best.",
         autocompletion=completion.checkpoints,
     ),
 ]
+CheckpointOption = Annotated[
+    str | None, typer.Option("--checkpoint", help="The same.", autocompletion=completion.checkpoints)
+]
 CompareOption = Annotated[
     str | None,
     typer.Option(
-        "--compare-to",
-        help="The model to compare with, as for --checkpoint, or none; default: base.",
-        autocompletion=completion.checkpoints,
+        "--compare-to", help="Likewise, or none; default: base.", autocompletion=completion.checkpoints
     ),
 ]
 SplitOption = Annotated[
-    list[str] | None, typer.Option("--split", help="Default: eval.split and heldout. Repeatable; gates use the first.")
+    list[str] | None, typer.Option("--split", help="Default: eval.split, heldout. Repeatable; gates use the first.")
 ]
 FamiliesOption = Annotated[str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")]
 KOption = Annotated[int | None, typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k.")]
@@ -68,9 +69,7 @@ TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", 
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
 GateOption = Annotated[
     float | None,
-    typer.Option(
-        "--fail-under", min=0, max=1, help="Exit 4 if the checkpoint's pass@1, or one of several models', is lower."
-    ),
+    typer.Option("--fail-under", min=0, max=1, help="Exit 4 if pass@1 of the checkpoint, or of any model, is lower."),
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
@@ -100,6 +99,7 @@ SHOWN = 20
 
 
 def command(
+    named: NamedArgument = None,
     checkpoint: CheckpointOption = None,
     compare_to: CompareOption = None,
     run: RunOption = None,
@@ -131,12 +131,15 @@ def command(
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
     """
-    named = list(dict.fromkeys(model or []))
+    if named is not None and checkpoint is not None:
+        raise UsageError("A checkpoint is named twice.", hint=f"agentrl eval {named}")
+    checkpoint = checkpoint if named is None else named
+    models = list(dict.fromkeys(model or []))
     flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature, "seed": seed}
     flags |= {"eval.fail_under": fail_under, "task.packs": pack or None, "task.agent": agent}
-    flags["model.name"] = named[0] if named else None
+    flags["model.name"] = models[0] if models else None
     context = open_project(project, db, config, sets, flags)
-    several = [*named, *(endpoint or [])] if endpoint or len(named) > 1 else []
+    several = [*models, *(endpoint or [])] if endpoint or len(models) > 1 else []
     asked = Asked(checkpoint, compare_to, run, tuple(several))
     require_alone(asked)
     names = [name for name in families.split(",") if name] if families else None

@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "config validate": ("agentrl config validate", "agentrl config validate other.yaml"),
     "rollout": ("agentrl rollout -n 16", "agentrl rollout -n 4 -g 8 --split test --model RUN@best"),
     "train": ("agentrl train --watch", "agentrl train --steps 60 --set train.lr=1e-4"),
-    "eval": ("agentrl eval", "agentrl eval --checkpoint best --fail-under 0.9"),
+    "eval": ("agentrl eval", "agentrl eval RUN@best --fail-under 0.9"),
     "bench": ("agentrl bench math --model tiny-tools", "agentrl bench tools --model tiny --model RUN@best --json"),
     "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
     "import": ("agentrl import minimind full_sft.pth warm", "agentrl import minimind warm back.pth"),

@@ -156,7 +156,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _require_folder(out: Path) -> None:
     if any(place.is_file() for place in (out, *out.parents)):
-        raise UsageError(f"{out} is not a folder.", hint="agentrl sft NEW-FOLDER …")
+        raise UsageError(f"{out} is not a folder.", hint="Name another: agentrl sft NEW-FOLDER")
 
 
 def _require_empty(out: Path, kept: bool) -> None:

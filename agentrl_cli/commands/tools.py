@@ -109,7 +109,7 @@ def call(
     given, problem = read_json(arguments)
     if problem or not isinstance(given, dict):
         raise UsageError(
-            f"The arguments are {problem or kind(given)}.", hint=f"agentrl tools show {name} prints what it takes."
+            f"The arguments are {problem or kind(given)}.", hint=f"`agentrl tools show {name}` prints what it takes."
         )
     context = open_project(project, None, config, sets, required=False)
     _, tool = _find(context, pack, name)

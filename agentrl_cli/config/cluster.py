@@ -41,7 +41,7 @@ class ClusterConfig(Section):
     ranks: Positive = Field(
         default=1, description="processes of each machine that train together on the CPU, in place of `gpus`"
     )
-    nodes: Positive = Field(default=1, description="machines that train together; see `agentrl train --node`")
+    nodes: Positive = Field(default=1, description="machines that train together; see `agentrl train --node 1`")
     rendezvous: str = Field(
         default="", description="HOST:PORT of the first machine, where the ranks of several machines meet"
     )

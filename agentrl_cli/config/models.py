@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.config.base import Count, Positive, Seconds, Section, Unit
+from agentrl_cli.config.base import Count, OnOff, Positive, Seconds, Section, Unit
 from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.config.conflicts import conflict
 from agentrl_cli.config.remote import EngineConfig, RemoteConfig
@@ -61,7 +61,7 @@ class ModelConfig(Section):
     append_only: bool = Field(
         default=False,
         description="train even if appending turns differs from the chat template's own rendering: the appended"
-        " one is trained; false: refuse with the reason (agentrl doctor --template)",
+        " one is trained; false: refuse with the reason (`agentrl doctor --template FOLDER`)",
     )
     parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
     offline: bool = Field(default=False, description="never contact the hub: cache and local folders only")
@@ -145,7 +145,7 @@ class RolloutConfig(Section):
     tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool sets its own")
     tool_server: str | None = Field(
         default=None,
-        description="run the packs' tools in this server (agentrl tools serve): http://host:port or unix:/path",
+        description="run the packs' tools in this server (`agentrl tools serve`): http://host:port or unix:/path",
     )
     tool_server_patience: Seconds = Field(
         default=60.0, description="seconds an episode waits for a busy, unreachable or restarting tool server"
@@ -177,7 +177,7 @@ class RolloutConfig(Section):
     memory: str = Field(
         default="auto", description="memory for the KV cache: 2GiB, 512MB …; auto: half of the free memory"
     )
-    cuda_graphs: Literal["auto", "off"] = Field(
+    cuda_graphs: Annotated[Literal["auto", "off"], OnOff] = Field(
         default="off",
         description="auto: on a GPU decode steps have fixed shapes and are captured as CUDA graphs, where that has the"
         " model's own numbers (not with `deterministic`, nor with an adapter's dropout beside `async_staleness`); never"
@@ -232,7 +232,7 @@ class TrainConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
     betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
     token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
-    checkpointing: Literal["auto", "on", "off"] = Field(
+    checkpointing: Annotated[Literal["auto", "on", "off"], OnOff] = Field(
         default="auto",
         description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: if"
         " they would not fit by the memory plan",

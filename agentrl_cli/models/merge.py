@@ -163,7 +163,7 @@ def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | Non
     head += ["tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""]
     lines = [f"# {name}", ""]
     how = "an adapter merged into its base" if adapter else "full weights"
-    lines += [f"A causal language model that calls tools, written by `agentrl merge`: {how}, {dtype}.", ""]
+    lines += [f"A causal language model that calls tools, written by AgentRL: {how}, {dtype}.", ""]
     if row is not None and store is not None:
         lines += _training(row, step) + _measured(_evals(store, row, step))
     else:

@@ -158,7 +158,7 @@ def require_trainable(policy: Policy) -> TrainablePolicy:
     missing = [name for name in ("rest", "publish", "take_metrics", "describe") if not hasattr(policy, name)]
     reason = policy.untrainable or f"it lacks {', '.join(missing) or 'separate_weights'} of TrainablePolicy"
     raise ModelError(
-        f"Policy {policy.name} cannot be trained: {reason}.", hint="It works for agentrl eval and agentrl chat."
+        f"Policy {policy.name} cannot be trained: {reason}.", hint="It works for `agentrl eval` and `agentrl chat`."
     )
 
 

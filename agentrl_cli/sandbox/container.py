@@ -157,7 +157,8 @@ class Container(Runner, asyncio.Protocol):
         if not image.exists(self.api, name):
             extra = "".join(f" --import {package}" for package in self.launch.imports)
             raise SandboxUnavailable(
-                f"The engine has no image {name}.", hint=f"agentrl sandbox build-image{extra}  (seconds, no registry)"
+                f"The engine has no image {name}.",
+                hint=f"`agentrl sandbox build-image{extra}` makes it (seconds, no registry).",
             )
         sweep(self.api)
         command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/container.py"]

@@ -87,7 +87,7 @@ def in_use(name: str, claim: str, holder: Holder) -> UsageError:
     """The error for a run that another process holds."""
     return UsageError(
         f"{name} is in use by {_process(claim, holder)}.",
-        hint=f"Wait until it has ended, or stop it; agentrl watch {name} shows it.",
+        hint=f"Wait until it has ended, or stop it; `agentrl watch {name}` shows it.",
     )
 
 

@@ -147,7 +147,7 @@ def _hacking(s: Series) -> Alert | None:
         return None
     text = (
         f"Reward rose by {rise:.2f} over the last three evaluations, which gained {gain:+.3f}. Read solved episodes"
-        " (agentrl replay best): is the reward being gamed, or the training split memorised?"
+        " (`agentrl replay best`): is the reward being gamed, or the training split memorised?"
     )
     return Alert("warn", "reward_hacking", rise, RISE, text)
 
@@ -173,13 +173,13 @@ def _clip(s: Series) -> Alert | None:
 
 def _drift(s: Series) -> Alert | None:
     drifted = s.now.get("drift/structural", 0.0)
-    text = "Episodes differ from the chat template's rendering in their structure. agentrl doctor --template shows why."
+    text = "Episodes differ in structure from the chat template's rendering: `agentrl ls -f flag:DRIFT`."
     return Alert("bad", "drift", drifted, 0.0, text) if drifted else None
 
 
 def _mask(s: Series) -> Alert | None:
     wrong = s.now.get("flags/MASK", 0.0)
-    text = "Sampled tokens lie outside the model's turns, or have no log-probability. agentrl ls -f flag:MASK"
+    text = "Sampled tokens lie outside the model's turns, or have no log-probability: `agentrl ls -f flag:MASK`."
     return Alert("bad", "mask", wrong, 0.0, text) if wrong else None
 
 
@@ -201,7 +201,7 @@ def _mismatch(s: Series) -> Alert | None:
 def _errors(s: Series) -> Alert | None:
     counts = {name: count for name in FAULTS if (count := s.now.get(f"outcomes/{name}", 0.0))}
     broken, named = sum(counts.values()), ",".join(counts)
-    text = f"Episodes ended in an error and were masked. agentrl ls -f outcome:{named} lists them."
+    text = f"Episodes ended in an error and were masked. `agentrl ls -f outcome:{named}` lists them."
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 
@@ -212,7 +212,7 @@ def _ungraded(s: Series) -> Alert | None:
     total, named = sum(counts.values()), ", ".join(f"{name} of {count:.0f}" for name, count in counts.items())
     text = (
         f"{total:.0f} episodes have no grade, because their primary reward is None ({named}): they are masked, not"
-        " trained as zero. agentrl ls -f outcome:ungraded lists them."
+        " trained as zero. `agentrl ls -f outcome:ungraded` lists them."
     )
     return Alert("bad", "ungraded", total, 0.0, text)
 
@@ -221,7 +221,7 @@ def _bad_tokens(s: Series) -> Alert | None:
     bad = s.now.get("facts/skipped:bad_tokens", 0.0)
     text = (
         "Episodes hold ids outside the vocabulary or impossible log-probabilities and were skipped: what samples is"
-        " not the model that trains, or the store is damaged. agentrl ls -f fact:skipped:bad_tokens lists them."
+        " not the model that trains, or the store is damaged. `agentrl ls -f fact:skipped:bad_tokens` lists them."
     )
     return Alert("bad", "bad_tokens", bad, 0.0, text) if bad else None
 

@@ -81,7 +81,7 @@ def require_same_tokenizer(name: str, teacher: BaseTokenizer, student: BaseToken
     if not same or {t.id: t.text for t in teacher.added} != {t.id: t.text for t in student.added}:
         raise ConfigError(
             f"The teacher {name} has another tokenizer than the student, so it cannot score the student's tokens.",
-            hint="Take a teacher of the same family, or distil its episodes: `agentrl sft --from-store`.",
+            hint="Take a teacher of the same family, or `agentrl sft warm --from-store outcome:solved`.",
         )
 
 

@@ -497,8 +497,12 @@ def test_eval_gate_json_and_split(cli: Cli) -> None:
 def test_eval_compares_two(cli: Cli) -> None:
     code, out, err = cli("eval", "--checkpoint", "scripted", "--compare-to", "tinny", "--json")
     assert code == 2 and "tinny" in err and out == ""
-    code, out, _ = cli("eval", "--checkpoint", "scripted", "--compare-to", "none", "--resume", "--no-tools")
+    code, out, _ = cli("eval", "scripted", "--compare-to", "none", "--resume", "--no-tools")
     assert code == 0 and "without tools" in out
+    code, _, err = cli("eval", "fox@best", "--checkpoint", "fox@last")
+    assert code == 2 and "named twice" in err
+    code, _, err = cli("eval", "fox@best")
+    assert code == 2 and "No run named 'fox'" in err
     assert cli("eval", "--families", "nine")[0] == 2
     assert cli("eval", "--split", "tets")[0] == 2
 

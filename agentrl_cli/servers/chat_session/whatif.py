@@ -303,7 +303,7 @@ def _warning(sandbox: Sandbox | None) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The child's own arguments; users run `agentrl replay EP --whatif`."""
+    """The child's own arguments; users run `agentrl replay EP --whatif ASKED`."""
     parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.whatif", description=__doc__)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--episode", required=True)

@@ -48,7 +48,7 @@ class RunSummary:
         if run.state in ("failed", "interrupted") and self.checkpoints:
             return f"agentrl train --resume {run.name}"
         if run.state == "failed" or not run.step:
-            return f"agentrl doctor {run.name}"
+            return f"agentrl show {run.name}"
         if not self.evals and self.checkpoints:
             return f"agentrl eval {run.name}@last"
         return f"agentrl report {run.name}"

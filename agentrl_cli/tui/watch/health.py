@@ -50,7 +50,7 @@ def _groups(data: WatchData) -> list[Health]:
     """Groups without signal: at the ceiling if every attempt is solved, a warning if not."""
     top = ceiling(data)
     if top:
-        advice = f"stop (X), agentrl eval {data.run.name}@best, then harder tasks or task.order=curriculum"
+        advice = f"stop (X), `agentrl eval {data.run.name}@best`, then harder tasks or task.order=curriculum"
         return [Health("done", "ceiling", f"nothing left to learn: {top:.0%} of the groups all solved", advice)]
     zero = data.last("zero_std")
     if zero is None:
@@ -106,13 +106,14 @@ def _counted(data: WatchData) -> list[Health]:
     errors = sum(float(row.get(f"outcomes/{name}") or 0) for name in FAULTS)
     if errors:
         text = f"{errors:.0f} episodes ended in an error and were masked"
-        out.append(Health("bad", "errors", text, f"agentrl ls -f outcome:{','.join(FAULTS)} lists them"))
+        out.append(Health("bad", "errors", text, f"`agentrl ls -f outcome:{','.join(FAULTS)}` lists them"))
     drifted = float(row.get("drift/structural") or 0)
     if drifted:
-        out.append(Health("bad", "drift", f"{drifted:.0f} episodes drifted in structure", "agentrl doctor --template"))
+        text = f"{drifted:.0f} episodes drifted in structure"
+        out.append(Health("bad", "drift", text, "`agentrl ls -f flag:DRIFT` lists them"))
     if data.free:
         level = "bad" if data.free < 2**28 else "warn" if data.free < 2**31 else "ok"
-        advice = "" if level == "ok" else "agentrl db prune, or another disk: a full one stops the run"
+        advice = "" if level == "ok" else "`agentrl db prune`, or another disk: a full one stops the run"
         out.append(Health(level, "disk", f"disk left {data.free / 2**30:.1f} GiB", advice))
     return out
 
