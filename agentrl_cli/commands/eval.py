@@ -131,17 +131,14 @@ def command(
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
     """
-    if named is not None and checkpoint is not None:
-        raise UsageError("A checkpoint is named twice.", hint=f"agentrl eval {named}")
-    checkpoint = checkpoint if named is None else named
     models = list(dict.fromkeys(model or []))
     flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature, "seed": seed}
     flags |= {"eval.fail_under": fail_under, "task.packs": pack or None, "task.agent": agent}
     flags["model.name"] = models[0] if models else None
     context = open_project(project, db, config, sets, flags)
     several = [*models, *(endpoint or [])] if endpoint or len(models) > 1 else []
-    asked = Asked(checkpoint, compare_to, run, tuple(several))
-    require_alone(asked)
+    asked = Asked(named or checkpoint, compare_to, run, tuple(several))
+    require_alone(asked, twice=named is not None and checkpoint is not None)
     names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
         plan = make_plan(context, asked, split, names, not no_tools, resume, limit is not None)
@@ -217,8 +214,10 @@ def make_plan(
     return Plan(candidates, tuple(tasks), settings, resume, bool(asked.several))
 
 
-def require_alone(asked: Asked) -> None:
-    """Raise UsageError for an option that names a model beside several models."""
+def require_alone(asked: Asked, *, twice: bool = False) -> None:
+    """Raise UsageError for an option that names a model beside several, or beside the argument (`twice`)."""
+    if twice:
+        raise UsageError("A checkpoint is named twice.", hint=f"agentrl eval {asked.checkpoint}")
     for flag, value, hint in (
         ("--checkpoint", asked.checkpoint, "Write --model RUN@STEP."),
         ("--run", asked.run, "Write --model RUN@best."),

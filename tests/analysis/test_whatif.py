@@ -13,12 +13,14 @@ from textual.widgets import Input
 
 from agentrl_cli.analysis.whatif import advantages, chain_to, same_answer, turns_before
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import UsageError
+from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.servers.chat_session.open import nearest_checkpoint
 from agentrl_cli.servers.chat_session.whatif import parse_arguments, run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
@@ -28,7 +30,7 @@ from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.client import whatif_arguments
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
 from agentrl_cli.tui.whatif.view import event_lines
-from agentrl_cli.types import Origin, Outcome, ToolResult
+from agentrl_cli.types import Episode, Origin, Outcome, ToolResult
 from tests.helpers.trees import grafted
 from tests.helpers.tui import until, until_text, visible
 
@@ -83,6 +85,46 @@ async def child(db: Path, episode: str, *arguments: str) -> tuple[int, list[dict
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("whatif") / "agentrl.db"
     return path, fill(path)
+
+
+@pytest.mark.parametrize(
+    ("step", "weights", "nearest"),
+    [(1, "tiny", None), (2, "made@1", 2), (7, "made@6", 6), (9, "made@8", 6), (15, "made@14", 12), (5, "old@4", 4)],
+)
+def test_a_what_if_goes_on_with_the_checkpoint_nearest_to_the_episode(
+    tmp_path: Path, step: int, weights: str, nearest: int | None
+) -> None:
+    """Never with one that the episode has trained; `old` is the run's name before it was renamed."""
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.runs.add(RunRow("r1", "made"))
+        evaluation = store.runs.add(RunRow("r2", "eval-made", "eval", parent_id="r1", parent_step=4))
+        for at in (2, 4, 6, 12):
+            (tmp_path / str(at)).mkdir()
+            store.runs.add_checkpoint(run.id, at, tmp_path / str(at), {}, "step")
+        store.runs.add_checkpoint(run.id, 7, tmp_path / "deleted", {}, "step")
+        kept = {"outcome": Outcome.FAILED}
+        store.episodes.add([Episode("e1", "t/1", run_id=run.id, step=step, weights_version=weights, **kept)])
+        store.episodes.add([Episode("e2", "t/1", run_id=evaluation.id, weights_version="made@best", **kept)])
+        store.episodes.add([Episode("e3", "t/1", weights_version="tiny", **kept)])
+        assert nearest_checkpoint(store, store.episodes.row("e1")) == (nearest and f"made@{nearest}")
+        assert nearest_checkpoint(store, store.episodes.row("e2")) == "made@4"
+        assert nearest_checkpoint(store, store.episodes.row("e3")) is None
+
+
+async def test_a_what_if_says_whose_weights_continue(made: tuple[Path, str], tmp_path: Path) -> None:
+    db, episode = made
+    copy = tmp_path / "a.db"
+    copy.write_bytes(db.read_bytes())
+    found = Tokenizer.load(bundled_model())
+    with Store.open(copy) as store, store.transaction() as conn:
+        store.runs.add_checkpoint("r1", 1, bundled_model(), {}, "step")
+        store.tokenizers.add(found.hash, found.json, found.chat_template or "", dict(found.specials))
+        conn.execute("UPDATE episodes SET weights_version='made@1', tokenizer=?", (found.hash,))
+    code, events = await child(copy, episode, "--turn", "2")
+    assert code == 0 and events[0]["model"] == "made@1" == events[0]["sampled_by"]
+    assert "made@1" in event_lines(events[0])[0].plain
+    other = event_lines({**events[0], "sampled_by": "made@0"})[0].plain
+    assert other.endswith("; the episode was sampled by made@0")
 
 
 @pytest.fixture

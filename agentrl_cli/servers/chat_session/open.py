@@ -33,7 +33,7 @@ from agentrl_cli.types.plain import parse_json
 
 if TYPE_CHECKING:
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.store import EpisodeRow, TokenizerRow
+    from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
 
 KEPT = 8
 """Checkpoints of a sandbox session that a chat keeps, so that /undo is immediate."""
@@ -88,6 +88,7 @@ class Past:
 def open_past(given: argparse.Namespace) -> Past:
     """The episode `given.episode` with its pack, its task and the settings of its run.
 
+    Without a model in `given`, that becomes the checkpoint nearest to the weights that sampled the episode.
     Raises NotFound if the episode, pack or task is missing, UsageError if the episode is still running.
     """
     from agentrl_cli.store import Store
@@ -102,6 +103,7 @@ def open_past(given: argparse.Namespace) -> Past:
         task = store.tasks.get(row.task_id, row.pack)
         settings = store.runs.get(row.run_id).config if row.run_id else {}
         kept = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
+        given.model = given.model or nearest_checkpoint(store, row)
     if episode.outcome is None:
         raise UsageError(
             f"Episode {row.id} is still running.", hint="`agentrl replay` follows it; try again when it has ended."
@@ -120,6 +122,24 @@ def open_past(given: argparse.Namespace) -> Past:
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
     return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
+
+
+def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
+    """The run's checkpoint nearest to the weights that sampled an episode, and not after its step.
+
+    None if no training sampled it, or if the model that the run started from is nearer.
+    """
+    run = store.runs.get(row.run_id) if row.run_id else None
+    step = row.step
+    if run is not None and run.kind == "eval" and run.parent_id:
+        run, step = store.runs.get(run.parent_id), run.parent_step
+    if run is None or step is None:
+        return None
+    name, _, number = row.weights_version.rpartition("@")
+    sampled = int(number) if name == run.name and number.isdigit() else step if name else 0
+    found = {c.step for c in store.runs.checkpoints(run.id) if c.step <= step and Path(c.path).is_dir()}
+    nearest = min({0, *found}, key=lambda at: (abs(sampled - at), -at))
+    return f"{run.name}@{nearest}" if nearest else None
 
 
 def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None:

@@ -84,6 +84,7 @@ class WhatIf:
                     return
                 model = self.given.model or past.config.model.name
                 first = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
+                first["sampled_by"] = past.row.weights_version
                 self.emit({"ev": "ready", **first})
                 self.emit({"ev": "from", **child_object(past.episode)})
                 await self.reroll(policy, chat, sandbox)

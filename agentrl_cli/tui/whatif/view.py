@@ -15,7 +15,9 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     kind = event["ev"]
     if kind == "ready":
         lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
-        return lines + ([Text(f"{event['model']}  weights {event['weights']}", FAINT)] if event["model"] else [])
+        before = event.get("sampled_by", event["weights"])
+        weights = event["weights"] + f"; the episode was sampled by {before}" * (before != event["weights"])
+        return lines + ([Text(f"{event['model']}  weights {weights}", FAINT)] if event["model"] else [])
     if kind in ("rerun", "diverged"):
         return rerun_lines(event, width)
     if kind == "rewards":
