@@ -27,7 +27,8 @@ class Form(StrEnum):
 def command(
     run: Annotated[str, typer.Argument(help="A run: name, id or unique prefix; `last`.")] = "last",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; default: report-RUN.html or .md, here.")
+        Path | None,
+        typer.Option("--out", "-o", help="The file, or a folder for it; default: report-RUN.html or .md, here."),
     ] = None,
     format: Annotated[
         Form, typer.Option("--format", help="html: one file; md: with SVG pictures beside it.")
@@ -40,8 +41,9 @@ def command(
 ) -> None:
     """Write a report of a run: curves, evaluations with intervals, flipped tasks, the best, worst and oddest episode.
 
-    Settings and machine are in it too. The HTML is one file without scripts that loads nothing. As Markdown the
-    pictures lie in a folder of the same name. JSON: {"path", "pictures", "episodes", "flipped"}.
+    Settings and machine are in it too. The HTML is one file without scripts that loads nothing. The pictures of
+    Markdown lie in a folder beside it: its name without `.md`, or with `-pictures` where it has no suffix.
+    JSON: {"path", "pictures", "episodes", "flipped"}.
     """
     from agentrl_cli.analysis.report import make_report
     from agentrl_cli.analysis.report_pages import html_page, markdown_page
@@ -50,15 +52,17 @@ def command(
 
     with Store.open(find_db(project, db), readonly=True) as store:
         found = make_report(store, run, token_texts, masked=mask)
-    path = out or Path(f"report-{found.run.name}.{format}")
+    path = out or Path()
+    path = path / f"report-{found.run.name}.{format}" if path.is_dir() else path
     if path.exists() and not force:
         raise UsageError(f"{path} exists already.", hint="--force overwrites it.")
     try:
         if format is Form.html:
             _write(path, html_page(found))
         else:
-            _pictures(path.with_suffix(""), found)
-            _write(path, markdown_page(found, path.stem))
+            folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
+            _pictures(folder, found)
+            _write(path, markdown_page(found, folder.name))
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
     if json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -129,6 +130,17 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
         assert "document.title='owned'" in done.stdout  # as text
         if name == "export":
             assert 'class="turn tool"' in done.stdout and "REWARD" in done.stdout  # its own script did run
+
+
+@pytest.mark.parametrize(("asked", "folder"), [("made", "made-pictures"), ("r.md", "r"), ("", "report-grpo-07")])
+def test_pictures_lie_beside_markdown_of_any_name(db: Path, tmp_path: Path, asked: str, folder: str) -> None:
+    """A name without suffix was taken for the folder of the pictures, too; a folder gets the default name."""
+    out = tmp_path / asked
+    assert main(["report", "grpo-07", "--format", "md", "-o", str(out), "--db", str(db)]) == 0
+    md = (out if asked else tmp_path / "report-grpo-07.md").read_text()
+    shown = re.findall(r"!\[[^]]*\]\(([^)]*)\)", md)
+    assert len(shown) > 2 and all((tmp_path / path).is_file() for path in shown)
+    assert {Path(path).parent.name for path in shown} == {folder}
 
 
 def test_an_existing_file_is_kept(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
