@@ -19,10 +19,11 @@ from typing import Any
 
 from agentrl_cli.errors import ConfigError, NotFound
 
+ENDS = {"timeout", "on_error", "rejects"}
 KINDS = {
-    "function": {"timeout"},
-    "command": {"timeout", "cwd", "env", "fields", "sandbox"},
-    "remote": {"timeout", "lease", "fields"},
+    "function": ENDS,
+    "command": ENDS | {"cwd", "env", "fields", "sandbox"},
+    "remote": ENDS | {"lease", "fields"},
 }
 """Each kind of agent, and the keys that it may have besides."""
 LEASE = 60.0
@@ -51,6 +52,10 @@ class AgentSpec:
     """`HOST:PORT` where agents elsewhere ask for tasks."""
     lease: float = LEASE
     """Seconds of silence after which such an agent is dead."""
+    on_error: float | None = 0.0
+    """Reward of an episode that ended by an exception which the model caused; None: it is masked like any other."""
+    rejects: tuple[str, ...] = ()
+    """Exceptions, by the name of their class, by which the agent's framework rejects what the model wrote."""
     target: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
     """The function itself, of a pack made in a script; `function` is then its name for people."""
 
@@ -100,6 +105,8 @@ def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
         given["cwd"] = _one(given.get("cwd", "."), f"{where}.cwd")
         given["sandbox"] = _flag(given.get("sandbox", False), f"{where}.sandbox")
     given["timeout"] = _seconds(given.get("timeout"), f"{where}.timeout")
+    given["on_error"] = _on_error(given.get("on_error", 0.0), f"{where}.on_error")
+    given["rejects"] = _texts(given.get("rejects") or [], f"{where}.rejects")
     return AgentSpec(kind, folder, **given)
 
 
@@ -145,6 +152,14 @@ def _flag(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} must be true or false, not {value!r}.")
     return value
+
+
+def _on_error(value: Any, where: str) -> float | None:
+    if value == "mask":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < 1:
+        raise ConfigError(f"{where} must be `mask`, or a reward below 1, not {value!r}.")
+    return float(value)
 
 
 def _seconds(value: Any, where: str) -> float | None:

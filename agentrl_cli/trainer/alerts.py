@@ -116,6 +116,10 @@ def _signal(s: Series) -> Alert | None:
     if not s.trained and last.get("groups/all_solved", 0.0) >= SOLVED:
         text = "Every attempt is solved: there is nothing left to learn here. Stop and evaluate, or take harder tasks."
         return Alert("info", "no_signal", 0.0, LEARNABLE, text)
+    faults = sum(s.now.get(f"outcomes/{name}", 0.0) for name in FAULTS)
+    if not s.trained and faults >= sum(value for name, value in s.now.items() if name.startswith("outcomes/")) / 2 > 0:
+        text = f"{faults:.0f} of the step's episodes ended in an error, so too few were left to compare."
+        return Alert("warn", "no_signal", 0.0, LEARNABLE, f"{text} Fix the errors first; agentrl why lists them.")
     if not s.trained:
         text = (
             "No group had spread rewards, so nothing was trained: the tasks are too easy or too hard by now."

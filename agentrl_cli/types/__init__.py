@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -161,7 +161,8 @@ class Task:
     family: str
     split: str
     """train | validation | test | heldout (families that never appear in training)"""
-    prompt: tuple[Message, ...]
+    prompt: Sequence[Message]
+    """A tuple; an agent gets a list of its own."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Everything else of the row: hidden tests, set-up code, the expected answer."""
     tools: tuple[str, ...] | None = None

@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     """A tool server, a hook or a grader crashed: never scored, never trained."""
     SANDBOX_ERROR = "sandbox_error"
     AGENT_ERROR = "agent_error"
-    """The agent program raised or exited with an error, and gave no reward. With a reward it is solved or failed."""
+    """The agent program failed for a reason that is not the model's, and gave no reward. With one: solved or failed."""
     AGENT_TIMEOUT = "agent_timeout"
     """The agent program was stopped at its time limit, and gave no reward before. With a reward: solved or failed."""
     NO_CALLS = "no_calls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -167,6 +168,38 @@ async def test_a_malformed_call_reaches_the_agents_own_validation() -> None:
     trace = await session.seal()
     assert trace.malformed == 1 and trace.forks == 0 and trace.turns[1].calls[0].error
     assert [drift for drift in trace.drift if drift.kind == "structural"] == []
+
+
+WELL, NAMED = call("add", a=1, b=2), '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'
+OTHER = NAMED.replace("add", "zzz")
+
+
+@pytest.mark.parametrize("beside", [[], [{**ADD, "function": {**ADD["function"], "name": "other"}}]])
+@pytest.mark.parametrize("text", ["Answer: 6\n</tool_call>", "Use <tool_call> to call.", OTHER, "<tool_call>{"])
+async def test_a_text_that_calls_no_tool_of_the_request_stays_text(text: str, beside: list[Any]) -> None:
+    """With one tool as with two: nothing is read as a call of a tool that it does not name."""
+    said = await say(session_of([text]), [USER], tools=[ADD, *beside])
+    assert (said["content"], said.get("tool_calls")) == (text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (f"Both.\n{WELL}\n{OTHER}", 1, 'Both.\n{"name": "zzz", "arguments": {"a": 1,}}'),
+        (f"{OTHER}\n{WELL}", 1, '{"name": "zzz", "arguments": {"a": 1,}}'),
+        (f"{WELL}\n{NAMED}", 2, None),
+    ],
+)
+async def test_a_valid_call_is_sent_beside_an_unreadable_one(text: str, calls: int, content: str | None) -> None:
+    """What cannot be sent as a call is text, and the conversation goes on without a fork."""
+    session = session_of([text, "3"])
+    said = await say(session, [USER], tools=[ADD])
+    assert len(said["tool_calls"]) == calls and said["content"] == content
+    made = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
+    assert made[0] == {"a": 1, "b": 2}
+    answers = [{"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in said["tool_calls"]]
+    assert (await say(session, [USER, said, *answers], tools=[ADD]))["content"] == "3"
+    assert (await session.seal()).forks == 0
 
 
 async def test_what_cannot_be_answered_is_refused_and_leaves_nothing() -> None:

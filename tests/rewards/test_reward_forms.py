@@ -43,7 +43,7 @@ def episode() -> Episode:
     call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
     turns = (
-        Turn(0, "user", TASK.prompt, 0, 1),
+        Turn(0, "user", tuple(TASK.prompt), 0, 1),
         Turn(1, "assistant", (said,), 1, 3),
         Turn(2, "tool", ({"role": "tool", "content": "5"},), 3, 5, results=(ToolResult("5", reward=0.25),)),
         Turn(3, "assistant", ({"role": "assistant", "content": "It is 5."},), 5, 7),

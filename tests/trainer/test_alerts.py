@@ -72,6 +72,9 @@ def test_equal_rewards_are_no_alert_where_the_estimator_learns_from_them() -> No
 def test_no_signal() -> None:
     (alert,) = find_alerts({}, trained=0)
     assert (alert.name, alert.threshold) == ("no_signal", 0.1) and "task.order" in alert.text
+    broken, alert = find_alerts({"outcomes/agent_error": 6.0, "outcomes/failed": 2.0}, trained=0)[::-1]
+    assert "6 of the step's episodes ended in an error" in alert.text and "task.order" not in alert.text
+    assert broken.name == "errors"
     few = [{"frac_reward_zero_std": 0.95}] * 4
     assert not find_alerts(few[0], trained=4, before=few[:3])
     (alert,) = find_alerts(few[0], trained=4, before=few)

@@ -179,7 +179,7 @@ class Gateway:
             if error.status != 413:
                 raise
             if session is not None:
-                session.refuse(TOO_LONG)
+                session.refuse(TOO_LONG, why)
             why = f"{error.message} A context of {tokens} tokens takes no more."
             raise RequestError(why, status=413, code=TOO_LONG) from None
 

@@ -123,6 +123,8 @@ class Answer:
     choice: Choice
     malformed: int
     """Calls that could not be read."""
+    mistake: str
+    """The error of the first call that the client cannot carry out; empty if there is none."""
     foreign: str
     """The parser that reads calls of this turn which the chat's own does not; empty if there are none."""
 
@@ -160,7 +162,10 @@ def read_answer(
     tokens = _tokens(chat, generation, request.top_logprobs)
     read = any(call.arguments is not None for call in parsed.calls) or not how.tools
     foreign = "" if read else foreign_parser(chat.decode(ids), parsed, chat.parser, list(how.tools))
-    return Answer(piece, Choice(content, reasoning, calls, finish, stopped, generation, tokens), malformed, foreign)
+    seen = shown.calls if request.parallel else shown.calls[:1]
+    mistake = next((call.error for call in seen if call.error), "")
+    choice = Choice(content, reasoning, calls, finish, stopped, generation, tokens)
+    return Answer(piece, choice, malformed, mistake, foreign)
 
 
 def _forced(ids: Sequence[int]) -> Tokens:
@@ -199,26 +204,23 @@ def _calls(
     """The calls as the client sees them, the text beside them, and how many were malformed.
 
     A malformed call of a known tool is sent with its text as the only argument, so that the agent's own validation
-    answers it. One that names no tool stays text.
+    answers it. One that names no tool is text: the whole turn if nothing in it can be sent.
     """
     broken = [call for call in parsed.calls if call.arguments is None]
-    named = [_sent(call, tools) for call in parsed.calls]
-    if None in named:
-        return (), parsed.content, len(broken)
-    calls = tuple(call for call in named if call is not None)
+    names = {tool["function"]["name"] for tool in tools}
+    unnamed = [call.raw for call in broken if call.name not in names]
+    calls = tuple(_sent(call) for call in parsed.calls if call.arguments is not None or call.name in names)
     text = parsed.content
-    if broken:
+    if broken and calls:
         marks = [place for marker in chat.parser.markers if (place := text.find(marker)) >= 0]
-        text = text[: min(marks)] if marks else ""
+        before = text[: min(marks)] if marks else ""
+        text = "\n".join(part for part in (before.strip(), *map(str.strip, unnamed)) if part)
     return calls if parallel else calls[:1], text, len(broken)
 
 
-def _sent(call: ToolCall, tools: Sequence[ToolSchema]) -> Call | None:
-    if call.arguments is not None:
-        return Call(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
-    names = [tool["function"]["name"] for tool in tools]
-    name = call.name if call.name in names else names[0] if len(names) == 1 else ""
-    return Call(call.id, name, json.dumps({RAW_ARGUMENTS: call.raw}, ensure_ascii=False)) if name else None
+def _sent(call: ToolCall) -> Call:
+    arguments = {RAW_ARGUMENTS: call.raw} if call.arguments is None else call.arguments
+    return Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:

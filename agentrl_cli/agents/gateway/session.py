@@ -63,6 +63,17 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was refused."""
+
+    calls: int
+    """Answers that were recorded before it."""
+    code: str
+    """The error's."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A request with everything that its answers are drawn from."""
 
@@ -88,8 +99,10 @@ class Session:
     malformed: int = field(default=0, init=False)
     replayed: int = field(default=0, init=False)
     foreign: str = field(default="", init=False)
-    refused: tuple[int, str] | None = field(default=None, init=False)
-    """The last request that was refused: the answers that were recorded before it, and the error's code."""
+    refused: Refused | None = field(default=None, init=False)
+    """The last request that was refused."""
+    mistake: str = field(default="", init=False)
+    """The error of the first call in the last answer that its client cannot carry out; empty if there is none."""
 
     def __post_init__(self) -> None:
         self.tree = MessageTree(self.chat)
@@ -120,9 +133,9 @@ class Session:
         """Positions of a context with its answer."""
         return min(self.limits.max_tokens, (policy or self.policy).context_length)
 
-    def refuse(self, code: str) -> None:
+    def refuse(self, code: str, message: str) -> None:
         """Remember that a request was refused after the answers so far."""
-        self.refused = (self.calls, code)
+        self.refused = Refused(self.calls, code, message)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Session:
             if not task.cancelled():  # a failure whose clients have all left is asked for here, or asyncio reports it
                 error = task.exception()
                 if isinstance(error, RequestError):
-                    self.refuse(error.code)
+                    self.refuse(error.code, error.message)
 
         task.add_done_callback(over)
         return pending
@@ -191,6 +204,7 @@ class Session:
         self._record(self.tree.add(context, [answer.piece for answer in made]))
         self._recorded += len(made)
         self.malformed += sum(answer.malformed for answer in made)
+        self.mistake = made[-1].mistake
         self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
         reply = _reply(request, context, [answer.choice for answer in made], policy)
         if self.limits.retries:

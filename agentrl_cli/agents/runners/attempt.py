@@ -1,14 +1,16 @@
 """One episode that an agent of others makes: its model calls are recorded, scored and stored as those of our own loop.
 
-The agent's reward, if it gave one, is the only part; else the pack's own parts are computed over the episode. A limit
-that refused the agent a call ends the episode as it does in the built-in loop: it is scored. What the agent's own
-failure leaves without a reward is masked, and so is a failure of the infrastructure.
+The agent's reward, if it gave one, is the only part; else the pack's own parts are computed over the episode. What the
+model does wrong is scored, by these parts or as 0: a limit that it reached, and an exception that it caused. Any other
+failure of the agent leaves the episode masked, and so does one of the infrastructure.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,7 +43,11 @@ RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": Comm
 """Kind of agent (`AgentSpec.kind`) to what runs it."""
 
 REFUSED = {TOO_LONG: Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
-"""Codes of refused calls that are limits of the episode: its end is the model's doing, and scored if it can be."""
+"""Codes of refused calls that are limits of the episode: its end is the model's doing, and scored."""
+MACHINE = frozenset({"OSError", "ImportError", "MemoryError", "AgentRLError"})
+"""Exceptions that the model does not cause, whatever it wrote before."""
+LIMITED = 0.0
+"""Reward of an episode that a limit ended, if neither the agent nor the pack has another."""
 EDITED = "whatif"
 """Kind of episodes in which a person may have written a turn: nothing is trained on them."""
 GIVEN = 3
@@ -88,12 +94,12 @@ class AgentAttempt(Attempt):
             raise ConfigError(
                 f"The agent {spec.text} brings its own tools: they cannot be taken away.", hint="Leave out --no-tools."
             )
-        self.runner = runner
+        self.runner, self.spec = runner, spec
         self.agent_timeout = spec.timeout or self.limits.episode_timeout
         tries = GIVEN if spec.remote else 1
         self.timeout = tries * self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
         self.given: float | None = None
-        """The reward that the agent gave."""
+        """The reward that the agent gave, or that the episode has without one."""
 
     async def play(self) -> None:
         """Run the agent against its own address of the model, and take over what was recorded."""
@@ -166,7 +172,9 @@ class AgentAttempt(Attempt):
     async def _run(self, door: Door, policy: EpisodePolicy, unix: str) -> Ended | None:
         """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
-        call = AgentCall(self.job.task, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
+        task = self.job.task
+        own = replace(task, prompt=deepcopy(list(task.prompt)))  # an agent's clients take lists alone, and it may edit
+        call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
         agent = asyncio.ensure_future(self.runner.run(call))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:
@@ -183,15 +191,19 @@ class AgentAttempt(Attempt):
         stderr = end.stderr if end is not None else self.runner.stderr
         self._keep(stderr)
         error = end.error if end is not None else f"The agent took longer than {self.agent_timeout:g} s."
-        refused = door.session.refused
-        limit = REFUSED.get(refused[1]) if refused is not None and refused[0] == trace.calls else None
+        limit = _limit(trace, door.session)
+        cut = bool(trace.turns) and trace.turns[-1].stop_reason is StopReason.LENGTH
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
-            self.cut, self.reason = Outcome.TOO_LONG, "the agent's first request does not fit into the context"
+            self.cut, self.reason = Outcome.TOO_LONG, self._too_long(door.session)
         elif self.job.kind != EDITED and (foreign := foreign_turn(trace.turns, trace.tokens)) is not None:
             self.cut = Outcome.FOREIGN_TEXT
             self.reason = f"turn {foreign} is an assistant's text that the model did not sample"
-        elif limit is not None and self.given is None and self.pack.rewards:
+        elif limit is not None:
             self.cut, self.reason = limit, error
+            self._score_without(LIMITED)
+        elif error and self.given is None and self._is_models(end, trace, door.session):
+            self.cut, self.reason = Outcome.TRUNCATED_TOKENS if cut else None, _with_tail(error, stderr)
+            self._score_without(self.spec.on_error)
         elif error and self.given is None:
             self.cut = Outcome.AGENT_TIMEOUT if end is None else Outcome.AGENT_ERROR
             self.reason = _with_tail(error, stderr)
@@ -201,14 +213,46 @@ class AgentAttempt(Attempt):
         elif self.given is None and self.pack.rewards == ():
             self.cut = Outcome.UNGRADED
             self.reason = "The agent gave no reward, and the pack has none of its own."
-        elif trace.turns[-1].stop_reason is StopReason.LENGTH:
+        elif cut:
             self.cut = Outcome.TRUNCATED_TOKENS
+
+    def _score_without(self, reward: float | None) -> None:
+        """Give the episode a reward if neither its agent nor its pack has one."""
+        if self.given is None and not self.pack.rewards:
+            self.given = reward
+
+    def _is_models(self, end: Ended | None, trace: Trace, session: Session) -> bool:
+        """Whether the exception that ended the agent was caused by the model, and is to be scored.
+
+        That is so if the last thing that the agent got was an answer with a call that cannot be carried out: not
+        readable, of a tool that the request did not offer, or with arguments that its schema forbids; or if the
+        exception is one by which the agent's framework rejects answers (`agent.rejects`).
+        """
+        if end is None or not end.raised or not trace.calls or self.spec.on_error is None:
+            return False
+        if any(name in self.spec.rejects for name in end.raised):
+            return True
+        answered = session.refused is None or session.refused.calls < trace.calls
+        return answered and bool(session.mistake) and MACHINE.isdisjoint(end.raised)
+
+    def _too_long(self, session: Session) -> str:
+        """Say that the first request does not fit, with its tokens, the limit and the setting."""
+        assert session.refused is not None
+        length = self.context.policy.context_length
+        whose = "the model's own limit" if self.most == length else "rollout.max_tokens"
+        return f"the agent's first request does not fit: {session.refused.message} That is {whose}."
 
     def _keep(self, stderr: str) -> None:
         recorder, run = self.context.recorder, self.context.run
         if stderr.strip() and recorder is not None:
             data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
             recorder.event(run.id if run else None, AGENT_STDERR, data)
+
+
+def _limit(trace: Trace, session: Session) -> Outcome | None:
+    """Return the limit of the episode that refused the agent's last call; None if none did."""
+    refused = session.refused
+    return REFUSED.get(refused.code) if refused is not None and refused.calls == trace.calls else None
 
 
 def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import builtins
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from agentrl_cli.agents.emit import AgentCall
@@ -21,6 +24,9 @@ class Ended:
     """What it raised, or its exit status; empty if it ended well."""
     stderr: str = ""
     """The end of what it wrote there."""
+    raised: tuple[str, ...] = ()
+    """Names of the classes of the exception that ended it and of its causes, as far as they are known, or its exit
+    status; empty if neither ended it."""
 
 
 class AgentLost(EnvError):
@@ -41,3 +47,33 @@ class Runner(Protocol):
 
 
 MakeRunner = Callable[[AgentSpec], Runner]
+
+_PRINTED = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
+"""The line of a traceback that names an exception."""
+
+
+def exception_names(error: BaseException) -> tuple[str, ...]:
+    """Return the names of an exception's classes and of those of its causes."""
+    kinds = chain.from_iterable(type(cause).__mro__ for cause in _causes(error))
+    return tuple(dict.fromkeys(kind.__name__ for kind in kinds if issubclass(kind, BaseException)))
+
+
+def printed_names(text: str) -> tuple[str, ...]:
+    """Return the names of the exceptions that a printed traceback, or its last line, speaks of."""
+    names = [found[1] for line in text.splitlines() if (found := _PRINTED.match(line))]
+    known = [getattr(builtins, name, None) for name in names]
+    above = [kind.__name__ for one in known if isinstance(one, type) for kind in one.__mro__]
+    return tuple(dict.fromkeys([*names, *above]))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))

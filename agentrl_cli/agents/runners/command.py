@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
-from agentrl_cli.agents.runners.base import Ended
+from agentrl_cli.agents.runners.base import Ended, printed_names
 from agentrl_cli.agents.runners.supervisor import SUPERVISOR
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry.threads import in_thread
@@ -28,6 +28,8 @@ PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ",
 """Variables of this process that a program gets; others may hold secrets."""
 TAIL = 64 * 1024
 """Bytes of stdout and of stderr that are kept, from the end."""
+SIGNALS = 128
+"""Exit statuses above it are a shell's names for signals."""
 LAST = 1.0
 """Seconds to wait for the end of a stream that a process outside the group still holds."""
 
@@ -136,11 +138,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _ended(status: int, output: str, errors: str) -> Ended:
     reward, problem = last_reward(output)
+    # A signal that ends a program, or what it stands for to a shell, is not the model's doing.
+    how = (f"exit status {status}", *printed_names(errors)) if 0 < status <= SIGNALS else ()
     if status:
         name = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         said = errors.strip().splitlines()
         problem = f"The agent ended with {name}" + (f": {said[-1][:500]}" if said else ".")
-    return Ended(reward, problem, errors)
+    return Ended(reward, problem, errors, how)
 
 
 def last_reward(output: str) -> tuple[float | None, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
-from agentrl_cli.agents.runners.base import Ended
+from agentrl_cli.agents.runners.base import Ended, exception_names
 from agentrl_cli.errors import ConfigError, EnvError, raised
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.threads import contained, in_thread, is_async
@@ -44,9 +44,9 @@ class FunctionRunner:
             with contained("The agent"):
                 answer = await self._answer(given)
         except EnvError as error:
-            return Ended(error=error.message)
+            return Ended(error=error.message, raised=exception_names(error.__cause__ or error))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
-            return Ended(error=raised(error)[:2000])
+            return Ended(error=raised(error)[:2000], raised=exception_names(error))
         finally:
             CURRENT.reset(token)
         if answer is None:

@@ -31,7 +31,7 @@ from agentrl_cli.agents.gateway.http import json_body
 from agentrl_cli.agents.gateway.listen import listening
 from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import RequestError, bad
-from agentrl_cli.agents.runners.base import AgentLost, Ended
+from agentrl_cli.agents.runners.base import AgentLost, Ended, printed_names
 from agentrl_cli.agents.runners.command import task_of
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tasks import AgentSpec
@@ -206,7 +206,8 @@ class Board:
             value = None if reward is None else reward_value(reward)
         except ValueError as problem:
             raise bad(f"reward: {problem}.", "reward") from None
-        offer.end(Ended(value, error[:2000]))
+        raised = ("error", *printed_names(error)) if error else ()
+        offer.end(Ended(value, error[:2000], raised=raised))
         self.withdraw(offer)
         return JSONResponse({"reward": value})
 
