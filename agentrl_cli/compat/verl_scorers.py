@@ -17,18 +17,22 @@ from typing import Any
 
 from agentrl_cli.errors import EnvError
 
-_NUMBER = re.compile(r"(-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?[0-9.,]+")
+_MARKED = re.compile(rf"#### ({_NUMBER.pattern})")
+_CLIP = 300
+"""Characters at the end of an answer that are read."""
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LABELLED = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
 
 def gsm8k_solution(solution_str: str, method: str = "strict") -> str | None:
-    """The number after `####` (strict), or the last number (flexible); None if absent."""
+    """Return the number after the last `####` (strict), or the last number (flexible); None if absent."""
+    text = solution_str[-_CLIP:]
     if method == "strict":
-        found = re.search(r"#### (-?[0-9.,]+)", solution_str)
-        return None if found is None else found.group(1).replace(",", "").replace("$", "")
-    numbers = [text for text in _NUMBER.findall(solution_str) if text not in ("", ".")]
-    return numbers[-1] if numbers else None
+        marked = _MARKED.findall(text)
+        return marked[-1].replace(",", "") if marked else None
+    numbers = _NUMBER.findall(text)
+    return next((number for number in reversed(numbers) if number != "."), numbers[0] if numbers else None)
 
 
 def gsm8k(
@@ -87,7 +91,7 @@ def math_dapo(
     pause_tokens_index: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """1 or −1 for the text after the last `Answer:` among the last 300 characters (or for the last box)."""
-    text = solution_str[-300:]
+    text = solution_str[-_CLIP:]
     if strict_box_verify:
         text = text[pause_tokens_index[-1] - 100 :] if pause_tokens_index else text[-100:]
         said = _unboxed(last_boxed(text))
@@ -99,26 +103,90 @@ def math_dapo(
     return {"score": 1.0 if right else -1.0, "acc": right, "pred": said}
 
 
+def math_boxed(text: str) -> str | None:
+    r"""Return the last `\boxed …` up to a dollar sign, else the last `\boxed{…}` or `\fbox{…}`; None if absent."""
+    _, spaced, tail = text.rpartition("\\boxed ")
+    if spaced:
+        return spaced + tail.partition("$")[0]
+    start = text.rfind("\\boxed") if "\\boxed" in text else text.rfind("\\fbox")
+    depth = 0
+    for place in range(start, len(text)) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0 and text[place] == "}":
+            return text[start : place + 1]
+    return None
+
+
+def math_unboxed(boxed: str) -> str:
+    r"""Return what stands in a `\boxed`. Raises ValueError for another form."""
+    for left, right in (("\\boxed ", ""), ("\\boxed{", "}")):
+        if left in boxed:
+            if boxed.startswith(left) and boxed.endswith(right):
+                return boxed[len(left) : len(boxed) - len(right)]
+            break
+    raise ValueError(f"{boxed!r:.100} is not a box.")
+
+
 def math_reward(solution_str: str, ground_truth: str) -> float:
-    r"""1 if the last `\boxed{…}` is the truth, spaces and spelling of fractions apart; else 0."""
-    said = last_boxed(solution_str)
-    return float(said is not None and _plain_latex(_unboxed(said)) == _plain_latex(ground_truth))
+    r"""Return 1 if the last `\boxed` is the truth, spaces and spelling of fractions apart; else 0."""
+    said = math_boxed(solution_str)
+    if said is None or ground_truth is None:
+        return 0.0
+    try:
+        answer = math_unboxed(said)
+    except ValueError:
+        return 0.0
+    try:
+        return float(plain_latex(answer) == plain_latex(ground_truth))
+    except ValueError:  # one of them is not LaTeX: then only the same text is the same
+        return float(answer == ground_truth)
 
 
-def _plain_latex(text: str) -> str:
-    for before, after in (
-        ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
-        ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), ("%", ""), (" .", " 0."), ("{.", "{0."),
-    ):  # fmt: skip
+_SPELLINGS = (
+    ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
+    ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
+)  # fmt: skip
+_WHOLE = re.compile(r"(-?[1-9][0-9]*|0)/(-?[1-9][0-9]*|0)")
+
+
+def plain_latex(text: str) -> str:
+    """Return an answer as the Hendrycks MATH evaluation compares it. Raises ValueError for broken LaTeX."""
+    for before, after in _SPELLINGS:
         text = text.replace(before, after)
-    text = text.partition("\\text{ ")[0]
+    text, *units = text.split("\\text{ ")
+    if len(units) > 1:
+        raise ValueError("two units")
+    for before, after in (("\\\\%", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0.")):
+        text = text.replace(before, after)
     text = f"0{text}" if text.startswith(".") else text
-    head, equals, tail = text.partition("=")
-    text = tail if equals and len(head) <= 2 else text
-    text = re.sub(r"\\sqrt([^{])", r"\\sqrt{\1}", text).replace(" ", "")
-    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
+    head, *tails = text.split("=")
+    text = tails[0] if len(tails) == 1 and len(head) <= 2 else text
+    text = _full_fractions(_full_roots(text).replace(" ", ""))
     text = "\\frac{1}{2}" if text == "0.5" else text
-    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+    return f"\\frac{{{found[1]}}}{{{found[2]}}}" if (found := _WHOLE.fullmatch(text)) else text
+
+
+def _full_roots(text: str) -> str:
+    r"""Return the text with `\sqrt3` as `\sqrt{3}`."""
+    head, *roots = text.split("\\sqrt")
+    if "" in roots:
+        raise ValueError("a root of nothing")
+    return head + "".join(f"\\sqrt{root if root[0] == '{' else f'{{{root[0]}}}{root[1:]}'}" for root in roots)
+
+
+def _full_fractions(text: str) -> str:
+    r"""Return the text with `\frac12` as `\frac{1}{2}`; as it is if one of its fractions has one part."""
+    head, *fractions = text.split("\\frac")
+    for place, fraction in enumerate(fractions):
+        if not fraction:
+            raise ValueError("a fraction of nothing")
+        if fraction[0] == "{":
+            continue
+        if len(fraction) < 2:
+            return text
+        below = "{" if fraction[1] == "{" else f"{{{fraction[1]}}}"
+        fractions[place] = f"{{{fraction[0]}}}{below}{fraction[2:]}"
+    return "\\frac".join([head, *fractions])
 
 
 def _words(text: str) -> str:
@@ -179,6 +247,7 @@ def default_compute_score(
     )
 
 
+_MATH = {"compute_score": math_reward, "last_boxed_only_string": math_boxed, "remove_boxed": math_unboxed}
 MODULES: dict[str, dict[str, Any]] = {
     "gsm8k": {"compute_score": gsm8k, "extract_solution": gsm8k_solution},
     "math_dapo": {
@@ -187,8 +256,8 @@ MODULES: dict[str, dict[str, Any]] = {
         "last_boxed_only_string": last_boxed,
         "remove_boxed": _unboxed,
     },
-    "math_reward": {"compute_score": math_reward, "last_boxed_only_string": last_boxed, "remove_boxed": _unboxed},
-    "math": {"compute_score": math_reward, "last_boxed_only_string": last_boxed, "remove_boxed": _unboxed},
+    "math_reward": _MATH,
+    "math": _MATH,
     "search_r1_like_qa_em": {"compute_score": search_r1, "compute_score_subem": search_r1_contains},
 }
 """Modules of `verl.utils.reward_score` and their functions."""
