@@ -7,11 +7,12 @@ other code sees a stub of `verl`. If the real verl is installed, it is used.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import sys
 from collections.abc import Mapping
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -22,7 +23,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict
 
 from agentrl_cli.compat import verl_scorers
-from agentrl_cli.registry import dotted_target
+from agentrl_cli.registry import LOADED, dotted_target
 
 
 class ToolResponse(BaseModel):
@@ -152,6 +153,7 @@ SCHEMAS = {
         ToolResponse,
     )
 }
+SCORERS = "verl.utils.reward_score"
 STAND_INS: dict[str, Mapping[str, Any]] = {
     "verl": {},
     "verl.tools": {},
@@ -161,12 +163,22 @@ STAND_INS: dict[str, Mapping[str, Any]] = {
     "verl.interactions.base": {"BaseInteraction": BaseInteraction},
     "verl.utils": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
-    "verl.utils.reward_score": verl_scorers.PACKAGE,
-    **{f"verl.utils.reward_score.{name}": functions for name, functions in verl_scorers.MODULES.items()},
+    SCORERS: verl_scorers.PACKAGE,
+    **{f"{SCORERS}.{name}": functions for name, functions in verl_scorers.MODULES.items()},
 }
-COPIED = ("verl.tools", "verl.interactions", "verl.utils.reward_score")
+COPIED = ("verl.tools", "verl.interactions", SCORERS)
 """Packages of verl whose modules may be copied beside a pack."""
 _RELATIVE = re.compile(r"^\s*from \.", re.MULTILINE)
+
+
+class _StandIn(Loader):
+    """Loads a module that holds given objects."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__.update(self._content)
 
 
 class Verl(MetaPathFinder):
@@ -196,6 +208,10 @@ class Verl(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, leaf = fullname.rpartition(".")
+        scorer = f"{SCORERS}.{leaf}"
+        if package.startswith(LOADED) and scorer in STAND_INS:  # a copied scorer needs another that is not beside it
+            own = vars(importlib.import_module(scorer)) if self.installed else STAND_INS[scorer]
+            return ModuleSpec(fullname, _StandIn(own))
         beside = [self.folder / f"{leaf}.py", self.folder / f"{fullname.replace('.', '/')}.py"]
         places = beside if package in COPIED and not self.installed else []
         file = next((place for place in (self._named.get(fullname), *places) if place and place.is_file()), None)

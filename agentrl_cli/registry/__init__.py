@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl_cli.errors import EnvError, MissingDependency, NotFound
+from agentrl_cli.errors import EnvError, MissingDependency, NotFound, missing_package
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
@@ -77,17 +77,22 @@ def _entry_points(kind: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=f"agentrl.{kind}")}
 
 
+LOADED = "agentrl_file_"
+"""Beginning of the names of modules that `load_file` made; each is a package of the files beside it."""
+
+
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path, once per path and content change; `from .other import` finds files beside it.
 
-    Raises NotFound if the file is missing, EnvError if its code fails or would end the process (file and line).
+    Raises NotFound if the file is missing, MissingDependency if it imports what is not installed, EnvError if its code
+    fails otherwise or would end the process (file and line).
     """
     path = path.expanduser().resolve()
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise NotFound.of("file", str(path), siblings)
     stamp = f"{path}:{path.stat().st_mtime_ns}"
-    name = f"agentrl_file_{path.stem.replace('-', '_')}_{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
+    name = f"{LOADED}{path.stem.replace('-', '_')}_{_hash(stamp)}"
     if name in sys.modules:
         return sys.modules[name]
     # As a package whose modules are the files beside it: no two folders' `helpers.py` get into each other's way.
@@ -102,8 +107,18 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         if _from_outside(error):
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            where, (package, _, beside) = f"{path}:{_line_of(path, error)}: ", error.name.partition(".")
+            if not beside:
+                raise missing_package(error.name, where) from error
+            if package == name:
+                raise EnvError(f"{where}There is no {beside.replace('.', '/')}.py beside it.") from error
         raise EnvError(_import_failure(path, error), hint="Fix the file: it is imported unchanged.") from error
     return module
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _load(kind: str, target: str, base: Path | None) -> Any:
@@ -149,13 +164,18 @@ def _from_outside(error: BaseException) -> bool:
 
 
 def _import_failure(path: Path, error: BaseException) -> str:
+    return f"{path}:{_line_of(path, error)}: {type(error).__name__}: {error}"
+
+
+def _line_of(path: Path, error: BaseException) -> int:
+    """Return the line of a file that failed to import."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
             line = trace.tb_lineno
         trace = trace.tb_next
-    return f"{path}:{line or 1}: {type(error).__name__}: {error}"
+    return line or 1
 
 
 def require_package(name: str, version: str, extra: str, *, otherwise: str = "") -> None:

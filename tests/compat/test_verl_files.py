@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.compat import verl_scorers
+from agentrl_cli.errors import EnvError, MissingDependency, missing_package
 from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.types import Outcome
 from tests.tools.test_configured_tools import answers, call, play
@@ -185,3 +186,46 @@ def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(text % "CustomDataset")
     with pytest.raises(Exception, match=r"CustomDataset.*CustomRLHFDataset|class in retool\.py"):
         load_pack(tmp_path).tasks("train")
+
+
+BATCH = """
+from .math_reward import compute_score as score_one
+{more}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return score_one(solution_str, ground_truth)
+"""
+
+
+def reward_pack(folder: Path, code: str) -> Path:
+    """A pack whose one reward is the function of a file."""
+    (folder / "scores").mkdir(parents=True)
+    (folder / "data").mkdir()
+    (folder / "scores" / "reward.py").write_text(code)
+    (folder / "data" / "train.jsonl").write_text('{"prompt": "2+3", "ground_truth": "5"}\n')
+    rewards = "rewards: {right: {primary: true, function: 'scores/reward.py:compute_score'}}\n"
+    (folder / "task.yaml").write_text(f"name: p\nsandbox: false\n{rewards}")
+    return folder
+
+
+async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_path: Path) -> None:
+    """Then verl's scorers of that name: math_batch.py imports `.math_reward`, and may be copied with it or alone."""
+    alone = load_pack(reward_pack(tmp_path / "alone", BATCH.format(more="")))
+    done = await play(alone, ["It is \\boxed 5"])
+    assert done.reward == 1.0
+    folder = reward_pack(tmp_path / "both", BATCH.format(more="from .other import K"))
+    (folder / "scores" / "math_reward.py").write_text("def compute_score(text, truth):\n    return 0.25\n")
+    (folder / "scores" / "other.py").write_text("K = 1\n")
+    done = await play(load_pack(folder), ["It is \\boxed 5"])
+    assert done.reward == 0.25
+    with pytest.raises(EnvError, match=r"reward.py:3: There is no helpers.py beside it."):
+        load_pack(reward_pack(tmp_path / "none", BATCH.format(more="from .helpers import K")))
+
+
+def test_a_package_that_a_reward_file_lacks_is_named_with_its_pip_line(tmp_path: Path) -> None:
+    code = "import mathruler.grader\ndef compute_score(solution_str, ground_truth): ...\n"
+    with pytest.raises(MissingDependency) as error:
+        load_pack(reward_pack(tmp_path, code))
+    assert error.value.message.endswith("scores/reward.py:1: The package mathruler is not installed.")
+    assert error.value.hint == "pip install mathruler"
+    assert missing_package("sklearn.metrics").hint == "pip install scikit-learn"

@@ -178,9 +178,9 @@ class Gateway:
         except RequestError as error:
             if error.status != 413:
                 raise
+            why = f"{error.message} A context of {tokens} tokens takes no more."
             if session is not None:
                 session.refuse(TOO_LONG, why)
-            why = f"{error.message} A context of {tokens} tokens takes no more."
             raise RequestError(why, status=413, code=TOO_LONG) from None
 
     def _events(
