@@ -29,6 +29,10 @@ AdapterOption = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="[NAME=]RUN@STEP", help="A LoRA adapter of a run, or its folder; repeatable."),
 ]
+AliasOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A further name of the model, as an agent has it built in; repeat. '*': any."),
+]
 RecordOption = Annotated[bool, typer.Option("--record", help="Write every conversation to the store as an episode.")]
 HostOption = Annotated[str, typer.Option(help="Address to listen on; off the loopback it needs a token.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
@@ -42,6 +46,7 @@ IdleOption = Annotated[float, typer.Option(min=1, help="Seconds without a call a
 def command(
     model: ModelOption = None,
     adapter: AdapterOption = None,
+    alias: AliasOption = None,
     record: RecordOption = False,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8484,
@@ -71,7 +76,7 @@ def command(
     context = open_project(project, db, config, sets, required=False)
     announce_loading()
     names = {"localhost", host, gethostname(), *(allow_host or ())}
-    asyncio.run(_serve(context, model, adapter or [], record, (host, port, token), names, idle))
+    asyncio.run(_serve(context, model, (adapter or [], alias or []), record, (host, port, token), names, idle))
 
 
 def _instead(run: str | None) -> str:
@@ -81,7 +86,7 @@ def _instead(run: str | None) -> str:
 async def _serve(
     context: Context,
     model: str | None,
-    adapters: list[str],
+    named: tuple[list[str], list[str]],
     record: bool,
     where: tuple[str, int, str],
     names: set[str],
@@ -96,7 +101,8 @@ async def _serve(
         base=context.project,
         db=context.db,
         spec=model,
-        adapters=adapters,
+        adapters=named[0],
+        aliases=named[1],
         record=record,
         token=token,
     )

@@ -22,6 +22,7 @@ from math import isfinite
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -117,7 +118,7 @@ class Gateway:
         """`token` empty: no client needs one. `routes`: further ones of the server around this."""
         self.sessions, self.models, self.chat = sessions, models, chat
         self._token, self._keep_alive = token, keep_alive
-        self.app: ASGIApp = Starlette(routes=[*self._routes(), *routes])
+        self.app: ASGIApp = Starlette(routes=[*self._routes(), *routes], exception_handlers={HTTPException: _unserved})
 
     def _routes(self) -> Iterator[Route]:
         yield Route("/health", self._health)
@@ -260,12 +261,13 @@ class Gateway:
         try:
             self.require_allowed(request)
             name = request.path_params["model"]
-            card = next((card for card in self.models.cards() if card["id"] == name), None)
+            cards = self.models.cards()
+            card = next((card for card in cards if card["id"] == name), None)
             if card is None:
-                self.models.policy(name)
+                self.models.policy(name)  # raises, unless the server takes any name for its model
+                card = {**cards[0], "id": name}
         except RequestError as error:
             return self._problem(DIALECTS["chat"], error)
-        assert card is not None
         return JSONResponse(_card(card))
 
     async def _end(self, request: Request) -> Response:
@@ -277,6 +279,26 @@ class Gateway:
         except RequestError as error:
             return self._problem(DIALECTS["chat"], error)
         return JSONResponse({"turns": len(trace.turns), "calls": trace.calls, "forks": trace.forks})
+
+
+STATE = {"GET", "DELETE"}
+"""Methods that ask for something that was stored."""
+
+
+def _unserved(request: Request, error: Exception) -> Response:
+    """Refuse a route or a method that is not served, by its name; in the form of the dialect that it belongs to."""
+    assert isinstance(error, HTTPException)
+    path, method, headers = request.url.path, request.method, error.headers or {}
+    served = ", ".join(dialect.path for dialect in DIALECTS.values())
+    if error.status_code == 405:
+        message = f"{method} is not served at {path}; {headers.get('Allow', 'POST')} is."
+    elif method in STATE and "/responses/" in path:
+        message = f"{method} {path} is not served: a response is continued by its previous_response_id, not looked up."
+    else:
+        message = f"{method} {path} is not served. Served are, under /v1: {served}, models."
+    dialect = DIALECTS["messages" if "/messages" in path else "chat"]
+    body = dialect.error(message, error.status_code, "unsupported_route", "")
+    return JSONResponse(body, error.status_code, headers={**headers, "x-should-retry": "false"})
 
 
 def reward_of(body: Mapping[str, Any]) -> float | None:

@@ -133,7 +133,7 @@ class Session:
         """Positions of a context with its answer."""
         return min(self.limits.max_tokens, (policy or self.policy).context_length)
 
-    def refuse(self, code: str, message: str) -> None:
+    def refuse(self, code: str, message: str = "") -> None:
         """Remember that a request was refused after the answers so far."""
         self.refused = Refused(self.calls, code, message)
 
@@ -227,7 +227,9 @@ class Session:
         if request.previous:
             if request.previous not in self._said:
                 raise RequestError(
-                    f"Unknown previous_response_id {request.previous!r}.", status=404, param="previous_response_id"
+                    f"Unknown previous_response_id {request.raw.get('previous_response_id', request.previous)!r}.",
+                    status=404,
+                    param="previous_response_id",
                 )
             earlier = self._said[request.previous]
         found = tuple(joined([*earlier, *request.messages]))

@@ -240,7 +240,8 @@ class AgentAttempt(Attempt):
         assert session.refused is not None
         length = self.context.policy.context_length
         whose = "the model's own limit" if self.most == length else "rollout.max_tokens"
-        return f"the agent's first request does not fit: {session.refused.message} That is {whose}."
+        why = session.refused.message or f"The context has {self.most} tokens."
+        return f"the agent's first request does not fit: {why} The limit is {whose}."
 
     def _keep(self, stderr: str) -> None:
         recorder, run = self.context.recorder, self.context.run

@@ -21,6 +21,9 @@ from agentrl_cli.types import Generation, Int32, Message, Sampling, ToolSchema
 
 T = TypeVar("T")
 
+ANY = "*"
+"""The alias that stands for every name."""
+
 Load = Callable[[str], Awaitable[tuple[str, str]]]
 """Puts the adapter of a checkpoint or folder on the engine's model: peft's name for it, and its version."""
 
@@ -171,16 +174,19 @@ class ServedModels:
         engine: SharedEngine,
         load: Load | None = None,
         unload: Callable[[str], Awaitable[None]] | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
-        """`load` and `unload`: None if the model takes no adapters."""
+        """`load` and `unload`: None if the model takes no adapters. `aliases`: further names of it; ANY: every name."""
         self.default = name
         self._engine, self._load, self._unload = engine, load, unload
         version = engine.policy.weights_version
-        self._served: dict[str, ServedModel] = {name: ServedModel(name, None, version, engine)}
+        model = ServedModel(name, None, version, engine)
+        self._served = dict.fromkeys([name, *(alias for alias in aliases if alias != ANY)], model)
+        self._any = model if ANY in aliases else None
 
     def policy(self, name: str) -> Policy:
         """The policy of a name; "" is the default. Raises RequestError (404)."""
-        found = self._served.get(name or self.default)
+        found = self._served.get(name or self.default, self._any)
         if found is None:
             raise unknown_model(name, list(self._served))
         return found
@@ -199,7 +205,7 @@ class ServedModels:
 
         Raises RequestError, ModelError, NotFound.
         """
-        if name == self.default:
+        if self._is_model(name):
             raise RequestError(f"{name!r} is the model itself: an adapter needs a name of its own.", param="id")
         if self._load is None:
             raise ModelError(
@@ -214,10 +220,14 @@ class ServedModels:
 
     async def remove(self, name: str) -> None:
         """Serve an adapter no more; turns that run end with it. Raises RequestError."""
-        if name == self.default:
+        if self._is_model(name):
             raise RequestError(f"{name!r} is the model itself: it is served as long as the server runs.", param="id")
-        self.policy(name)
+        if name not in self._served:
+            raise unknown_model(name, list(self._served))
         await self._drop(self._served.pop(name))
+
+    def _is_model(self, name: str) -> bool:
+        return self._served.get(name) is self._served[self.default]
 
     async def _drop(self, model: ServedModel) -> None:
         if self._unload is not None and model.adapter is not None:

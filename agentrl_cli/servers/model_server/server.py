@@ -75,13 +75,14 @@ async def open_server(
     db: Path,
     spec: str | None = None,
     adapters: Sequence[str] = (),
+    aliases: Sequence[str] = (),
     record: bool = False,
     token: str = "",
     watch: Watch | None = None,
 ) -> AsyncIterator[ModelServer]:
     """Load the model and its adapters (`NAME=SPEC` or `SPEC`) and open what records. Raises AgentRLErrors.
 
-    `watch` makes, for a session's key, what is called with its turns.
+    `aliases` are further names of the model itself. `watch` makes, for a session's key, what is called with its turns.
     """
     with contextlib.ExitStack() as stack:
         store = None
@@ -99,9 +100,8 @@ async def open_server(
         holder = Adapters(loaded, local, config, base, store) if local is not None else None
         engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
         try:
-            models = ServedModels(
-                loaded.name, engine, holder.load if holder else None, holder.unload if holder else None
-            )
+            load, unload = (holder.load, holder.unload) if holder else (None, None)
+            models = ServedModels(loaded.name, engine, load, unload, aliases)
             for given in adapters:
                 name, _, path = given.rpartition("=")
                 await models.add(name or path, path)

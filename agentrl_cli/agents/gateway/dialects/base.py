@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -16,6 +16,8 @@ MOST_STOPS = 16
 """Stop strings of a request."""
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 STATUS_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+UNSERVED = ("audio", "web_search_options", "prediction")
+"""Fields that would ask a model for what this server does not do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ def openai_error(message: str, status: int, code: str = "", param: str = "") -> 
     return {"error": {"message": message, "type": kind, "param": param or None, "code": code or None}}
 
 
+def refuse_fields(body: Body, names: Iterable[str]) -> None:
+    """Raise RequestError for the first of some fields that a body has."""
+    if name := next((name for name in names if body.get(name) not in (None, False)), ""):
+        raise bad(f"{name} is not served.", name, "unsupported_parameter")
+
+
 def model_of(body: Body) -> str:
     """The model's name; empty means the server's own."""
     model = body.get("model") or ""
@@ -69,7 +77,10 @@ def sampling_of(body: Body) -> dict[str, float]:
         if number_of(body, name):
             raise bad(f"{name} is not served; repetition_penalty is.", name, "unsupported_parameter")
     if body.get("logit_bias"):
-        raise bad("logit_bias is not served.", "logit_bias", "unsupported_parameter")
+        refuse_fields(body, ("logit_bias",))
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise bad("Of modalities text alone is served.", "modalities", "unsupported_parameter")
+    refuse_fields(body, UNSERVED)
     return found
 
 

@@ -16,8 +16,16 @@ from agentrl_cli.types import ToolSchema
 def parse(body: Body) -> ModelRequest:
     """A chat-completions body. Raises RequestError."""
     messages = message_list(body.get("messages"))
-    tools = read_tools(body.get("tools") or [{"function": f} for f in body.get("functions") or ()] or None)
+    tools = read_tools(body.get("tools"))
     choice, name = tool_choice(body.get("tool_choice"), tools)
+    if legacy := body.get("functions"):
+        if tools:
+            raise bad("A request has tools or functions, not both.", "functions")
+        if not isinstance(legacy, list):
+            raise bad("functions must be a list.", "functions")
+        tools = read_tools([{"function": function} for function in legacy], "functions")
+    if body.get("function_call") is not None:
+        choice, name = tool_choice(body["function_call"], tools, "function_call")
     return request_of(
         body,
         messages=tuple(read_message(message, f"messages[{n}]") for n, message in enumerate(messages)),
@@ -26,23 +34,23 @@ def parse(body: Body) -> ModelRequest:
         top_logprobs=(integer_of(body, "top_logprobs", 0) or 0) if flag_of(body, "logprobs") else None,
         tool_choice=choice,
         tool_name=name,
-        parallel=flag_of(body, "parallel_tool_calls", True),
+        parallel=not legacy and flag_of(body, "parallel_tool_calls", True),
     )
 
 
-def tool_choice(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str]:
+def tool_choice(value: Any, tools: tuple[ToolSchema, ...], param: str = "tool_choice") -> tuple[str, str]:
     """(choice, name) of `tool_choice`, nested or flat. Raises RequestError."""
     if value is None or value in ("auto", "none"):
         return value or "auto", ""
     if value in ("required", "any"):
         if not tools:
-            raise bad(f"tool_choice is {value!r} in a request without tools.", "tool_choice")
+            raise bad(f"{param} is {value!r} in a request without tools.", param)
         return "required", ""
     if isinstance(value, Mapping):
         inner = value.get("function", value)
         name = inner.get("name") if isinstance(inner, Mapping) else None
-        return "function", chosen_tool(name, tools)
-    raise bad("tool_choice must be none, auto, required, or an object that names a function.", "tool_choice")
+        return "function", chosen_tool(name, tools, param)
+    raise bad(f"{param} must be none, auto, required, or an object that names a function.", param)
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
@@ -67,7 +75,9 @@ def _head(reply: Reply, kind: str) -> dict[str, Any]:
 
 def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text or (None if choice.calls else "")}
-    message |= _reasoning(choice) | ({"tool_calls": _calls(choice)} if choice.calls else {})
+    message |= _reasoning(choice)
+    if choice.calls:
+        message |= _called(request, choice) or {"tool_calls": _calls(choice)}
     return {"index": index, "message": message, **_ending(request, choice)}
 
 
@@ -82,9 +92,18 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
     ]
 
 
+def _called(request: ModelRequest, choice: Choice) -> dict[str, Any]:
+    """The call of a request with `functions`, the form before `tools`; empty for any other."""
+    if not (request.raw.get("functions") and choice.calls):
+        return {}
+    call = choice.calls[0]
+    return {"function_call": {"name": call.name, "arguments": call.arguments}}
+
+
 def _ending(request: ModelRequest, choice: Choice) -> dict[str, Any]:
     logprobs = None if request.top_logprobs is None else {"content": [_token(token) for token in choice.tokens]}
-    return ending(request, choice, logprobs)
+    found = ending(request, choice, logprobs)
+    return found | {"finish_reason": "function_call"} if _called(request, choice) else found
 
 
 def _token(token: Token) -> dict[str, Any]:
@@ -106,7 +125,9 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
         yield chunk(_reasoning(choice))
     if choice.text:
         yield chunk({"content": choice.text})
-    for number, call in enumerate(_calls(choice)):
+    if called := _called(request, choice):
+        yield chunk(called)
+    for number, call in enumerate(() if called else _calls(choice)):
         yield chunk({"tool_calls": [{"index": number, **call}]})
     yield chunk({}, **_ending(request, choice))
     yield from last_events(request, reply, head)

@@ -12,6 +12,7 @@ from agentrl_cli.agents.gateway.dialects.base import (
     integer_of,
     model_of,
     openai_error,
+    refuse_fields,
     sampling_of,
     schema_of,
     session_of,
@@ -29,9 +30,7 @@ REFUSED = ("conversation", "prompt", "background")
 
 def parse(body: Body) -> ModelRequest:
     """A responses body. Raises RequestError."""
-    for name in REFUSED:
-        if body.get(name):
-            raise bad(f"{name} is not served.", name, "unsupported_parameter")
+    refuse_fields(body, REFUSED)
     tools = read_tools(body.get("tools"))
     choice, name = tool_choice(body.get("tool_choice"), tools)
     text = body.get("text")
