@@ -24,8 +24,8 @@ from agentrl_cli.cluster.relay import Delivery
 from agentrl_cli.errors import AgentRLError, RunFailed
 from agentrl_cli.rollout.recorder import Recorder
 
-STARTING = 300.0
-"""Seconds that a worker may take to start and to load its model."""
+STARTING = 3600.0
+"""Seconds that a worker may take to start and to load its model. One that ends is noticed at once."""
 STOPPING = 10.0
 """Seconds that cancelled episodes and a closing worker may take."""
 

@@ -35,8 +35,8 @@ PACKAGES = {"verifiers": "verifiers uv", "inspect": "inspect_ai openai"}
 """What has to be installed where it runs."""
 TAIL = 4000
 """Characters of a program's stderr that are kept."""
-STARTING = 300.0
-"""Seconds that a program has to load what it runs."""
+STARTING = 3600.0
+"""Seconds that a program has to load what it runs. One that ends is noticed at once."""
 ENDING = 5.0
 """Seconds that a program has to end once its stdin is closed."""
 

@@ -192,7 +192,7 @@ def place() -> Path | None:
         if made is None:
             continue
         try:
-            done = subprocess.run(made.command(["true"]), capture_output=True, check=False, timeout=10)
+            done = subprocess.run(made.command(["true"]), capture_output=True, check=False)
             if done.returncode == 0 and (box := made.take(64 << 20)):
                 with made.files(box):
                     return parent

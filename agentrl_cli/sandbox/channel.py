@@ -13,10 +13,10 @@ from typing import Any
 from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.paths import sandbox_dir
 
-GRACE = 5.0
-"""Seconds beyond the wall limit after which the host gives up a box."""
-START = 20.0
-"""Seconds a runner may take to come up on a busy machine."""
+GRACE = 15.0
+"""Seconds beyond the wall limit after which the host gives up a box; on a busy machine its answer is late."""
+START = 600.0
+"""Seconds that a runner may take to come up. One that ends is noticed at once."""
 
 
 @cache

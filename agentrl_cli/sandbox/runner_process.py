@@ -26,7 +26,7 @@ from agentrl_cli.sandbox.results import Limits
 
 AT_ONCE = 4
 """Executions at once for each runner: some sleep, and the rest share the cores."""
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds without an answer to a ping after which a runner counts as stuck: on a busy machine they are slow."""
 _BOX_OWN = 64
 """MiB for a box itself: its init, and the pages that its processes copy."""

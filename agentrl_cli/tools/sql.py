@@ -221,7 +221,7 @@ def _in_place(path: Path) -> str:
 def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
     """trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
     texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in (value, characters)]
-    return None if None in texts else strip(str(texts[0]), str(texts[1]))
+    return None if None in texts else strip(str(texts[0]), "".join(set(str(texts[1]))))
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:

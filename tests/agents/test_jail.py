@@ -18,7 +18,7 @@ from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.types import Outcome
 from tests.agents.test_runners import pack_of, play
 
-COMMAND = {"command": ["python", "agent.py"], "sandbox": True, "timeout": 30}
+COMMAND = {"command": ["python", "agent.py"], "sandbox": True, "timeout": 600}
 jailed = pytest.mark.skipif(bool(unavailable()), reason=f"no jail starts here: {unavailable()[:100]}")
 
 PROGRAM = """
@@ -79,7 +79,7 @@ ENDS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
     "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "exit status 137"),
     "memory": ("x = bytearray(3 << 30)", Outcome.AGENT_ERROR, "MemoryError"),
-    "hangs": ("import time\ntime.sleep(60)", Outcome.AGENT_TIMEOUT, "2 s"),
+    "hangs": ("import time\ntime.sleep(3600)", Outcome.AGENT_TIMEOUT, "2 s"),
     "missing": ("", Outcome.AGENT_ERROR, "nowhere could not be started in the sandbox"),
 }
 
@@ -88,7 +88,7 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 async def test_every_way_a_program_in_the_sandbox_can_end(tmp_path: Path, name: str) -> None:
     code, outcome, text = ENDS[name]
-    spec = {**COMMAND, "timeout": 2.0 if name == "hangs" else 30}
+    spec = {**COMMAND, "timeout": 2.0 if name == "hangs" else 600}
     if name == "missing":
         spec["command"] = ["nowhere"]
     episode = await play(pack_of(tmp_path, code, spec))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ CLIENT = """\
 import httpx2, json
 
 def ask(base_url, api_key, messages, **more):
-    with httpx2.Client(trust_env=False, verify=False, timeout=30) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:
         answer = client.post(f"{base_url}/chat/completions", headers={"authorization": f"Bearer {api_key}"},
                              json={"model": "gpt-4o", "messages": messages, **more})
     answer.raise_for_status()
@@ -121,7 +120,7 @@ async def test_many_agents_at_once_keep_their_own_episodes(tmp_path: Path) -> No
 
 ASYNC = """
 async def agent(task, base_url, api_key, model, emit_reward):
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
         body = {"model": model, "messages": list(task.prompt)}
         answer = await client.post(f"{base_url}/chat/completions", json=body)
         answer.raise_for_status()
@@ -216,13 +215,20 @@ async def test_limits_that_refuse_a_call_are_scored_as_in_our_own_loop(tmp_path:
 
 @pytest.mark.parametrize("style", ["def", "async def"])
 async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
-    """Its straggling calls are refused, and its episode is masked."""
+    """Nobody waits for it, and its episode is masked."""
+    mark = tmp_path / "over"
     wait = "time.sleep" if style == "def" else "await asyncio.sleep"
-    code = f"import asyncio, time\n{style} agent(task, base_url, api_key):\n    {wait}(1.0)\n    print(base_url)\n"
-    started = time.monotonic()
-    episode = await play(pack_of(tmp_path, code, {"function": "agent.py:agent", "timeout": 0.2}))
+    code = f"""
+import asyncio, os, time
+{style} agent(task, base_url, api_key):
+    while not os.path.exists({str(mark)!r}):
+        {wait}(0.02)
+"""
+    try:
+        episode = await play(pack_of(tmp_path, code, {"function": "agent.py:agent", "timeout": 0.2}))
+    finally:
+        mark.touch()
     assert episode.outcome is Outcome.AGENT_TIMEOUT and "0.2 s" in episode.error
-    assert time.monotonic() - started < 0.9
 
 
 async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: P
 
     (address,) = load_file(tmp_path / "agent.py").SEEN
     body = {"messages": [{"role": "user", "content": "x"}]}
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
         assert (await client.post(f"{address}/chat/completions", json=body)).status_code == 409
         root = address.partition("/e/")[0]
         assert (await client.post(f"{root}/e/ep-guess/v1/chat/completions", json=body)).status_code == 401
@@ -323,7 +329,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_every_way_a_program_can_end(tmp_path: Path, name: str) -> None:
     code, outcome, text = PROGRAMS[name]
-    episode = await play(pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 20}))
+    episode = await play(pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 600}))
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
 
 
@@ -332,15 +338,13 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     code = f"""
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 open({str(mark)!r}, "a").write(f"{{child.pid}}\\n")
 """
-    ends = pack_of(tmp_path / "ends", code, {**COMMAND, "timeout": 20})
-    hangs = pack_of(tmp_path / "hangs", code + "time.sleep(60)", {**COMMAND, "timeout": 2.0})
-    started = time.monotonic()
+    ends = pack_of(tmp_path / "ends", code, {**COMMAND, "timeout": 600})
+    hangs = pack_of(tmp_path / "hangs", code + "time.sleep(3600)", {**COMMAND, "timeout": 2.0})
     for pack in (ends, hangs):
         await play(pack)
-    assert time.monotonic() - started < 15
     for pid in map(int, mark.read_text().split()):
         assert await soon(lambda pid=pid: not alive(pid))  # type: ignore[misc]
 
@@ -348,8 +352,8 @@ open({str(mark)!r}, "a").write(f"{{child.pid}}\\n")
 async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
     """As by Ctrl-C: the episode is stored as cancelled, and the program is killed."""
     mark = tmp_path / "pid"
-    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    pack = pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 60})
+    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)"
+    pack = pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 600})
     with Store.open(tmp_path / "store.db") as store:
         playing = asyncio.ensure_future(play(pack, store=store))
         while not (mark.is_file() and mark.read_text()):
@@ -365,8 +369,8 @@ async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
 async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
     """Nor if signal 9 leaves it no time to end what it started."""
     mark = tmp_path / "pid"
-    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 60})
+    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)"
+    pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 600})
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tests.agents.test_runners import play\n"
         "from agentrl_cli.tasks import load_pack\nasyncio.run(play(load_pack(Path(sys.argv[1]))))"

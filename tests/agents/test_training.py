@@ -21,7 +21,7 @@ import httpx2
 def agent(task, base_url, api_key, model):
     body = {"model": model, "messages": list(task.prompt)}
     headers = {"authorization": f"Bearer {api_key}"}
-    with httpx2.Client(trust_env=False, verify=False, timeout=60) as client:  # without TLS it is cheap to make
+    with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:  # without TLS it is cheap to make
         client.post(f"{base_url}/chat/completions", json=body, headers=headers).raise_for_status()
 """
 SETTINGS = {"agent": "agent.py:agent"}

@@ -122,7 +122,7 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
     for name in ("report", "export"):
         done = subprocess.run(
             [*browser(tmp_path / name), "--dump-dom", "--virtual-time-budget=2000", pages[name].as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
+            capture_output=True, text=True, check=True,
         )  # fmt: skip
         found = Tags(done.stdout)  # the page as its own script drew it
         assert "<title>agentrl" in done.stdout and "owned</title>" not in done.stdout

@@ -298,7 +298,7 @@ async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> 
         await pilot.press("R")
         assert "re-roll from turn 2" in await until_text(pilot, "run its tool calls again")
         await pilot.press("1")
-        await until(pilot, lambda: "done" in visible(pilot.app).splitlines()[0], seconds=30)
+        await until(pilot, lambda: "done" in visible(pilot.app).splitlines()[0])
         text = visible(pilot.app)
         assert "same" in text and "REWARD" in text and "advantage" in text
         await pilot.press("q")

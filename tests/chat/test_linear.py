@@ -12,7 +12,7 @@ from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.parsers.verl_tool import PARSER as VERL_TOOL
 from agentrl_cli.chat.thinking import spaced, squeezed
 from tests.helpers.chat import schema
-from tests.helpers.growth import LINEAR, growth
+from tests.helpers.growth import exponent
 
 TOOLS = [schema("say", {"text": "string"}), schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
 
@@ -22,7 +22,7 @@ TOOLS = [schema("say", {"text": "string"}), schema("python", {"code": "string"})
     ["<python>", "</python>", "<bash>", "```python\n", "``` ", "```input\n", "\n```", "<mcp_call>", "<sql>x</sql>"],
 )
 def test_a_text_of_tags_is_read_in_linear_time(unit: str) -> None:
-    assert growth(lambda n: parse_text(unit * n, VERL_TOOL, TOOLS), 500) < LINEAR
+    assert exponent(lambda n: parse_text(unit * n, VERL_TOOL, TOOLS), 500) < 1.5
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -31,18 +31,18 @@ def test_many_calls_are_read_in_linear_time(name: str) -> None:
     parser = load_parser(name)
     example = parser.example("say", {"text": "1"})
     for unit in (*parser.markers[:2], example):
-        found = growth(lambda n, unit=unit: parse_text(unit * n, parser, TOOLS), 150, tries=2)  # type: ignore[misc]
-        assert found < LINEAR, unit
+        found = exponent(lambda n, unit=unit: parse_text(unit * n, parser, TOOLS), 150)  # type: ignore[misc]
+        assert found < 1.5, unit
 
 
 def test_white_space_is_read_in_linear_time() -> None:
     for work in (squeezed, spaced, lambda text: without_echo(assistant_message(text, (), None))):
-        assert growth(lambda n, work=work: work(" " * n + "x"), 1000) < LINEAR  # type: ignore[misc]
+        assert exponent(lambda n, work=work: work(" " * n + "x"), 1000) < 1.5  # type: ignore[misc]
 
 
 def test_names_of_tools_are_compared_in_linear_time() -> None:
     tools = [{"name": f"t{n}"} for n in range(16 * 400)]
-    assert growth(lambda n: read_tools(tools[:n]), 400) < LINEAR
+    assert exponent(lambda n: read_tools(tools[:n]), 400) < 1.5
     with pytest.raises(RequestError, match="two functions named 't3'"):
         read_tools([*tools[:9], tools[3]])
 

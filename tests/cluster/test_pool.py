@@ -46,6 +46,7 @@ from agentrl_cli.types import (
     Turn,
 )
 from tests.helpers.cluster import Play, ScriptedLink, copy_of
+from tests.helpers.processes import soon
 from tests.helpers.train import settings, write_pack
 
 CHAT = Chat(ByteTokenizer())
@@ -158,9 +159,8 @@ async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves
         late = RemoteWorker(1, lambda: Slow(copy_of(Episode("e", "t", "p"))), pool.workers[0].setup)
         pool.workers = [*pool.workers, late]
         admitted = asyncio.ensure_future(pool._admit(late))
-        await asyncio.sleep(0.01)
-        async with asyncio.timeout(5):
-            await pool.publish("v1", None)
+        await soon(lambda: bool(Slow.sent))
+        await pool.publish("v1", None)
         assert not late.ready
         Slow.go.set()
         await admitted
@@ -214,9 +214,8 @@ async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(t
     loaded = load_policy("scripted", config, base=project)
     packs: dict[str, Any] = load_packs(["."], base=project)
     with pytest.raises(ModelError, match=r"Worker 0: .*model"):
-        async with asyncio.timeout(100):
-            async with open_pool(config, project, loaded, packs):
-                pass
+        async with open_pool(config, project, loaded, packs):
+            pass
 
 
 def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:

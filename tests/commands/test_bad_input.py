@@ -173,7 +173,7 @@ def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
     """`train --watch` in a fresh project looks at a file that exists but is not a store yet."""
     db, log = tmp_path / "agentrl.db", tmp_path / "log"
     log.write_text("it broke\n")
-    process = subprocess.Popen(["sleep", "20"])
+    process = subprocess.Popen(["sleep", "3600"])
 
     def make() -> None:
         db.touch()

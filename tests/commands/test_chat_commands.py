@@ -66,7 +66,7 @@ def chatting(tmp_path: Path) -> Callable[..., Any]:
         app = AgentApp(db, lambda reader: ChatScreen(reader, client))
         async with app.run_test(notifications=True, size=(120, 60)) as pilot:
             assert "loading the model" in visible(app)
-            await until(pilot, lambda: "your turn" in visible(app), seconds=30)
+            await until(pilot, lambda: "your turn" in visible(app))
             yield Chatting(pilot, db)
 
     return start

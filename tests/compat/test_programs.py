@@ -22,6 +22,7 @@ from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.types import Outcome, Task
 from tests.helpers.gateway import call
+from tests.helpers.processes import soon
 
 CHAT = Chat(ByteTokenizer())
 
@@ -44,7 +45,8 @@ class Worker:
         if request["sample"] == 0:
             raise ValueError("a broken sample")
         if request["sample"] == 1:
-            await asyncio.sleep(60)
+            open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "begun"), "w").close()
+            await asyncio.sleep(3600)
         if request["sample"] == 2:
             print("last words", file=sys.stderr, flush=True)
             os._exit(3)
@@ -61,7 +63,6 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
     foreign = Foreign(str(tmp_path / "worker.py"), "package")
     slow = Foreign(str(tmp_path / "worker.py"), "package", task=str(tmp_path / "ready"))
     loading = asyncio.ensure_future(asyncio.to_thread(slow.rows, 1))
-    await asyncio.sleep(0.1)
     assert [row["sample"] for row in foreign.rows(2)] == [0, 1], "it does not wait for one that loads"
     assert not loading.done()
     (tmp_path / "ready").touch()
@@ -72,8 +73,11 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
 
     with pytest.raises(EnvError, match="ValueError: a broken sample"):
         await play(0)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(play(1), 0.2)
+    stopped = asyncio.create_task(play(1))
+    await soon((tmp_path / "begun").exists)
+    stopped.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopped
     # In a process of its own each run is the first; in one process those before it are counted.
     assert await play(3) == (0.25 if forked else 0.75)
     with pytest.raises(EnvError, match="its process died" if forked else "last words"):

@@ -54,7 +54,7 @@ class Page:
         self._count += 1
         answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": self._count, "method": method, "params": params})
-        return await asyncio.wait_for(answer, 60)
+        return await answer
 
     async def key(self, text: str) -> None:
         """Presses and releases a key that types `text`."""
@@ -66,12 +66,10 @@ class Page:
         return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for a condition; fails the test with `what` after a minute."""
-        for _ in range(1200):
-            if condition():
-                return
+        """Wait for a condition; fail with `what` as soon as a script of the page has failed."""
+        while not condition():
+            assert not self.errors, f"{what}; errors of the page: {self.errors}"
             await asyncio.sleep(0.05)
-        pytest.fail(f"{what}; errors of the page: {self.errors}")
 
 
 @contextlib.asynccontextmanager
@@ -85,9 +83,9 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
     )
     try:
         where = folder / "DevToolsActivePort"
-        async with asyncio.timeout(60):
-            while not where.is_file() or "\n" not in where.read_text():
-                await asyncio.sleep(0.05)
+        while not where.is_file() or "\n" not in where.read_text():
+            assert process.returncode is None, "the browser has ended"
+            await asyncio.sleep(0.05)
         port = where.read_text().split()[0]
         async with aiohttp.ClientSession() as session:
             tabs = await (await session.get(f"http://127.0.0.1:{port}/json/list")).json()

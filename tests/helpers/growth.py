@@ -1,23 +1,25 @@
-"""How work grows with its size, told without a clock on the wall: two sizes, in one run, by CPU time."""
+"""How the cost of work grows with its size, which a slow machine does not change."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
-TIMES = 16
-"""How many times larger the second size is."""
-LINEAR = 64
-"""Growth that no linear work reaches (16, and twice that by chance) and quadratic work exceeds (256)."""
+ROUNDS = 8
+"""The least of so many measurements counts for each size: what others take from the processor only adds."""
 
 
-def growth(work: Callable[[int], object], size: int, tries: int = 3) -> float:
-    """How many times more CPU time `work(16 * size)` takes than `work(size)`, by the best of some tries."""
-    small, large = (min(_cpu(work, n) for _ in range(tries)) for n in (size, TIMES * size))
-    return large / max(small, 1e-6)
-
-
-def _cpu(work: Callable[[int], object], size: int) -> float:
-    began = time.process_time()
-    work(size)
-    return time.process_time() - began
+def exponent(work: Callable[[int], object], size: int, times: int = 8) -> float:
+    """Return the power of the size with which CPU time grows up to `times` as much: 1 is linear, 2 quadratic."""
+    least = {size: math.inf, times * size: math.inf}
+    found = math.inf
+    for _ in range(ROUNDS):
+        for each, before in least.items():
+            began = time.thread_time()
+            work(each)
+            least[each] = min(before, time.thread_time() - began)
+        found = math.log(max(least[times * size], 1e-9) / max(least[size], 1e-9), times)
+        if found < 1.2:
+            break
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -125,7 +124,8 @@ class StandIn:
         self.forgets_at: set[int] = set()
         """Numbers of generations before which it is restarted between two requests."""
         self.generated = 0
-        self.down_until = 0.0
+        self.down = False
+        """Whether it drops every connection."""
         self.restart()
 
     def restart(self) -> None:
@@ -146,7 +146,7 @@ class StandIn:
         )
 
     async def handle(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        if time.monotonic() < self.down_until:
+        if self.down:
             raise ConnectionResetError
         self.paths.append(path)
         if "Authorization: Bearer k" not in body["_headers"]:
@@ -180,7 +180,8 @@ class StandIn:
         self.generated += 1
         if self.generated in self.dies_at:
             self.restart()
-            self.down_until = time.monotonic() + 0.1
+            self.down = True
+            asyncio.get_running_loop().call_later(0.1, setattr, self, "down", False)
             raise ConnectionResetError
         if self.generated in self.forgets_at:
             self.restart()

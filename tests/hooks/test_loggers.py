@@ -184,7 +184,7 @@ class Hanging(Logger):
         self.go = threading.Event()
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
-        self.go.wait(30)
+        self.go.wait()
 
 
 async def test_a_failing_logger_never_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -249,9 +249,8 @@ async def test_a_slow_logger_is_caught_up_within_the_configured_patience(tmp_pat
 def test_a_hanging_logger_holds_nothing_up() -> None:
     logger = Hanging()
     logger.patience = 0.2
-    started = time.monotonic()
     drive(logger, RUN)
-    assert time.monotonic() - started < 5 and "abandoned" in logger.failed
+    assert "abandoned" in logger.failed
     logger.go.set()
 
 

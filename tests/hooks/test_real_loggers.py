@@ -52,7 +52,6 @@ def leveldb_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
             joined = b""
 
 
-@pytest.mark.timeout(4 * SLOW)
 def test_wandb_offline(folder: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     from wandb.proto import wandb_internal_pb2
@@ -61,10 +60,9 @@ def test_wandb_offline(folder: Path) -> None:
     logger.patience = SLOW
     drive(logger, run_in(folder))
     assert logger.failed == ""
-    deadline = time.monotonic() + SLOW  # wandb's own process may write the file after `finish` has returned
     records: list[Any] = []
-    while not any(r.WhichOneof("record_type") == "exit" for r in records) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    while not any(r.WhichOneof("record_type") == "exit" for r in records):
+        time.sleep(0.1)  # wandb's own process may write the file after `finish` has returned
         records = []
         written = [path.read_bytes() for path in folder.glob("wandb/offline-run-*/*.wandb")]
         for data in itertools.chain.from_iterable(map(leveldb_records, written)):

@@ -136,9 +136,12 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     processes = [context.Process(target=rank_process, args=(rank, *given)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(120)
-        process.kill()
+    try:
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            process.kill()
     errors = [path.read_text() for path in tmp_path.glob("report.*")]
     assert report.is_file(), "\n".join(errors) or "a rank hung"
     far = json.loads(report.read_text())

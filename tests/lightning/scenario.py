@@ -94,7 +94,7 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
     await asyncio.sleep(0.5)
     said.append(await state(one.rollout_id))
     await store.update_attempt(two.rollout_id, order[0].attempt.attempt_id, status="succeeded")
-    ended = await store.wait_for_rollouts(rollout_ids=[two.rollout_id], timeout=1)
+    ended = await store.wait_for_rollouts(rollout_ids=[two.rollout_id], timeout=600)
     said.append([ended[0].status, await state(two.rollout_id)])
     await store.update_rollout(three.rollout_id, status="cancelled", metadata=None)
     said.append(await state(three.rollout_id))

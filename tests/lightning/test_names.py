@@ -42,7 +42,7 @@ MISSING = """
 def run(python: str, module: str) -> dict[str, Any]:
     """The scenario's answers of a package."""
     command = [python, str(Path(scenario.__file__)), module]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=100)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
@@ -125,7 +125,7 @@ def agent(task, llm):
 async def learn(*, store, train_dataset, **given):
     await store.add_resources({"llm": agl.LLM(endpoint="http://none/v1", model="m")})
     rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
-    ended = await store.wait_for_rollouts(rollout_ids=[one.rollout_id for one in rollouts], timeout=60)
+    ended = await store.wait_for_rollouts(rollout_ids=[one.rollout_id for one in rollouts])
     spans = [await store.query_spans(one.rollout_id) for one in ended]
     print([one.status for one in ended], [agl.find_final_reward(found) for found in spans], flush=True)
 
@@ -149,7 +149,7 @@ def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
         )
         for role in ("algorithm", "runner")
     ]
-    said = [side.communicate(timeout=90)[0] for side in sides]
+    said = [side.communicate()[0] for side in sides]
     assert said[0].strip() == "['succeeded', 'succeeded', 'succeeded'] [0.0, 1.0, 2.0]"
     assert [side.returncode for side in sides] == [0, 0]
 
@@ -171,5 +171,5 @@ try: agentrl_cli.lightning.alias.register()
 except ImportError as error: print(error)
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.startswith("The real agentlightning was imported before"), done.stderr

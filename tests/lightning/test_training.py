@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(llm: agl.LLM, text: str) -> Any:
     """One chat completion, as a client of the user's own would make it, with vLLM's field for token ids."""
     body = {"model": llm.model, "messages": [{"role": "user", "content": text}], "return_token_ids": True}
-    with httpx2.Client(trust_env=False, verify=False, timeout=60) as client:
+    with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:
         answer = client.post(f"{llm.endpoint}/chat/completions", json=body, headers={"authorization": "Bearer dummy"})
     return answer.raise_for_status().json()
 

@@ -120,7 +120,7 @@ async def test_an_outsiders_policy_is_served(tmp_path: Path, model: Path) -> Non
     async with open_server(Config.model_validate(given), base=tmp_path, db=tmp_path / "a.db") as server:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         transport = httpx2.ASGITransport(app=server.app({"test"}))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, answer.text
             refused = await client.post("/v1/models", json={"id": "one", "adapter": "one"})

@@ -72,7 +72,7 @@ async def test_a_fault_in_the_middle_is_a_message(
         address = url if kind == "vllm" else url.removesuffix("/v1")
         remote: dict[str, Any] = {"backend": kind, "url": address, "api_key_env": "SERVER_KEY"}
         remote |= {"model": "absent" if fault == "wrong model" else "base"}
-        remote |= {"timeout": 0.5, "retries": 0, "patience": 0}
+        remote |= {"timeout": 0.5 if fault == "hangs" else 600, "retries": 0, "patience": 0}
         adapter = {"enabled": False}
         write_project(tmp_path, model, remote=remote, adapter=adapter, rollout={"concurrency": 2}, train={"steps": 4})
         more = ["-n", "8"] if command == "rollout" else []
@@ -111,19 +111,19 @@ async def silent() -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
 async def test_an_episode_that_is_cut_off_is_cut_off_at_the_server_too() -> None:
     """vLLM and SGLang stop sampling for a client that has disconnected; and no thread waits for the answer."""
     async with silent() as (url, asked, left):
-        policy = VLLMPolicy(url, "m", timeout=60)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await policy.generate("a", [1, 2], Sampling())
-        await asyncio.wait_for(left.wait(), 5)
+        policy = VLLMPolicy(url, "m")
+        cut_off = asyncio.create_task(policy.generate("a", [1, 2], Sampling()))
+        await asked.wait()
+        cut_off.cancel()
+        await left.wait()
         asked.clear()
         left.clear()
         running = asyncio.create_task(policy.generate("b", [1, 2], Sampling()))
-        await asyncio.wait_for(asked.wait(), 5)
+        await asked.wait()
         await policy.close()  # the run is over: an interpreter that ends waits for its threads
         with pytest.raises(PolicyError, match="cannot be reached"):
-            await asyncio.wait_for(running, 5)
-        await asyncio.wait_for(left.wait(), 5)
+            await running
+        await left.wait()
 
 
 async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,32 +56,31 @@ def remote(url: str) -> list[str]:
     return [word for text in said for word in ("--set", text)]
 
 
-async def chat(url: str, db: Path) -> tuple[list[dict[str, Any]], float]:
-    """(events, seconds) of a chat in which one thing is said."""
-    begin = time.monotonic()
+async def chat(url: str, db: Path) -> list[dict[str, Any]]:
+    """Return the events of a chat in which one thing is said."""
     _, events = await serve([{"op": "user", "text": "hi"}], "--pack", "calc-task", "--db", str(db), *remote(url))
-    return events, time.monotonic() - begin
+    return events
 
 
 async def test_no_process_listens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
-    (event,), seconds = await chat(url, tmp_path / "c.db")
+    (event,) = await chat(url, tmp_path / "c.db")
     assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: Connection refused."
-    assert "remote.url" in event["hint"] and "--model tiny" in event["hint"] and seconds < 4, seconds
+    assert "remote.url" in event["hint"] and "--model tiny" in event["hint"]
 
 
 async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
     async with falling_silent(0) as url:
-        (event,), seconds = await chat(url, tmp_path / "c.db")
+        (event,) = await chat(url, tmp_path / "c.db")
     assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: no answer for 4 s."
-    assert "loads its model" in event["hint"] and seconds < 9, seconds
+    assert "loads its model" in event["hint"]
 
 
 async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> None:
     async with falling_silent(1) as url:
-        events, seconds = await chat(url, tmp_path / "c.db")
+        events = await chat(url, tmp_path / "c.db")
     (event,) = [event for event in events if event["ev"] == "error"]
-    assert "no answer for 4 s" in event["message"] and events[-1]["ev"] == "idle" and seconds < 14, seconds
+    assert "no answer for 4 s" in event["message"] and events[-1]["ev"] == "idle"
 
 
 async def test_a_what_if_with_a_server_that_is_not_there(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from tests.helpers.remote import SILENT
 from tests.helpers.train import STOP, trainer_of, write_model
 
 VLLM = os.environ.get("AGENTRL_VLLM", "")
-STARTING = 180.0  # seconds
 pytestmark = pytest.mark.skipif(not VLLM, reason="AGENTRL_VLLM names no vllm to start")
 
 
@@ -44,9 +43,8 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=inherited | extra) as process:
         try:
-            ends = time.monotonic() + STARTING
             while not _healthy(f"http://127.0.0.1:{port}/health"):
-                assert process.poll() is None and time.monotonic() < ends, log.read_text()[-2000:]
+                assert process.poll() is None, log.read_text()[-2000:]
                 time.sleep(0.5)
             url = f"http://127.0.0.1:{port}/v1"
             yield {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
@@ -56,7 +54,7 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
 
 def _healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

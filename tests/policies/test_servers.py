@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.policies.remote.policy import VLLMPolicy
 from agentrl_cli.policies.remote.servers import Servers
 from agentrl_cli.types import Generation, Sampling
+from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
@@ -51,15 +51,14 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         said = [await turn(policy, key) for key in ("a", "b", "a", "b", "a")]
         stands.sort(key=lambda one: -one.generated)
         assert [one.generated for one in stands] == [3, 2], "an episode stays on its server"
-        stands[0].down_until = time.monotonic() + 0.6
+        stands[0].down = True
         said += await asyncio.gather(turn(policy, "a"), turn(policy, "c"))
         assert stands[1].generated == 4 and policy.describe() == "vllm on 2 servers, 1 of them unreachable"
         moved = policy.take_metrics()  # c may begin on either server
         assert moved["remote/servers"] == 1.0 and moved["remote/moved_turns"] in (1.0, 2.0)
         policy._folder, policy.weights_version = model, "run@1"  # published while the first was lost
-        ends = time.monotonic() + 10
-        while len(policy.reachable) < 2 and time.monotonic() < ends:
-            await asyncio.sleep(0.05)
+        stands[0].down = False
+        await soon(lambda: len(policy.reachable) == 2)
         assert "/collective_rpc" in stands[0].paths, "it has the present weights before it gets a turn"
         said += [await turn(policy, key) for key in ("a", "d")]
         assert [one.generated for one in stands] == [4, 5], "a stays where it moved to; a new episode evens out"
@@ -68,7 +67,7 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         await slow.close()
         assert all(one == said[0] for one in said), "the seed decides, not the server"
         for one in stands:
-            one.down_until = time.monotonic() + 60
+            one.down = True
         policy.patience = 0.3
         with pytest.raises(PolicyError, match="None of 2 servers can be reached"):
             await turn(policy, "e")

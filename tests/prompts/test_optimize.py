@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.prompts.apo import block
 from agentrl_cli.store import Store
 from agentrl_cli.tasks.texts import lost
+from tests.helpers.processes import comes
 from tests.helpers.train import start, write_model
 from tests.helpers.web import completion, served
 
@@ -117,9 +117,7 @@ def test_a_killed_search_makes_nothing_again(project: Path, capfd: pytest.Captur
     args = optimize(project, "--method", "apo", "--budget", "200", "--json")
     started = start(project, *args, before=slowly)
     db = project / "runs" / "agentrl.db"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and count(db) < 25:
-        time.sleep(0.05)
+    assert comes(lambda: count(db) >= 25, started.process.is_alive)
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.join()
     before = count(db)

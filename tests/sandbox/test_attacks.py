@@ -310,7 +310,7 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
         assert comes(lambda: len(_sleepers()) == 3), _sleepers()
         host.send_signal(number)
-        host.wait(10)
+        host.wait()
     folders = Path(tempfile.gettempdir())
     assert comes(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
 

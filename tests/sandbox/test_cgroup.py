@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from agentrl_cli.sandbox import cgroup, launch, owner
 from agentrl_cli.sandbox.cgroup import Cgroup
+from tests.helpers.processes import comes
 
 FILES = {
     "cgroup.procs": "", "cgroup.subtree_control": "", "memory.max": "max\n", "memory.swap.max": "max\n",
@@ -89,7 +89,7 @@ def _read(folder: Path, *names: str) -> list[str]:
 
 def _dead_owner() -> str:
     """The name of a process that lives no more."""
-    with subprocess.Popen(["sleep", "60"]) as left:
+    with subprocess.Popen(["sleep", "3600"]) as left:
         name = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
         left.kill()
     return name
@@ -101,10 +101,10 @@ def test_a_sweep_ends_what_is_in_a_cgroup_of_version_two(parent: Path) -> None:
     assert group is not None and own is not None
     box = group.take(1 << 26)
     assert box is not None
-    with subprocess.Popen(["sleep", "60"]) as hog:
+    with subprocess.Popen(["sleep", "3600"]) as hog:
         (box / "cgroup.procs").write_text(f"{hog.pid}\n")
         assert cgroup.sweep(parent) == 0  # these files do not notice its end, and the next start looks again
-        assert hog.wait(5) == -signal.SIGKILL
+        assert hog.wait() == -signal.SIGKILL
     (box / "cgroup.procs").write_text("")
     assert cgroup.sweep(parent) == 1
     assert not group.folder.exists() and own.folder.exists()
@@ -142,21 +142,18 @@ def test_processes_join_and_are_ended_in_the_kernels_version_two(mounted: Path) 
     group = Cgroup(mounted / f"agentrl-runner-{_dead_owner()}-1")
     (group.folder / "runner").mkdir(parents=True)
     (box := group.folder / "box1").mkdir()
-    runner = subprocess.Popen(group.command(["sleep", "60"]))
-    joiner = "import os, sys, time; os.write(int(sys.argv[1]), b'0'); print(flush=True); time.sleep(60)"
+    runner = subprocess.Popen(group.command(["sleep", "3600"]))
+    joiner = "import os, sys, time; os.write(int(sys.argv[1]), b'0'); print(flush=True); time.sleep(3600)"
     with Cgroup.files(box) as fds:
         inside = subprocess.Popen(["python3", "-c", joiner, str(fds[0])], pass_fds=fds, stdout=subprocess.PIPE)
     with runner, inside:
         assert inside.stdout is not None and inside.stdout.readline() == b"\n"
-        for _ in range(200):
-            if (group.folder / "runner" / "cgroup.procs").read_text():
-                break
-            time.sleep(0.01)
+        assert comes(lambda: bool((group.folder / "runner" / "cgroup.procs").read_text()))
         assert _read(group.folder / "runner", "cgroup.procs") == [f"{runner.pid}\n"]
         assert _read(box, "cgroup.procs") == [f"{inside.pid}\n"]
         assert not cgroup._delete(group.folder)  # as long as something runs there
         assert cgroup.sweep(mounted) == 1
-        assert runner.wait(5) == inside.wait(5) == -signal.SIGKILL
+        assert runner.wait() == inside.wait() == -signal.SIGKILL
     assert not group.folder.exists()
 
 

@@ -43,7 +43,7 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
         started = {pid: owner.born(str(pid)) for pid in descendants(run.pid)}
         assert any(b"sandbox/main.py" in _line(pid) for pid in started), "episodes run, so a runner does"
         run.send_signal(number)
-        code = run.wait(20)
+        code = run.wait()
     finally:
         run.kill()
         run.wait()
@@ -129,7 +129,7 @@ from agentrl_cli.sandbox.attack_suite import canaries
 async def main():
     async with canaries() as prey:
         print(prey.folder, prey.process.pid, flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
 asyncio.run(main())
 """
 

@@ -120,7 +120,7 @@ async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
     busy = f'import os\nfor _ in range(999):\n    os.system("timeout 0.3 {loop}")\n'
     busy += "    print(sum(os.times()[2:4]), flush=True)"
     for result in (await session.cell(busy), await session.run(busy), await session.bash(as_command(busy))):
-        assert (result.status, result.detail) == (Status.TIMEOUT, "cpu") and result.seconds < 60, result
+        assert (result.status, result.detail) == (Status.TIMEOUT, "cpu"), result
         spent = [float(line) for line in result.stdout.split()]
         assert spent and 0.2 < spent[-1] < 1.2, spent
 

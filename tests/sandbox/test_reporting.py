@@ -197,7 +197,7 @@ def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline().startswith("unix:")
         server.send_signal(signal.SIGINT)
-        _, err = server.communicate(timeout=20)
+        _, err = server.communicate()
     assert "WARNING: Sandbox level bare isolates NOTHING" in err, err
     assert server.returncode == 0
 

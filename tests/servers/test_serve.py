@@ -20,6 +20,7 @@ from agentrl_cli.servers import screens
 from agentrl_cli.servers.screens import make_server
 from agentrl_cli.store import RunRow, Store
 from tests.helpers.browser import tab
+from tests.helpers.processes import soon
 
 aiohttp = pytest.importorskip("aiohttp")
 unused_port = pytest.importorskip("aiohttp.test_utils").unused_port
@@ -64,14 +65,10 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
             async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
                 text = b""
                 while b"served" not in text:
-                    message = await asyncio.wait_for(socket.receive(), 20)
+                    message = await socket.receive()
                     assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
                     text += message.data if isinstance(message.data, bytes) else message.data.encode()
-            for _ in range(400):  # the screen's process ends with its browser
-                if not server.running:
-                    break
-                await asyncio.sleep(0.05)
-            assert server.running == 0
+            assert await soon(lambda: server.running == 0), "the screen's process ends with its browser"
     finally:
         await runner.cleanup()
 
@@ -120,16 +117,16 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     address = process.stdout.readline().strip()
     assert _listens(urlsplit(address).port or 0), "an address that is reported can be opened"
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(address.partition("?")[0], timeout=20)
+        urllib.request.urlopen(address.partition("?")[0])
     cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    with cookies.open(address, timeout=20) as page:
+    with cookies.open(address) as page:
         assert page.status == 200
     second = subprocess.run(
-        [*command, "--port", str(urlsplit(address).port)], capture_output=True, text=True, check=False, timeout=60
+        [*command, "--port", str(urlsplit(address).port)], capture_output=True, text=True, check=False
     )
     assert second.returncode == 2 and "in use" in second.stderr and "Traceback" not in second.stderr
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate()
     assert process.returncode == 0 and out == "" and address.partition("=")[2] not in err
 
 

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,12 +22,13 @@ from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.compat.trl import environment_tools
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.rollout import Job
-from agentrl_cli.servers.tool_server.app import Busy, ToolServer
+from agentrl_cli.servers.tool_server.app import Busy, ToolServer, _boxed
 from agentrl_cli.servers.tool_server.journal import Journal
 from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.tools.remote import connect, remote_tools
 from agentrl_cli.types import Outcome, ToolResult
+from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants
 from tests.helpers.remote import server
 from tests.rollout.test_rollout import call, pack_of, rollout_of
@@ -521,7 +521,7 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
         assert episodes[0].turns[-2].results[0].level in ("ns", "landlock")
     finally:
         server.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(server.wait(), 20) == 0
+        assert await server.wait() == 0
 
 
 async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
                     await asyncio.sleep(0.02)
                 server.send_signal(signal.SIGTERM)
                 assert (await answer)["results"][0]["result"]["text"].strip() == "42"
-                assert await asyncio.wait_for(server.wait(), 20) == 0
+                assert await server.wait() == 0
                 assert journal.execute("SELECT count(result) FROM calls").fetchone()[0] == 2
         assert not [pid for pid in boxes if alive(pid)]
         assert not (tmp_path / "tools.sock").exists()
@@ -606,8 +606,7 @@ async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
             answer = await session.post(f"{address}/get_observation", json=body, headers=head)
             return (await answer.json())["observations"][0]
 
-        started = time.process_time()
+        assert exponent(lambda count: _boxed("\\boxed{" * count), 2_000) < 1.5
         assert await observe("\\boxed{" * 110_000) == "", "a finish without an answer, as in verl-tool"
-        assert time.process_time() - started < 5.0
         assert await observe("so \\boxed{}} and \\boxed{4}") == "}"
         assert await observe("so \\boxed{ 4 } or \\boxed{5}") == "4"

@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from agentrl_cli.store.connection import connect
 from agentrl_cli.store.migration import migrate
 from agentrl_cli.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, Turn, new_id
+from tests.helpers.processes import comes
 
 
 @pytest.fixture
@@ -169,9 +169,7 @@ def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path)
     with Store.open(path) as store:
         store.db.execute(f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}")
         store.journal.add_log(None, "info", "x" * 100_000)
-        end = time.monotonic() + 5
-        while store.buffer.failure is None and time.monotonic() < end:
-            time.sleep(0.05)
+        assert comes(lambda: store.buffer.failure is not None)
         with pytest.raises(StoreError, match="disk is full"):
             store.journal.add_log(None, "info", "y")
         store.db.execute("PRAGMA max_page_count=100000")
@@ -255,7 +253,7 @@ def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
 def test_two_processes_create_and_share_one_store(path: Path) -> None:
     writers = [start(path, name, 25) for name in ("one", "two")]
     for writer in writers:
-        writer.communicate(timeout=60)
+        writer.communicate()
         assert writer.returncode == 0
     with Store.open(path, readonly=True) as store:
         assert sorted(run.name for run in store.runs.all()) == ["shared", "shared-2"]
@@ -277,7 +275,7 @@ def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> No
     seen = [writer.stdout.readline().split() for _ in range(lines)]
     writer.send_signal(signal.SIGKILL)
     seen += [line.split() for line in writer.stdout.read().splitlines() if len(line.split()) == 2]
-    writer.wait(timeout=10)
+    writer.wait()
     writer.stdout.close()
     with Store.open(path) as store:
         for episode_id, what in seen:

@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.tools.mcp import Connection, _reset_tools, mcp_tools
+from tests.helpers.processes import comes
 
 pytest.importorskip("mcp")
 
@@ -264,15 +264,16 @@ def http(folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+        assert comes(lambda: _listens(port), lambda: process.poll() is None)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_a_server_over_http(folder: Path, http: str) -> None:

@@ -21,6 +21,7 @@ from agentrl_cli.tools.fetch_page import FetchTool, Refused, _public, html_text
 from agentrl_cli.tools.search import SearchTool, pieces, read_documents
 from agentrl_cli.tools.sql import SqlTool, open_database
 from agentrl_cli.types import Task, ToolResult
+from tests.helpers.growth import exponent
 
 SHOP = "CREATE TABLE item (name TEXT, price REAL); INSERT INTO item VALUES ('pen', 1.5), ('cup', 4), ('hat', NULL);"
 
@@ -101,7 +102,6 @@ async def test_a_writable_database_is_the_episodes_own() -> None:
 async def test_sql_is_bounded_in_rows_time_and_memory() -> None:
     tool = SqlTool(rows=2, seconds=0.2, memory_mb=1, writable=True)
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT count(*) FROM c"
-    started = time.monotonic()
     many, slow, wide, big, after = await query(
         tool,
         "SELECT 1 UNION SELECT 2 UNION SELECT 3",
@@ -111,7 +111,6 @@ async def test_sql_is_bounded_in_rows_time_and_memory() -> None:
         "SELECT printf('%.*c', 200, 'x') FROM c",
         "SELECT 1",
     )
-    assert time.monotonic() - started < 5
     assert many.text.endswith("[more than 2 rows; narrow the query]") and many.text.count("\n") == 3
     assert slow.error == "timeout" and "0.2 s" in slow.text
     assert len(wide.text) < 300 and big.error is not None and after.error is None
@@ -216,12 +215,13 @@ class Site:
                 self.send_response(status)
                 for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
                     self.send_header(key, value)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(1 << 20 if self.path == "/endless" else len(body)))
                 self.end_headers()
                 try:
-                    for start in range(0, len(body), 65536):
-                        self.wfile.write(body[start : start + 65536])
-                        time.sleep(0.05 if self.path == "/slow" else 0)
+                    self.wfile.write(body)
+                    while self.path == "/endless":
+                        time.sleep(0.02)
+                        self.wfile.write(b"x")
                 except OSError:
                     self.close_connection = True  # the client had enough
 
@@ -359,14 +359,13 @@ async def test_redirects_are_checked_again(site: Site) -> None:
 
 async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
     site.pages["/big"] = (200, {}, b"x" * 300_000)
-    site.pages["/slow"] = (200, {}, b"x" * 65536 * 100)
+    site.pages["/endless"] = (200, {}, b"x")
     site.pages["/image"] = (200, {"Content-Type": "image/png"}, b"x")
     for path, words in (("/big", "larger than 64 KiB"), ("/image", "image/png, not text")):
         result = await fetch(fetcher(site, kilobytes=64), site.url + path)
         assert result.error == "refused" and words in result.text
-    started = time.monotonic()
-    late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/slow")
-    assert late.error == "timeout" and time.monotonic() - started < 2
+    late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/endless")
+    assert late.error == "timeout"
     closed = await fetch(fetcher(site), "http://127.0.0.1:9/")
     assert closed.error == "exception"
     with pytest.raises(ConfigError):
@@ -382,7 +381,6 @@ async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
     many = "replace(hex(zeroblob(200000)), '0', 'a')"
     few = "replace(hex(zeroblob(5000)), '0', 'a')"
     wild = "%" if how == "like" else "*"
-    started = time.process_time()
     (result, short) = await query(
         tool, f"SELECT {many} {how} '{wild}' || {few} || 'b'", f"SELECT 'pencil' {how} 'pen{wild}' AS fits"
     )
@@ -391,15 +389,18 @@ async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
     half = "printf('%.*c', 60000, 'a')"
     slow = " + ".join([f"instr({half}, {half} || 'b')"] * 200)
     (held,) = await query(SqlTool(seconds=0.02), f"SELECT {slow}")
-    assert held.error == "timeout" and time.process_time() - started < 5.0
+    assert held.error == "timeout"
 
 
 async def test_trim_takes_no_time_by_the_square() -> None:
-    """SQLite's own takes 1.4 s of a processor for the first statement, and is not interrupted meanwhile."""
-    started = time.thread_time()
+    """SQLite's own looks for each character in the whole of the other text, and is not interrupted meanwhile."""
     connection = open_database("", None, 64)
-    slow = "SELECT length(trim(printf('%.*c', 120000, 'a'), printf('%.*c', 8000, 'b') || 'a'))"
-    assert connection.execute(slow).fetchone() == (0,) and time.thread_time() - started < 0.5
+    slow = "SELECT length(trim(printf('%.*c', 15 * ?, 'a'), printf('%.*c', ?, 'b') || 'a'))"
+
+    def trim(size: int) -> None:
+        assert connection.execute(slow, (size, size)).fetchone() == (0,)
+
+    assert exponent(trim, 1000) < 1.5
     likewise = "SELECT trim('xxaxx', 'x'), ltrim('xxa', 'x'), rtrim('axx', 'x'), trim(5.5, 5), trim(NULL, 'a')"
     assert connection.execute(likewise).fetchone() == ("a", "a", "a", ".", None)
     connection.close()

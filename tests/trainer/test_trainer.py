@@ -369,11 +369,11 @@ async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) 
                 run = store.runs.all()[0].id
                 if not store.controls.all(run):
                     store.controls.add(run, "stop", {"now": True})
-            await asyncio.sleep(300)
+            await asyncio.sleep(3600)
 
     async with trainer_of(tmp_path, model, [Stuck()], train={"steps": 5}) as trainer:
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
+            await asyncio.create_task(trainer.train())
         run = trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
         assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["machine", "control:stop"]
@@ -388,11 +388,11 @@ async def test_an_interrupt_before_the_first_step_stops_the_run(tmp_path: Path, 
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(0.1)
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(300)
+            await asyncio.sleep(3600)
 
     async with trainer_of(tmp_path, model, [Interrupt()]) as trainer:
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.create_task(trainer.train()), 60)
+            await asyncio.create_task(trainer.train())
         run = trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0) and run.ended
 
@@ -407,7 +407,7 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
         assert trainer.step == 1 and not training.done()
         with Store.open(db) as screen:
             screen.controls.add(trainer.run.id, "resume")
-        run = await asyncio.wait_for(training, 60)
+        run = await training
     assert (run.status, run.step) == ("finished", 2)
 
 

@@ -241,7 +241,7 @@ def test_mask_and_logprobs_show_under_the_tokens() -> None:
 def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> None:
     lines = 'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
     command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *script]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     for shown in ("tools: calculator", "▸ calculator", "54", "It is 54.", "(by hand)", "person", "no command /bogus"):
         assert shown in done.stdout, shown
     with Store.open(tmp_path / "c.db", readonly=True) as store:
@@ -282,7 +282,7 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
     client = ChatClient(["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")])
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
     async with app.run_test(notifications=True, size=(80, 24)) as pilot:
-        await until(pilot, lambda: "your turn" in visible(app), seconds=30)
+        await until(pilot, lambda: "your turn" in visible(app))
         await pilot.press(*"hi", "ctrl+j", *"you", "enter")
         text = await until_text(pilot, "one")
         assert "hi" in text and "you" in text
