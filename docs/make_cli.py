@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.commands import COMMANDS, load_command
+from agentrl_cli.commands import commands, load_command
 
 TARGET = Path(__file__).with_name("cli.md")
 
@@ -25,7 +25,7 @@ def render() -> str:
     """The whole page."""
     lines = [HEAD.rstrip()]
     panel = ""
-    for name, (group, _, _) in COMMANDS.items():
+    for name, (group, _, _) in commands().items():
         if group != panel:
             panel = group
             lines += ["", f"## {panel}"]

@@ -31,7 +31,6 @@ with Store.open("runs/agentrl.db", readonly=True) as store:
 | `store.episodes` | episodes: ids by filter and order, list rows, whole episodes; writing them |
 | `store.signals` | what training computed per token |
 | `store.marks` | dispositions, drift, tags and notes |
-| `store.prompts` | the candidates of `agentrl optimize` with their scores |
 | `store.scores` | rewards and advantages that episodes would have had |
 | `store.stats` | counts and means by group, task, tag and tool |
 | `store.live` | the state of running episodes |

@@ -22,6 +22,7 @@ from agentrl_cli._version import __version__
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, missing_package, nearest
 from agentrl_cli.registry import trust
+from agentrl_cli.registry.plugins import offers
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
@@ -36,7 +37,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("Run", "agentrl_cli.commands.bench:command", "Models on a named set of packs, in one table"),
     "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
-    "optimize": ("Run", "agentrl_cli.commands.optimize:command", "Better prompts instead of better weights"),
     "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
     "engine": ("Run", "agentrl_cli.commands.engine:app", "Install and start a vLLM server of the model"),
     "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
@@ -58,6 +58,17 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Run and attack the sandbox of this machine"),
 }
 
+PANELS = ("Start", "Run", "Look", "Manage")
+"""The panels of the front page, in this order; a plugin may add its own after them."""
+
+
+def commands() -> dict[str, tuple[str, str, str]]:
+    """Return every command, those of plugins included, as the front page lists them: by panel, the core's first."""
+    known = {**offers("commands"), **COMMANDS}
+    found = [(name, known[name]) for name in (*COMMANDS, *sorted(known.keys() - COMMANDS))]
+    return dict(sorted(found, key=lambda item: PANELS.index(item[1][0]) if item[1][0] in PANELS else len(PANELS)))
+
+
 ABOUT = "Train tool-using language-model agents with reinforcement learning on one machine, and see what happened."
 EPILOG = "First steps: agentrl init code-task && cd code-task && agentrl train --watch"
 
@@ -66,16 +77,16 @@ class LazyGroup(TyperGroup):
     """A group whose commands are imported only when they run or print their help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in COMMANDS and cmd_name not in self.commands:
+        if cmd_name not in self.commands and (cmd_name in COMMANDS or cmd_name in commands()):
             self.commands[cmd_name] = load_command(cmd_name)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = nearest(args[0], COMMANDS)
+        if args[0] not in COMMANDS and not args[0].startswith("-") and args[0] not in commands():
+            near = nearest(args[0], commands())
             ctx.fail(f"No command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -86,7 +97,8 @@ class LazyGroup(TyperGroup):
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         from typer._click.shell_completion import CompletionItem  # Typer has no public name for it
 
-        words = [CompletionItem(name, help=COMMANDS[name][2]) for name in COMMANDS if name.startswith(incomplete)]
+        known = commands().items()
+        words = [CompletionItem(name, help=text) for name, (_, _, text) in known if name.startswith(incomplete)]
         return words or super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
@@ -148,11 +160,12 @@ def _new_project() -> bool:
 
 def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
-    if COMMANDS[name][0] == "Run":
+    panel, target_name, _ = COMMANDS.get(name) or commands()[name]
+    if panel == "Run":
         from agentrl_cli.registry.threads import limit_openmp
 
         limit_openmp()
-    module_name, _, attribute = COMMANDS[name][1].partition(":")
+    module_name, _, attribute = target_name.partition(":")
     module = importlib.import_module(module_name)
     target = getattr(module, attribute)
     if isinstance(target, typer.Typer):
@@ -280,11 +293,12 @@ def _front_page(ctx: Any) -> str:
     def bold(text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if colour else text
 
-    width = max(map(len, COMMANDS)) + 2
+    known = commands()
+    width = max(map(len, known)) + 2
     lines = [ABOUT, "", f"{bold('Usage:')} agentrl COMMAND [OPTIONS]", ""]
-    for panel in dict.fromkeys(panel for panel, _, _ in COMMANDS.values()):
+    for panel in dict.fromkeys(panel for panel, _, _ in known.values()):
         lines.append(bold(panel))
-        lines += [f"  {name:{width}}{text}" for name, (group, _, text) in COMMANDS.items() if group == panel]
+        lines += [f"  {name:{width}}{text}" for name, (group, _, text) in known.items() if group == panel]
         lines.append("")
     lines += [bold("Options"), "  -h, --help            this page; `agentrl COMMAND --help` for one command"]
     lines += ["  --version             the version"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl_cli.registry.plugins import offers
+
 EXAMPLES: dict[str, tuple[str, str]] = {
     "demo": ("agentrl demo", "agentrl demo numbers --pack calc-task"),
     "init": ("agentrl init --blank badges", "agentrl init shop --from tool.py"),
@@ -19,10 +21,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "bench": ("agentrl bench math --model tiny-tools", "agentrl bench tools --model tiny --model RUN@best --json"),
     "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
     "import": ("agentrl import minimind full_sft.pth warm", "agentrl import minimind warm back.pth"),
-    "optimize": (
-        "agentrl optimize --reflect-with http://127.0.0.1:8000/v1",
-        "agentrl optimize --method apo --reflect-with reflect.py:answer --budget 400 --write",
-    ),
     "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "engine install": (
@@ -63,12 +61,18 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 
+def all_examples() -> dict[str, tuple[str, str]]:
+    """Return two command lines for each command, those of plugins included."""
+    return {**offers("examples"), **EXAMPLES}
+
+
 def with_examples(command: Any, path: str) -> None:
     """Put the examples of a command and its subcommands under their help, and hide the type of their flags."""
-    examples: Sequence[str] = EXAMPLES.get(path, ())
+    known = all_examples()
+    examples: Sequence[str] = known.get(path, ())
     children = getattr(command, "commands", {})
     if not examples:
-        examples = [EXAMPLES[f"{path} {name}"][0] for name in children][:2]
+        examples = [known[f"{path} {name}"][0] for name in children][:2]
     if examples:
         command.epilog = "Examples:\n" + "\n".join(f"  {line}" for line in examples)
     for parameter in command.params:

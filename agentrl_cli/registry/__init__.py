@@ -1,4 +1,4 @@
-"""Resolves names to objects: a literal dict, a `module:object` or `file.py:object` path, or an entry point.
+"""Resolves names to objects: a literal dict, a plugin, a `module:object` or `file.py:object` path, an entry point.
 
 Built-in objects are resolved in the same way as everyone else's. No decorator registers anything.
 """
@@ -15,18 +15,20 @@ from types import ModuleType
 from typing import Any
 
 from agentrl_cli.errors import EnvError, MissingDependency, NotFound, missing_package
+from agentrl_cli.registry.plugins import offers
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
     """The object that `name` means.
 
     `kind` is the plural noun, which is also the entry-point group: "tools" is `agentrl.tools`. In order: a key of
-    `table` (the value is the object, or a "module:object" string that is loaded now), "module:object" or
-    "file.py:object" (relative to `base`, default the working folder), an entry point.
+    `table` (the value is the object, or a "module:object" string that is loaded now), a name that a plugin offers,
+    "module:object" or "file.py:object" (relative to `base`, default the working folder), an entry point.
     Raises NotFound with the nearest names, EnvError if the user's code fails to import.
     """
-    if name in table:
-        value = table[name]
+    offered: Mapping[str, Any] = {} if name in table or ":" in name else offers(kind)
+    if name in table or name in offered:
+        value = table[name] if name in table else offered[name]
         return _load(kind, value, base) if isinstance(value, str) else value
     if ":" in name:
         return _load(kind, name, base)
@@ -34,7 +36,7 @@ def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Pa
     if name in points:
         return _load(kind, points[name], base)
     hint = f'Anything else is written "module:object" or "file.py:object", or registered under agentrl.{kind}.'
-    raise NotFound.of(_one(kind), name, sorted({*table, *points}), hint=hint)
+    raise NotFound.of(_one(kind), name, sorted({*table, *offered, *points}), hint=hint)
 
 
 ADAPTERS = "agentrl_cli.compat:ADAPTERS"
@@ -67,8 +69,8 @@ def _one(kind: str) -> str:
 
 
 def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
-    """Every name that `resolve` knows for a kind, entry points included, sorted."""
-    return sorted({*table, *_entry_points(kind)})
+    """Every name that `resolve` knows for a kind, those of plugins and entry points included, sorted."""
+    return sorted({*table, *offers(kind), *_entry_points(kind)})
 
 
 def _entry_points(kind: str) -> dict[str, str]:

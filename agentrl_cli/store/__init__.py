@@ -17,7 +17,6 @@ from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.journal import Controls, Journal, Live, Workers
 from agentrl_cli.store.marks import Marks, Signals
-from agentrl_cli.store.prompts import PromptRow, Prompts
 from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
     CheckpointRow,
@@ -46,7 +45,6 @@ class Store(StoreFile):
         self.signals = Signals(self)
         self.marks = Marks(self)
         self.scores = Scores(self)
-        self.prompts = Prompts(self)
         self.stats = Stats(self)
         self.live = Live(self)
         self.workers = Workers(self)
@@ -63,7 +61,6 @@ __all__ = [
     "EpisodeRow",
     "EvalRow",
     "LiveRow",
-    "PromptRow",
     "RunRow",
     "Score",
     "Store",

@@ -15,7 +15,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from agentrl_cli.errors import nearest
-from agentrl_cli.registry import resolve
+from agentrl_cli.registry import names, resolve
 from agentrl_cli.tui.common.agent_screen import picture
 from agentrl_cli.tui.common.layers import DEFAULT_PALETTE, use_palette
 from agentrl_cli.tui.common.palette import KeyCommands
@@ -101,7 +101,7 @@ class AgentApp(App[int]):
 
 def unknown_key(keys: Mapping[str, str]) -> str:
     """The first id of a keymap that no screen has, with the nearest one, as a message; empty if all are known."""
-    classes = (resolve("screens", SCREENS, name) for name in SCREENS)
+    classes = (resolve("screens", SCREENS, name) for name in names("screens", SCREENS))
     ids = [str(key.id) for screen in classes for key in screen.BINDINGS if isinstance(key, Binding)]
     wrong = next((name for name in keys if name not in ids), "")
     near = nearest(wrong, ids) if wrong else []

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import httpx2  # any client of the address will do: openai, LangChain, an agent framework
 
-import agentrl_cli.lightning as agl
+import agentrl_cli.plugins.lightning as agl
 
 
 class MathProblem(TypedDict):

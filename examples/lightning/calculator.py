@@ -12,7 +12,7 @@ from typing import Any
 
 from openai import OpenAI
 
-import agentrl_cli.lightning as agl
+import agentrl_cli.plugins.lightning as agl
 from agentrl_cli.tools.calculator import calculator
 
 DATA = Path(__file__).resolve().parents[2] / "tasks" / "calc-task" / "data"

@@ -8,7 +8,7 @@ import asyncio
 
 import httpx2
 
-import agentrl_cli.lightning as agl
+import agentrl_cli.plugins.lightning as agl
 
 
 async def write_traces() -> list[agl.Span]:

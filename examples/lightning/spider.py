@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-import agentrl_cli.lightning as agl
+import agentrl_cli.plugins.lightning as agl
 
 SCHEMA = "CREATE TABLE singer (name TEXT, age INTEGER); INSERT INTO singer VALUES ('Ann', 30), ('Bo', 41);"
 

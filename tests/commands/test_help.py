@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.commands import COMMANDS, completion, load_command, main
-from agentrl_cli.commands.help import EXAMPLES
+from agentrl_cli.commands import commands, completion, load_command, main
+from agentrl_cli.commands.help import all_examples
 from agentrl_cli.commands.tables import fitting
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Outcome
 
 
 def leaves() -> Iterator[tuple[str, Any]]:
-    for name in COMMANDS:
+    for name in commands():
         command = load_command(name)
         yield name, command
         yield from ((f"{name} {inner}", child) for inner, child in getattr(command, "commands", {}).items())
@@ -32,10 +32,10 @@ def test_every_help_has_two_examples_and_no_type_for_flags(path: str, capsys: py
 
 
 def test_examples_use_options_that_exist() -> None:
-    commands = dict(leaves())
-    assert {path for path, command in commands.items() if not getattr(command, "commands", {})} == set(EXAMPLES)
-    for path, examples in EXAMPLES.items():
-        known = {option for parameter in commands[path].params for option in parameter.opts}
+    found = dict(leaves())
+    assert {path for path, command in found.items() if not getattr(command, "commands", {})} == set(all_examples())
+    for path, examples in all_examples().items():
+        known = {option for parameter in found[path].params for option in parameter.opts}
         for example in examples:
             words = shlex.split(example.partition(" > ")[0].partition(" | ")[0])[1 + len(path.split()) :]
             given = [word for word in words if word.startswith("-")]

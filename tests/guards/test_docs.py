@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import COMMANDS
+from agentrl_cli.commands import commands
 from agentrl_cli.registry import load_file
 from agentrl_cli.store import Store
 from agentrl_cli.store.file import Part
@@ -42,7 +42,7 @@ def test_every_part_of_the_store_is_on_its_page() -> None:
 
 def test_every_command_is_documented() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"\n### agentrl {name}\n" not in page] == []
+    assert [name for name in commands() if f"\n### agentrl {name}\n" not in page] == []
 
 
 def test_the_table_of_libraries_names_files_that_exist() -> None:

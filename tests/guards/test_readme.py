@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.commands import COMMANDS
+from agentrl_cli.commands import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_every_command_shown_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     shown = re.findall(r"(?:^|`)agentrl ([a-z]+)", text, re.MULTILINE)
     assert len(shown) > 10
-    assert set(shown) <= set(COMMANDS)
+    assert set(shown) <= set(commands())
 
 
 def test_the_map_names_what_is_there() -> None:

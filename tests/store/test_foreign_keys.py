@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import StoreError
+from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.maintenance import delete_run, prune, status
 from agentrl_cli.store.migration import migrate
-from agentrl_cli.store.prompts import PromptRow
 from agentrl_cli.store.schema import MIGRATIONS
 from agentrl_cli.types import Episode, Outcome, Task
 
@@ -130,8 +130,8 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         for name in ("r0", "r1"):
             store.runs.add(RunRow(id=name, name=name, status="finished"))
         fork = store.runs.add(RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3))
-        store.prompts.add(PromptRow("r0", "p", None, "seed", {}))
-        store.prompts.add(PromptRow("r0", "q", "p", "gepa", {}))
+        Prompts(store).add(PromptRow("r0", "p", None, "seed", {}))
+        Prompts(store).add(PromptRow("r0", "q", "p", "gepa", {}))
         store.episodes.add(made(f"e{run}{n}", run_id=run, group_id="g", sample=n) for run in ("r0", "r1") for n in "01")
         store.episodes.add([made("child", parent_id="er00", parent_turn=1), made("grandchild", parent_id="child")])
         store.episodes.add([made("x")], tokenizer="later")

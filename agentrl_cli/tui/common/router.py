@@ -12,7 +12,6 @@ SCREENS: dict[str, str] = {
     "chat": "agentrl_cli.tui.chat.screen:ChatScreen",
     "compare": "agentrl_cli.tui.compare.screen:CompareScreen",
     "episodes": "agentrl_cli.tui.runs.episodes:EpisodesScreen",
-    "prompts": "agentrl_cli.tui.prompts.screen:PromptsScreen",
     "replay": "agentrl_cli.tui.replay.screen:ReplayScreen",
     "reading": "agentrl_cli.tui.replay.reading:ReadingScreen",
     "runs": "agentrl_cli.tui.runs.screen:RunsScreen",

@@ -12,6 +12,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import moving, named
@@ -210,8 +211,8 @@ class RunsScreen(AgentScreen):
 
     def action_open(self) -> None:
         chosen = self.chosen
-        if chosen is not None and chosen.run.kind == "optimize":
-            self.open_screen("prompts", chosen.run.id)
+        if chosen is not None and chosen.run.kind in offers("screens"):
+            self.open_screen(chosen.run.kind, chosen.run.id)
         elif chosen is not None and chosen.run.kind != "train":
             self.action_episodes()
         else:

@@ -1,0 +1,35 @@
+"""Agent-Lightning 0.x's names over this package's store, gateway and trainer.
+
+`import agentrl_cli.plugins.lightning as agl` is the one changed import; docs/lightning.md has the table of names.
+`import agentrl_cli.plugins.lightning.alias` makes `import agentlightning` mean this. `__init__.pyi` lists the names;
+each is imported when it is first used, since the table of commands must not load them.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+OFFERS: dict[str, dict[str, Any]] = {}
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """Return the module of each public name."""
+    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names if node.module != "typing"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name. Raises AttributeError for any other."""
+    if name.startswith("__") or name not in _homes():
+        raise AttributeError(f"{__name__} has no {name!r}; docs/lightning.md lists its names")
+    return getattr(import_module(_homes()[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_homes()]

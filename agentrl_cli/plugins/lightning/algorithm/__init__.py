@@ -1,0 +1,10 @@
+"""Algorithms: `VERL`, `MiniGRPO`, `TRLTrainer` train with this package; `APO`, `Baseline`, `@algo` use the queue."""
+
+from agentrl_cli.plugins.lightning.algorithm.apo import APO
+from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, Baseline, FastAlgorithm, algo
+from agentrl_cli.plugins.lightning.algorithm.mini import MiniGRPO
+from agentrl_cli.plugins.lightning.algorithm.training import GRPO
+from agentrl_cli.plugins.lightning.algorithm.trl import TRLTrainer
+from agentrl_cli.plugins.lightning.algorithm.verl import VERL
+
+__all__ = ["APO", "GRPO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "MiniGRPO", "TRLTrainer", "algo"]

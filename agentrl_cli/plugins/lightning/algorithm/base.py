@@ -1,0 +1,182 @@
+"""What an algorithm is given, `@algo`, and `Baseline`, which only runs the tasks and prints what they left."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from agentrl_cli.plugins.lightning.types import NamedResources
+
+_LOG = logging.getLogger(__name__)
+BATCH = 10
+"""Tasks of `Trainer.dev` at most."""
+
+
+class Algorithm:
+    """Override `run`, sync or async."""
+
+    _trainer: Any = None
+    _llm_proxy: Any = None
+    _store: Any = None
+    _adapter: Any = None
+    _initial_resources: NamedResources | None = None
+
+    def is_async(self) -> bool:
+        """Whether `run` is a coroutine function."""
+        return inspect.iscoroutinefunction(self.run)
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Set it."""
+        self._trainer = trainer
+
+    def set_llm_proxy(self, llm_proxy: Any) -> None:
+        """Set it."""
+        self._llm_proxy = llm_proxy
+
+    def set_adapter(self, adapter: Any) -> None:
+        """Set it."""
+        self._adapter = adapter
+
+    def set_store(self, store: Any) -> None:
+        """Set it."""
+        self._store = store
+
+    def set_initial_resources(self, resources: NamedResources) -> None:
+        """Set it."""
+        self._initial_resources = resources
+
+    def get_trainer(self) -> Any:
+        """Get it."""
+        return self._held("trainer")
+
+    def get_adapter(self) -> Any:
+        """Get it."""
+        return self._held("adapter")
+
+    def get_store(self) -> Any:
+        """Get it."""
+        return self._held("store")
+
+    def get_llm_proxy(self) -> Any:
+        """Get it."""
+        return self._llm_proxy
+
+    def get_initial_resources(self) -> NamedResources | None:
+        """Get it."""
+        return self._initial_resources
+
+    def _held(self, name: str) -> Any:
+        found = getattr(self, f"_{name}")
+        if found is None:
+            raise ValueError(f"{name.capitalize()} has not been set for this algorithm.")
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
+        """Put rollouts into the store, and learn from what they leave."""
+        raise NotImplementedError("Subclasses must implement run().")
+
+
+class FunctionalAlgorithm(Algorithm):
+    """A function as an algorithm; it gets what its parameters name."""
+
+    def __init__(self, algorithm_func: Callable[..., Any]) -> None:
+        self._function = algorithm_func
+        self._names = set(inspect.signature(algorithm_func).parameters)
+        functools.update_wrapper(self, algorithm_func)
+
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self._function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
+        """Call the function. Raises TypeError for a dataset that it does not take."""
+        data = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+        for name, value in data.items():
+            if value is not None and name not in self._names:
+                raise TypeError(f"{name} is provided but not supported by the algorithm function: {self._function}")
+        parts: dict[str, Callable[[], Any]] = {
+            "store": self.get_store,
+            "adapter": self.get_adapter,
+            "llm_proxy": self.get_llm_proxy,
+            "initial_resources": self.get_initial_resources,
+        }
+        given = {name: get() for name, get in parts.items() if name in self._names}
+        return self._function(**given, **{name: value for name, value in data.items() if name in self._names})
+
+
+def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
+    """A function, sync or async, as an algorithm."""
+    return FunctionalAlgorithm(func)
+
+
+class FastAlgorithm(Algorithm):
+    """One that is quick enough for `Trainer.dev`."""
+
+
+class Baseline(FastAlgorithm):
+    """Runs every task and logs its status, spans and adapted data. Nothing is learnt."""
+
+    def __init__(
+        self,
+        *,
+        n_epochs: int = 1,
+        train_split: float = 0.5,
+        polling_interval: float = 5.0,
+        max_queue_length: int = 4,
+        span_verbosity: Literal["keys", "key_values", "none"] = "keys",
+    ) -> None:
+        """`train_split`: share of the tasks to train on without a `val_dataset`. Raises ValueError."""
+        if not 0.0 < train_split < 1.0:
+            raise ValueError("train_split must be between 0 and 1.")
+        self.n_epochs, self.train_split, self.polling_interval = n_epochs, train_split, polling_interval
+        self.max_queue_length, self.span_verbosity = max_queue_length, span_verbosity
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Queue the tasks, at most `max_queue_length` at a time, and wait for each."""
+        store = self.get_store()
+        resources = dict(self.get_initial_resources() or {})
+        if self.get_llm_proxy() is not None and not resources:
+            resources["main_llm"] = self.get_llm_proxy().as_resource()
+        if resources or await store.get_latest_resources() is None:
+            await store.add_resources(resources)
+        train = [] if train_dataset is None else [train_dataset[index] for index in range(len(train_dataset))]
+        held = [] if val_dataset is None else [val_dataset[index] for index in range(len(val_dataset))]
+        if val_dataset is None:
+            cut = max(1, int(len(train) * self.train_split)) if train else 0
+            train, held = train[:cut], train[cut:]
+        tasks = [("train", task) for task in train] + [("val", task) for task in held]
+        waiting: list[str] = []
+        for mode, task in tasks * self.n_epochs:
+            while len(waiting) >= self.max_queue_length:
+                waiting = await self._harvest(waiting)
+            waiting.append((await store.enqueue_rollout(task, mode)).rollout_id)
+        while waiting:
+            waiting = await self._harvest(waiting)
+
+    async def _harvest(self, waiting: list[str]) -> list[str]:
+        """Log the rollouts that have ended; returns the others."""
+        ended = await self.get_store().wait_for_rollouts(rollout_ids=waiting, timeout=0)
+        for rollout in ended:
+            await self._log(rollout)
+        if not ended:
+            await asyncio.sleep(min(self.polling_interval, 0.05))
+        return [name for name in waiting if name not in {rollout.rollout_id for rollout in ended}]
+
+    async def _log(self, rollout: Any) -> None:
+        spans = await self.get_store().query_spans(rollout.rollout_id, "latest")
+        _LOG.info("[Rollout %s] %s after %d attempts", rollout.rollout_id, rollout.status, rollout.attempt.sequence_id)
+        for span in spans if self.span_verbosity != "none" else ():
+            shown = span.attributes if self.span_verbosity == "key_values" else list(span.attributes)
+            _LOG.info("[Rollout %s] #%d %s: %s", rollout.rollout_id, span.sequence_id, span.name, shown)
+        if self._adapter is not None and spans:
+            _LOG.info("[Rollout %s] Adapted data: %s", rollout.rollout_id, self._adapter.adapt(spans))

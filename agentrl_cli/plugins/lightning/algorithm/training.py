@@ -1,0 +1,161 @@
+"""Algorithms that train: the tasks become a pack, the agent its agent, and this package's trainer does the rest.
+
+Every model call goes through the gateway, so the episodes in `runs/agentrl.db` have the very tokens that were sampled,
+and the LightningStore of the script has the same calls as spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.plugins.lightning.algorithm.base import Algorithm
+from agentrl_cli.plugins.lightning.emitter import find_final_reward
+from agentrl_cli.plugins.lightning.runner import Runner
+from agentrl_cli.plugins.lightning.types import LLM
+from agentrl_cli.rewards import Reward
+from agentrl_cli.runtime import to_stderr, train
+from agentrl_cli.store import RunRow
+from agentrl_cli.tasks import AgentSpec, BadLine, Pack
+from agentrl_cli.types import Task
+
+_LOG = logging.getLogger(__name__)
+TEXTS = ("prompt", "question", "query", "instruction", "input", "problem")
+"""Fields of a task that screens show as its prompt; the agent makes its own."""
+
+
+@dataclass(frozen=True)
+class DatasetPack(Pack):
+    """A pack whose rows are items of datasets, of any kind."""
+
+    items: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)
+    """Split → items."""
+
+    def splits(self) -> list[str]:
+        """The splits that have items."""
+        return list(self.items)
+
+    def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
+        """The items of a split as tasks."""
+        found = []
+        for number, item in enumerate(self.items.get(split, ())):
+            held = plain(item)
+            columns = held if self.rewards and isinstance(held, dict) else {}
+            row = {**columns, "id": f"{split}-{number:05d}", "prompt": _prompt(item), "input": held}
+            found.append(self.task(row, split))
+        return found, []
+
+    def item(self, task: Task) -> Any:
+        """The item that a task was made of."""
+        return self.items[task.split][int(task.id.rpartition("-")[2])]
+
+
+class GRPO(Algorithm):
+    """Trains with a configuration of this package. `VERL` and `MiniGRPO` make one from theirs."""
+
+    name = "lightning"
+    rewards: tuple[Reward, ...] = ()
+    """What an episode is worth; empty: what the agent returns."""
+    last: RunRow | None = None
+    """The run, once it has ended."""
+
+    def settings(self, tasks: int) -> Config:
+        """The configuration for so many training tasks."""
+        raise NotImplementedError
+
+    def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        """Train the trainer's agent. Raises AgentRLErrors; ConfigError without tasks."""
+        if train_dataset is None or not len(train_dataset):
+            raise ConfigError("Training needs a train_dataset with tasks.")
+        trainer, config = self.get_trainer(), self.settings(len(train_dataset))
+        rollout = {"concurrency": trainer.n_runners}
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+        items = {config.task.split_train: _rows(train_dataset)}
+        if val_dataset is not None and len(val_dataset):
+            items[config.train.eval_split] = _rows(val_dataset)
+        pack = DatasetPack(
+            self.name, Path(), "Tasks of a script.", "", (), self.rewards, {}, {}, None, sandbox=False, items=items
+        )
+        episodes = Episodes(trainer, pack, config)
+        spec = AgentSpec("function", Path(), function=trainer.agent_name, target=episodes.play)
+        pack = replace(pack, agent=spec)
+        episodes.open()
+        try:
+            narrate = _LOG.info if _LOG.isEnabledFor(logging.INFO) else to_stderr
+            self.last = train(config, packs=[pack], project=trainer.project, narrate=narrate)
+        finally:
+            episodes.close()
+        self.trained(config, self.last)
+
+    def trained(self, config: Config, run: RunRow) -> None:
+        """Called with the run at its end."""
+
+
+class Episodes:
+    """The trainer's runners as the agent of a pack: each episode is one `step` of a free runner."""
+
+    def __init__(self, trainer: Any, pack: DatasetPack, config: Config) -> None:
+        self._trainer, self._pack, self._config = trainer, pack, config
+        self._runners: list[Runner[Any]] = [copy.copy(trainer.runner) for _ in range(trainer.n_runners)]
+
+    def open(self) -> None:
+        """Start the workers."""
+        for number, runner in enumerate(self._runners):
+            runner.init(agent=self._trainer.agent, hooks=self._trainer.hooks)
+            runner.init_worker(number, self._trainer.store)
+
+    def close(self) -> None:
+        """End them."""
+        for number, runner in enumerate(self._runners):
+            runner.teardown_worker(number)
+            runner.teardown()
+
+    async def play(self, task: Task, base_url: str, api_key: str, model: str) -> float | None:
+        """One episode; returns its final reward, None if there was none."""
+        while not self._runners:
+            await asyncio.sleep(0.01)
+        runner, rollout = self._runners.pop(), self._config.rollout
+        try:
+            sampling = {"temperature": rollout.temperature, "max_tokens": rollout.max_new_tokens}
+            llm = LLM(endpoint=base_url, model=model, api_key=api_key, sampling_parameters=sampling)
+            resources = {**(self._trainer.initial_resources or {}), "main_llm": llm}
+            ended = await runner.step(
+                self._pack.item(task),
+                resources={"main_llm": llm, **resources},  # functions get the first of its kind
+                mode="train" if task.split == self._config.task.split_train else "val",
+            )
+            if self._pack.rewards:  # the agent's own would replace them
+                return None
+            return find_final_reward(await self._trainer.store.query_spans(ended.rollout_id, "latest"))
+        finally:
+            self._runners.append(runner)
+
+
+def plain(item: Any) -> Any:
+    """An item as JSON can hold it, for the store; what it cannot is kept as a text."""
+    if isinstance(item, BaseModel):
+        item = item.model_dump()
+    elif is_dataclass(item) and not isinstance(item, type):
+        item = asdict(item)
+    return json.loads(json.dumps(item, default=str))
+
+
+def _prompt(item: Any) -> str:
+    held = plain(item)
+    if isinstance(held, Mapping):
+        held = next((held[name] for name in TEXTS if isinstance(held.get(name), str) and held[name]), held)
+    return held if isinstance(held, str) and held else json.dumps(held, ensure_ascii=False)
+
+
+def _rows(dataset: Any) -> list[Any]:
+    return [dataset[index] for index in range(len(dataset))]

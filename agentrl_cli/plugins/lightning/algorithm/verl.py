@@ -1,0 +1,164 @@
+"""`VERL(config)`: verl's dictionary as settings of this package. What has no meaning here is named, not dropped.
+
+| verl | here |
+| --- | --- |
+| `algorithm.adv_estimator` | `algo.advantage` |
+| `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef` | `algo.kl_in: reward`, `algo.kl_coef` |
+| `actor.use_kl_loss`, `kl_loss_coef`, `kl_loss_type` | `algo.kl_in: loss`, `algo.kl_coef`, `algo.kl` |
+| `data.train_batch_size`, `rollout.n` | `rollout.prompts_per_step`, `rollout.group_size` |
+| `data.max_response_length` | `rollout.max_new_tokens`; with `max_prompt_length` `rollout.max_tokens` |
+| `actor.ppo_mini_batch_size`, `ppo_epochs` | `algo.minibatches`, `algo.epochs` |
+| `actor.clip_ratio[_low/_high]` | `algo.loss: {name: ppo_clip, clip_low, clip_high}` |
+| `trainer.total_training_steps`, `total_epochs` | `train.steps` |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.hooks import LOGGERS
+from agentrl_cli.hooks.loggers import flat
+from agentrl_cli.plugins.lightning.algorithm.training import GRPO
+
+_LOG = logging.getLogger(__name__)
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+SAME = {
+    f"{ROLLOUT}.n": "rollout.group_size",
+    f"{ROLLOUT}.temperature": "rollout.temperature",
+    f"{ROLLOUT}.top_p": "rollout.top_p",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    "data.max_response_length": "rollout.max_new_tokens",
+    f"{ACTOR}.optim.lr": "train.lr",
+    f"{ACTOR}.optim.weight_decay": "train.weight_decay",
+    f"{ACTOR}.grad_clip": "train.max_grad_norm",
+    f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
+    f"{ACTOR}.ppo_epochs": "algo.epochs",
+    f"{ACTOR}.loss_agg_mode": "algo.aggregation",
+    f"{MODEL}.path": "model.name",
+    f"{MODEL}.lora_alpha": "adapter.alpha",
+    f"{MODEL}.target_modules": "adapter.target_modules",
+    f"{MODEL}.lora_adapter_path": "adapter.path",
+    "algorithm.adv_estimator": "algo.advantage",
+}
+"""Keys whose values are taken as they are."""
+KEPT = {
+    f"{ACTOR}.ppo_mini_batch_size",
+    f"{ACTOR}.use_kl_loss",
+    f"{ACTOR}.kl_loss_coef",
+    f"{ACTOR}.kl_loss_type",
+    f"{ACTOR}.clip_ratio",
+    f"{ACTOR}.clip_ratio_low",
+    f"{ACTOR}.clip_ratio_high",
+    f"{ACTOR}.optim.lr_warmup_steps",
+    f"{ROLLOUT}.top_k",
+    f"{ROLLOUT}.multi_turn.format",
+    f"{MODEL}.lora_rank",
+    f"{MODEL}.enable_gradient_checkpointing",
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_ctrl.kl_coef",
+    "data.max_prompt_length",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.logger",
+    "trainer.experiment_name",
+    "agentlightning.trace_aggregator.level",
+    "agentlightning.trace_aggregator.trajectory_max_prompt_length",
+    "agentlightning.trace_aggregator.trajectory_max_response_length",
+}
+"""Keys that become settings together with others, see `translate`."""
+ESTIMATORS = {
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+}
+KL = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "abs": "abs"}
+
+
+class VERL(GRPO):
+    """Trains by the settings of verl's dictionary, with this package's trainer on this machine."""
+
+    name = "lightning"
+
+    def __init__(self, config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> None:
+        """`trainer_cls` and `daemon_cls` are verl's own, and ignored like other keys that mean nothing here."""
+        self.config = config
+        given = flat(config)
+        classes = {"trainer_cls": trainer_cls, "daemon_cls": daemon_cls}
+        self.ignored = sorted({*given} - SAME.keys() - KEPT) + [name for name, value in classes.items() if value]
+        """Keys that have no effect."""
+        self.name = str(given.get("trainer.experiment_name") or self.name)
+
+    def settings(self, tasks: int) -> Config:
+        """The configuration; ignored keys are named in the log. Raises ConfigError for a value that is not valid."""
+        if self.ignored:
+            _LOG.warning("VERL: these keys have no effect here: %s", ", ".join(self.ignored))
+        return load_config((), (), os.environ, translate(flat(self.config), tasks))[0]
+
+
+def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
+    """Settings by dotted key, from verl's by dotted key; `tasks`: how many there are to train on."""
+    out = {ours: given[key] for key, ours in SAME.items() if given.get(key) is not None}
+    if name := out.get("algo.advantage"):
+        out["algo.advantage"] = ESTIMATORS.get(name, name)
+    clip = {side: given.get(f"{ACTOR}.clip_ratio_{side}", given.get(f"{ACTOR}.clip_ratio")) for side in ("low", "high")}
+    bounds = {f"clip_{side}": value for side, value in clip.items() if value is not None}
+    if bounds:
+        out["algo.loss"] = {"name": "ppo_clip", **bounds}
+    if (top_k := given.get(f"{ROLLOUT}.top_k")) is not None:
+        out["rollout.top_k"] = max(0, top_k)
+    if (warmup := given.get(f"{ACTOR}.optim.lr_warmup_steps")) is not None:
+        out["train.warmup_steps"] = max(0, warmup)
+    if syntax := given.get(f"{ROLLOUT}.multi_turn.format"):
+        out["model.parser"] = syntax
+    if rank := given.get(f"{MODEL}.lora_rank"):
+        out |= {"adapter.enabled": True, "adapter.r": rank}
+    if (recompute := given.get(f"{MODEL}.enable_gradient_checkpointing")) is not None:
+        out["train.checkpointing"] = "auto" if recompute else "off"
+    return out | _kl(given) | _lengths(given) | _steps(given, tasks)
+
+
+def _kl(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("algorithm.use_kl_in_reward"):
+        return {"algo.kl_in": "reward", "algo.kl_coef": given.get("algorithm.kl_ctrl.kl_coef", 0.001)}
+    if not given.get(f"{ACTOR}.use_kl_loss"):
+        return {"algo.kl_coef": 0.0}
+    kind = given.get(f"{ACTOR}.kl_loss_type", "low_var_kl")
+    return {"algo.kl_coef": given.get(f"{ACTOR}.kl_loss_coef", 0.001), "algo.kl": KL.get(kind, kind)}
+
+
+def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
+    place = "agentlightning.trace_aggregator"
+    whole = given.get(f"{place}.level") == "trajectory"
+    keys = ("data.max_prompt_length", "data.max_response_length")
+    longest = [given.get(key) for key in keys]
+    if whole:
+        further = [given.get(f"{place}.trajectory_max_{part}_length") for part in ("prompt", "response")]
+        longest = further if None not in further else longest
+    return {} if None in longest else {"rollout.max_tokens": sum(longest)}
+
+
+def _steps(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
+    batch = given.get("data.train_batch_size")
+    out: dict[str, Any] = {}
+    if (steps := given.get("trainer.total_training_steps")) is not None:
+        out["train.steps"] = steps
+    elif (epochs := given.get("trainer.total_epochs")) is not None:
+        out["train.steps"] = max(1, epochs * tasks // (batch or Config().rollout.prompts_per_step))
+    small = given.get(f"{ACTOR}.ppo_mini_batch_size")
+    if small and batch:
+        out["algo.minibatches"] = max(1, batch // small)
+    if (save := given.get("trainer.save_freq")) is not None and save > 0:
+        out["train.save_every"] = save
+    if (test := given.get("trainer.test_freq")) is not None:
+        out["train.eval_every"] = max(0, test)
+    named = given.get("trainer.logger")
+    loggers = [named] if isinstance(named, str) else list(named or ())
+    if known := [name for name in loggers if name in LOGGERS]:
+        out["loggers"] = known
+    return out

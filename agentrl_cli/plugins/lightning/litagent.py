@@ -1,0 +1,197 @@
+"""Agents: a class with `rollout`, or a function under `@rollout`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from agentrl_cli.plugins.lightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
+
+T = TypeVar("T")
+RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
+"""The runner of the running attempt."""
+
+
+def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
+    """Whether a method has the signature of 0.1: `(task, rollout_id, resources)`."""
+    return "rollout_id" in inspect.signature(func).parameters
+
+
+class LitAgent(Generic[T]):
+    """Override `rollout` or `rollout_async`, or those for training and validation.
+
+    They get the task, the resources by name and the rollout, and return None (the reward was emitted), the final
+    reward, or spans.
+    """
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        if trained_agents is not None:
+            text = "`trained_agents` is deprecated. Configure `agent_match` in adapter instead."
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        self.trained_agents = trained_agents
+        self._trainer_ref: Any = None
+        self._runner_ref: Any = None
+
+    def is_async(self) -> bool:
+        """Whether any coroutine method is overridden."""
+        names = ("training_rollout_async", "validation_rollout_async", "rollout_async")
+        return any(getattr(type(self), name) is not getattr(LitAgent, name) for name in names)
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Called by the trainer."""
+        self._trainer_ref = weakref.ref(trainer)
+
+    def get_trainer(self) -> Any:
+        """The trainer. Raises ValueError without one."""
+        return _alive(self.__dict__.get("_trainer_ref"), "Trainer")
+
+    @property
+    def trainer(self) -> Any:
+        return self.get_trainer()
+
+    def set_runner(self, runner: Any) -> None:
+        """Called by a runner."""
+        self._runner_ref = weakref.ref(runner)
+
+    def get_runner(self) -> Any:
+        """The runner of the running attempt, or the last that was set. Raises ValueError without one."""
+        return RUNNER.get() or _alive(self.__dict__.get("_runner_ref"), "Runner")
+
+    @property
+    def runner(self) -> Any:
+        return self.get_runner()
+
+    def get_tracer(self) -> Any:
+        """The runner's tracer."""
+        return self.runner.tracer
+
+    @property
+    def tracer(self) -> Any:
+        return self.get_tracer()
+
+    def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
+        """Before an attempt. Deprecated: use a Hook."""
+
+    def on_rollout_end(self, task: Any, rollout: Rollout, runner: Any, tracer: Any) -> None:
+        """After an attempt. Deprecated: use a Hook."""
+
+    def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """One attempt at a task."""
+        raise NotImplementedError("Agents must implement the `rollout` method.")
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """The same as a coroutine."""
+        raise NotImplementedError("Agents must implement the `rollout_async` method for async operations.")
+
+    def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """An attempt in training."""
+        return self.rollout(task, resources, rollout)
+
+    def validation_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """An attempt in an evaluation."""
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """An attempt in training."""
+        return await self.rollout_async(task, resources, rollout)
+
+    async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """An attempt in an evaluation."""
+        return await self.rollout_async(task, resources, rollout)
+
+
+def _alive(reference: Any, what: str) -> Any:
+    if reference is None:
+        raise ValueError(f"{what} has not been set for this agent.")
+    found = reference()
+    if found is None:
+        raise ValueError(f"{what} reference is no longer valid (object has been garbage collected).")
+    return found
+
+
+class FunctionalLitAgent(LitAgent[T]):
+    """A function as an agent; calling it calls the function."""
+
+    def __init__(self, rollout_func: Callable[..., Any], *, strip_proxy: bool = True) -> None:
+        """`strip_proxy`: the function gets a ProxyLLM as an LLM with the address for its attempt."""
+        super().__init__()
+        self._rollout_func, self._strip_proxy = rollout_func, strip_proxy
+        self._names = set(inspect.signature(rollout_func).parameters)
+        functools.update_wrapper(self, rollout_func)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._rollout_func(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self._rollout_func)
+
+    def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """Call the function. Raises RuntimeError for a coroutine function."""
+        if self.is_async():
+            raise RuntimeError(f"{self._rollout_func} is asynchronous. Use rollout_async instead.")
+        return self._rollout_func(task, **self._wanted(resources, rollout))
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+        """Await the function. Raises RuntimeError for another function."""
+        if not self.is_async():
+            raise RuntimeError(f"{self._rollout_func} is synchronous. Use rollout instead.")
+        return await self._rollout_func(task, **self._wanted(resources, rollout))
+
+    def _wanted(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
+        """What the function's parameters name. Raises ValueError if a resource is missing."""
+        found: dict[str, Any] = {"rollout": rollout} if "rollout" in self._names else {}
+        for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
+            if name in self._names:
+                first = next((value for value in resources.values() if isinstance(value, kind)), None)
+                if first is None:
+                    raise ValueError(f"No {kind.__name__} resource found in the provided resources.")
+                found[name] = first
+        if isinstance(found.get("llm"), ProxyLLM) and self._strip_proxy:
+            if not isinstance(rollout, AttemptedRollout):
+                raise ValueError("Rollout is not an AttemptedRollout: a ProxyLLM has an address for attempts only.")
+            found["llm"] = found["llm"].with_attempted_rollout(rollout)
+        return found
+
+
+def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
+    """`(task, llm[, rollout])` as an agent."""
+    return _decorated(func, "llm", strip_proxy)
+
+
+def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
+    """`(task, prompt_template[, rollout])` as an agent."""
+    return _decorated(func, "prompt_template", True)
+
+
+def rollout(func: Callable[..., Any]) -> FunctionalLitAgent[Any]:
+    """`(task, …)` as an agent; what it gets follows from the names of its parameters. Raises NotImplementedError."""
+    for wanted in ("llm", "prompt_template"):
+        if not _wrong(func, wanted):
+            return FunctionalLitAgent(func)
+    raise NotImplementedError(
+        f"Function signature {inspect.signature(func)} does not match any known agent patterns."
+        " Expected signatures: (task, llm[, rollout]) or (task, prompt_template[, rollout])."
+    )
+
+
+def _decorated(func: Callable[..., Any] | None, wanted: str, strip_proxy: bool) -> Any:
+    if func is None:
+        return functools.partial(_decorated, wanted=wanted, strip_proxy=strip_proxy)
+    if problem := _wrong(func, wanted):
+        raise ValueError(problem)
+    return FunctionalLitAgent(func, strip_proxy=strip_proxy)
+
+
+def _wrong(func: Callable[..., Any], wanted: str) -> str:
+    names = list(inspect.signature(func).parameters)
+    if len(names) < 2:
+        return f"Function {func} must have at least 2 parameters."
+    if names[0] != "task":
+        return f"Function {func} must be a positional parameter called 'task'."
+    return "" if wanted in names else f"Function {func} must have a positional parameter called '{wanted}'."

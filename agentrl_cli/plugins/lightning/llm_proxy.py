@@ -1,0 +1,176 @@
+"""`LLMProxy`: serves a model to runners that are not in a training, and keeps their calls as spans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from agentrl_cli.agents.gateway.app import OneModel
+from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.session import OnTurn
+from agentrl_cli.config import load_config
+from agentrl_cli.paths import default_db
+from agentrl_cli.plugins.lightning.calls import call_spans
+from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields
+from agentrl_cli.plugins.lightning.store import LightningStore
+from agentrl_cli.plugins.lightning.types import LLM, ProxyLLM
+from agentrl_cli.types import Tokens, Turn
+
+BACKENDS = {"hosted_vllm": "vllm", "openai": "openai"}
+"""LiteLLM's prefix of a model that a server samples for → what it is here (`remote.backend`)."""
+_LOG = logging.getLogger(__name__)
+
+
+class ModelConfig(TypedDict):
+    """One model: the name that clients use, and `litellm_params` whose `model` is a model's name or folder."""
+
+    model_name: str
+    litellm_params: dict[str, Any]
+
+
+class LLMProxy:
+    """The model server of this package under Agent-Lightning's addresses, `/rollout/{id}/attempt/{id}/v1`."""
+
+    def __init__(
+        self,
+        port: int | None = None,
+        model_list: Sequence[ModelConfig] | None = None,
+        store: LightningStore | None = None,
+        host: str | None = None,
+        litellm_config: Mapping[str, Any] | None = None,
+        num_retries: int = 0,
+        num_workers: int = 1,
+        launch_mode: str = "mp",
+        launcher_args: Any = None,
+        middlewares: Sequence[Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+    ) -> None:
+        """One model is served. What is LiteLLM's own has no effect, and is named in the log if it is given."""
+        self.store, self.model_list = store, list(model_list or ())
+        self._host, self._port = host or "127.0.0.1", port or 0
+        given = {
+            "litellm_config": litellm_config,
+            "num_retries": num_retries,
+            "launcher_args": launcher_args,
+            "middlewares": middlewares,
+            "callbacks": callbacks,
+        }
+        if ignored := [name for name, value in given.items() if value]:
+            _LOG.warning("LLMProxy: these arguments have no effect here: %s", ", ".join(ignored))
+        self._task: asyncio.Task[None] | None = None
+        self._address = ""
+        self._writing: set[asyncio.Future[None]] = set()
+
+    def get_store(self) -> LightningStore | None:
+        """Where the spans go."""
+        return self.store
+
+    def set_store(self, store: LightningStore) -> None:
+        """Send the spans there."""
+        self.store = store
+
+    def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
+        """Other models, from the next start on."""
+        self.model_list = list(model_list)
+
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self) -> None:
+        """Load the model and listen. Raises ValueError without a store or a single model, AgentRLErrors."""
+        if self.store is None:
+            raise ValueError("Store is not set. Please set the store before starting the LLMProxy.")
+        if len(self.model_list) != 1:
+            raise ValueError(f"One model is served here, and the model_list has {len(self.model_list)}.")
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve(ready))
+        both: set[asyncio.Future[Any]] = {self._task, ready}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._address = ready.result()
+
+    async def stop(self) -> None:
+        """End it; running calls are cut off."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def restart(self, *, _port: int | None = None) -> None:
+        """Stop and start."""
+        await self.stop()
+        self._port = self._port if _port is None else _port
+        await self.start()
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: dict[str, Any] | None = None,
+    ) -> LLM:
+        """The model as a resource: for one attempt, or for whichever asks. Raises ValueError."""
+        names = {entry["model_name"] for entry in self.model_list}
+        if model is None and len(names) != 1:
+            raise ValueError(f"There are {len(names)} models in model_list. Please specify the model.")
+        proxy = ProxyLLM(
+            endpoint=f"{self._address}/v1",
+            model=model or next(iter(names)),
+            sampling_parameters=dict(sampling_parameters or {}),
+        )
+        if rollout_id is None and attempt_id is None:
+            return proxy
+        return LLM(**{**dict(proxy), "resource_type": "llm", "endpoint": proxy.get_base_url(rollout_id, attempt_id)})
+
+    async def _serve(self, ready: asyncio.Future[str]) -> None:
+        config, name = load_config((), (), None, self._flags())[0], self.model_list[0]["model_name"]
+        from agentrl_cli.servers.model_server.server import open_server
+
+        base = Path.cwd()
+        async with open_server(config, base=base, db=default_db(base), watch=self._watch) as server:
+            server.gateway.models = OneModel(server.models.policy(""), name)
+            async with listening(server.app({self._host}), self._host, self._port) as address:
+                ready.set_result(address)
+                await asyncio.get_running_loop().create_future()
+
+    def _flags(self) -> dict[str, Any]:
+        """Settings for the model that `litellm_params` mean; `api_base` is a server that samples for it."""
+        given = self.model_list[0]["litellm_params"]
+        provider, _, rest = str(given["model"]).partition("/")
+        if provider not in BACKENDS:
+            return {"model.name": given["model"]}
+        flags = {"model.name": rest, "remote.backend": BACKENDS[provider], "remote.model": rest}
+        return flags if given.get("api_base") is None else {**flags, "remote.url": given["api_base"]}
+
+    def _watch(self, key: str) -> OnTurn:
+        """Adds a span for each answer of the session of an attempt, whose key is `rollout/attempt`."""
+        rollout_id, _, attempt_id = key.partition("/")
+        turns: list[Turn] = []
+        tokens: list[Tokens] = []
+
+        async def add(core: SpanCoreFields, store: LightningStore) -> None:
+            number = await store.get_next_span_sequence_id(rollout_id, attempt_id)
+            where = {"rollout_id": rollout_id, "attempt_id": attempt_id}
+            await store.add_span(Span.from_core_fields(core, **where, sequence_id=number))
+
+        def write(turn: Turn, new: Tokens) -> None:
+            turns.append(turn)
+            tokens.append(new)
+            if self.store is None or not attempt_id:
+                return
+            for core in call_spans(turns, Tokens.concat(tokens), self.model_list[0]["model_name"], len(turns) - 1):
+                writing = asyncio.ensure_future(add(core, self.store))
+                self._writing.add(writing)
+                writing.add_done_callback(self._written)
+
+        return write
+
+    def _written(self, task: asyncio.Future[None]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.warning("a span was not kept: %s", error)

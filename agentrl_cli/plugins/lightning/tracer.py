@@ -1,0 +1,299 @@
+"""Tracers: they collect the spans of an attempt and write them to its store.
+
+Spans come from the emitters, from `operation`, and from the gateway: each model call of an episode is one, with its
+token ids. Which trace a span belongs to follows the running code (a context variable), so attempts may run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl_cli.agents.emit import CURRENT
+from agentrl_cli.plugins.lightning.calls import call_spans
+from agentrl_cli.plugins.lightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentrl_cli.plugins.lightning.spans import Attributes, OtelResource, Span, SpanCoreFields, StatusCode, TraceStatus
+from agentrl_cli.plugins.lightning.types import ParallelWorkerBase
+from agentrl_cli.plugins.lightning.utils.otel import format_exception_attributes
+
+_LOG = logging.getLogger(__name__)
+FLUSH = 0.5
+"""Seconds between writes of the spans of a running attempt."""
+ROOT = "0" * 16
+
+
+@dataclass(eq=False)
+class Trace:
+    """The spans of one attempt so far."""
+
+    rollout_id: str = ""
+    attempt_id: str = ""
+    trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    spans: list[Span] = field(default_factory=list)
+    calls: int = 0
+    """Turns of the gateway that were looked at."""
+    written: int = 0
+
+    def add(self, core: SpanCoreFields, span_id: str = "", parent_id: str | None = None) -> None:
+        """Append a span after the model calls before it."""
+        self.look()
+        ids = {"rollout_id": self.rollout_id, "attempt_id": self.attempt_id, "trace_id": self.trace_id}
+        origin = {f"agentlightning.{name}": ids[name] for name in ("rollout_id", "attempt_id")}
+        made = Span.from_attributes(
+            **ids,
+            name=core.name,
+            attributes=core.attributes,
+            start_time=core.start_time,
+            end_time=core.end_time,
+            status=core.status,
+            span_id=span_id or None,
+            parent_id=parent_id,
+            sequence_id=len(self.spans) + 1,
+            resource=OtelResource(attributes=origin, schema_url=""),
+        )
+        self.spans.append(made)
+        if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
+            _LOG.debug("%s: %s", core.name, core.attributes)
+
+    def look(self) -> None:
+        """Append the model calls that the gateway has recorded since."""
+        call = CURRENT.get(None)
+        if call is None or call.recorded is None:
+            return
+        turns, tokens = call.recorded()
+        new, self.calls = turns[self.calls :], len(turns)
+        for span in call_spans(turns, tokens, call.model, first=self.calls - len(new)):
+            self.add(span)
+
+    async def flush(self, store: Any) -> None:
+        """Write what is new to the store, with its sequence ids."""
+        self.look()
+        new, start = self.spans[self.written :], self.written
+        if store is None or not new or not self.rollout_id:
+            return
+        self.written += len(new)
+        ids = await store.get_many_span_sequence_ids([(self.rollout_id, self.attempt_id)] * len(new))
+        numbered = [span.model_copy(update={"sequence_id": id_}) for span, id_ in zip(new, ids, strict=True)]
+        self.spans[start : start + len(new)] = numbered
+        await store.add_many_spans(numbered)
+
+
+class Recording:
+    """A span that is being recorded."""
+
+    def __init__(self, name: str, attributes: Attributes | None = None, start_time: float | None = None) -> None:
+        self.name, self.attributes = name, dict(attributes or {})
+        self.start_time, self.end_time = start_time or time.time(), 0.0
+        self.status = TraceStatus(status_code="UNSET")
+        self.span_id = secrets.token_hex(8)
+
+    def record_attributes(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        self.attributes.update(attributes)
+
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
+        """Set how it ends."""
+        self.status = TraceStatus(status_code=status_code, description=description)
+
+    def record_exception(self, exception: BaseException) -> None:
+        """It ends by an exception."""
+        self.record_status("ERROR", str(exception))
+        self.record_attributes(format_exception_attributes(exception))
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """OpenTelemetry's name for one attribute."""
+        self.attributes[key] = value
+
+    def get_recorded_span(self) -> SpanCoreFields:
+        """The span. Raises ValueError before its end."""
+        if not self.end_time:
+            raise ValueError("The span has not ended.")
+        return SpanCoreFields(
+            name=self.name,
+            attributes=self.attributes,
+            status=self.status,
+            start_time=self.start_time,
+            end_time=self.end_time,
+        )
+
+
+_TRACE: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default=None)
+_PARENT: ContextVar[str | None] = ContextVar("agentlightning_parent", default=None)
+_ACTIVE: ContextVar[Any] = ContextVar("agentlightning_tracer", default=None)
+
+
+class Tracer(ParallelWorkerBase):
+    """Collects spans. A subclass may override `trace_context`, `create_span` and `get_last_trace`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: Any = None
+
+    def init_worker(self, worker_id: int, store: Any = None) -> None:
+        """Write to this store from here on."""
+        super().init_worker(worker_id)
+        self._store = store
+
+    @contextlib.asynccontextmanager
+    async def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: Any = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncIterator[Any]:
+        """Everything inside belongs to one attempt. Raises ValueError inside another one."""
+        if _ACTIVE.get() is not None:
+            raise ValueError("An active tracer is already set. Cannot set a new one.")
+        trace, where = Trace(rollout_id or "", attempt_id or ""), store if store is not None else self._store
+        _TRACE.set(trace)  # kept after the end, for get_last_trace
+        token = _ACTIVE.set(self)
+        writer = asyncio.create_task(_keep_writing(trace, where))
+        try:
+            yield self
+        finally:
+            _ACTIVE.reset(token)
+            writer.cancel()
+            await asyncio.wait({writer})
+            await trace.flush(where)
+
+    def get_last_trace(self) -> list[Span]:
+        """The spans of the running or last trace."""
+        trace = _TRACE.get()
+        if trace is None:
+            return []
+        trace.look()
+        return list(trace.spans)
+
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        """A span without duration, added to the running trace."""
+        at = timestamp or time.time()
+        ended = status or TraceStatus(status_code="UNSET")
+        core = SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
+        if (trace := _TRACE.get()) is not None and _ACTIVE.get() is not None:
+            trace.add(core, parent_id=_PARENT.get())
+        return core
+
+    @contextlib.contextmanager
+    def operation_context(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> Iterator[Recording]:
+        """A span around what runs inside."""
+        recording = Recording(name, attributes, start_time)
+        above = _PARENT.get()
+        token = _PARENT.set(recording.span_id)
+        try:
+            yield recording
+        except Exception as error:
+            recording.record_exception(error)
+            raise
+        finally:
+            _PARENT.reset(token)
+            recording.end_time = end_time or time.time()
+            if (trace := _TRACE.get()) is not None and _ACTIVE.get() is not None:
+                trace.add(recording.get_recorded_span(), recording.span_id, above)
+
+    def start_as_current_span(
+        self, name: str, attributes: Attributes | None = None
+    ) -> contextlib.AbstractContextManager[Recording]:
+        """OpenTelemetry's name for `operation_context`."""
+        return self.operation_context(name, attributes)
+
+    def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function in a trace of its own."""
+
+        async def run() -> Any:
+            async with self.trace_context(name=func.__name__):
+                return func(*args, **kwargs)
+
+        return asyncio.run(run())
+
+    async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """Await a coroutine function in a trace of its own."""
+        async with self.trace_context(name=func.__name__):
+            return await func(*args, **kwargs)
+
+    def get_langchain_handler(self) -> Any:
+        """None: the gateway records the calls of LangChain's models as those of any client."""
+        return None
+
+    @contextlib.contextmanager
+    def lifespan(self, store: Any = None) -> Iterator[None]:
+        """Runs `init` and `teardown` around the block."""
+        self.init()
+        self.init_worker(0, store)
+        try:
+            yield
+        finally:
+            self.teardown_worker(0)
+            self.teardown()
+
+
+class OtelTracer(Tracer):
+    """The default. Libraries' own OpenTelemetry spans are not collected."""
+
+
+class AgentOpsTracer(Tracer):
+    """As `OtelTracer`: calls are recorded at the gateway, not by patching clients."""
+
+    def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
+        super().__init__()
+        self.agentops_managed, self.instrument_managed, self.daemon = agentops_managed, instrument_managed, daemon
+
+
+class DummyTracer(Tracer):
+    """Makes spans that belong to no trace."""
+
+    def create_span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        timestamp: float | None = None,
+        status: TraceStatus | None = None,
+    ) -> SpanCoreFields:
+        """A span; nothing keeps it."""
+        at, ended = timestamp or time.time(), status or TraceStatus(status_code="OK")
+        return SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
+
+
+def get_active_tracer() -> Tracer | None:
+    """The tracer whose trace runs; None outside."""
+    found: Tracer | None = _ACTIVE.get()
+    return found
+
+
+def set_active_tracer(tracer: Tracer) -> None:
+    """Let the emitters use a tracer outside of its `trace_context`. Raises ValueError if there is one."""
+    if _ACTIVE.get() is not None:
+        raise ValueError("An active tracer is already set. Cannot set a new one.")
+    _TRACE.set(Trace())
+    _ACTIVE.set(tracer)
+
+
+def clear_active_tracer() -> None:
+    """The opposite."""
+    _ACTIVE.set(None)
+
+
+async def _keep_writing(trace: Trace, store: Any) -> None:
+    while True:
+        await asyncio.sleep(FLUSH)
+        await trace.flush(store)

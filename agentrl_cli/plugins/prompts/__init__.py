@@ -1,0 +1,16 @@
+"""Better prompts instead of better weights: candidates, their evaluation, and two searches (GEPA, APO)."""
+
+from __future__ import annotations
+
+HERE = "agentrl_cli.plugins.prompts"
+OFFERS = {
+    "commands": {"optimize": ("Run", f"{HERE}.command:command", "Better prompts instead of better weights")},
+    "examples": {
+        "optimize": (
+            "agentrl optimize --reflect-with http://127.0.0.1:8000/v1",
+            "agentrl optimize --method apo --reflect-with reflect.py:answer --budget 400 --write",
+        )
+    },
+    "screens": {"optimize": f"{HERE}.screen:PromptsScreen"},
+    "searches": {"apo": f"{HERE}.apo:search_by"},
+}

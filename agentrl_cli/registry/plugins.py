@@ -1,0 +1,70 @@
+"""Plugins: what the core can do without, each reached through one line here or through an entry point.
+
+A plugin offers objects of the kinds that the core asks for, under the names that a user writes:
+
+    OFFERS = {"commands": {"optimize": ("Run", "my_package.command:command", "One line of help")},
+              "settings": {"engine": "my_package.settings:EngineConfig"}}
+
+An outsider's package registers the same mapping under the entry-point group `agentrl.plugins`. The kinds:
+
+    commands    name to (panel, a Typer function or group, one line of help)
+    examples    name of a command to two command lines for its help
+    settings    section of agentrl.yaml to its `Section`
+    checks      name to a function (config) that raises ValueError if settings contradict each other
+    screens     name to a Textual screen; a run of a kind that has the name of a screen opens it
+
+and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+PLUGINS: dict[str, str] = {
+    "lightning": "agentrl_cli.plugins.lightning:OFFERS",
+    "prompts": "agentrl_cli.plugins.prompts:OFFERS",
+}
+"""Name to the mapping of a plugin that ships with the package."""
+
+_LOG = logging.getLogger(__name__)
+
+Offers = Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def load_plugins() -> dict[str, Offers]:
+    """Return the mapping of every plugin by its name, the shipped ones first.
+
+    A plugin of an outsider that cannot be imported is reported as a warning and left out: it must not keep every
+    command from starting.
+    """
+    from importlib.metadata import entry_points  # late: it costs every command a tenth of its start
+
+    found = {name: _load(target) for name, target in PLUGINS.items()}
+    for point in entry_points(group="agentrl.plugins"):
+        if point.name in found:
+            _LOG.warning("The plugin %s of %s has the name of another and is left out.", point.name, point.value)
+            continue
+        try:
+            found[point.name] = _load(point.value)
+        except Exception as error:  # noqa: BLE001 - a broken plugin is reported, and the rest works
+            _LOG.warning("The plugin %s could not be loaded: %s: %s", point.name, type(error).__name__, error)
+    return found
+
+
+def offers(kind: str) -> dict[str, Any]:
+    """Return everything that plugins offer of a kind, by name. A name that two offer is the first one's."""
+    found: dict[str, Any] = {}
+    for offered in load_plugins().values():
+        found = {**offered.get(kind, {}), **found}
+    return found
+
+
+def _load(target: str) -> Offers:
+    module, _, attribute = target.partition(":")
+    found: Offers = getattr(importlib.import_module(module), attribute)
+    return found

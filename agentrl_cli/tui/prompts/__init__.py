@@ -1,1 +1,0 @@
-"""The candidates of a prompt optimisation."""

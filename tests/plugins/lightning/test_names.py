@@ -1,0 +1,175 @@
+"""The names of Agent-Lightning 0.x: what they do is compared with the real package, where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl_cli.plugins.lightning as agl
+from tests.plugins.lightning import scenario
+
+ROOT = Path(__file__).resolve().parents[3]
+ABSENT = """
+    AgentLightningClient AgentLightningServer CollectionBasedLightningStore DevTaskLoader FilterField
+    FilterOptions GenericResponse LegacyAgentRunner
+    RolloutLegacy RolloutRawResultLegacy SortOptions Task TaskIfAny
+""".split()
+"""Names that are not here; docs/lightning.md says why."""
+OTHER = """
+    AgentOpsTracer.get_langchain_handler AgentOpsTracer.teardown_worker OtelTracer.teardown_worker
+    Baseline.run InMemoryLightningStore() InMemoryLightningStore.query_spans LightningStore() Trainer()
+    Trainer.dev Trainer.fit
+""".split()
+"""Signatures that take more here, or less of what has no meaning."""
+MISSING = """
+    AgentOpsTracer.get_langchain_callback_handler AgentOpsTracer.instrument AgentOpsTracer.uninstrument
+    Algorithm.get_client Baseline.get_client InMemoryLightningStore.wait_for_rollout LLMProxy.initialize
+    TraceToMessages.get_tool_calls TracerTraceToTriplet.visualize Trainer.client Trainer.fit_v0 Trainer.init
+    Trainer.init_worker Trainer.run Trainer.kill_orphaned_processes Trainer.teardown Trainer.teardown_worker
+""".split()
+"""Methods that are not here."""
+
+
+def run(python: str, module: str) -> dict[str, Any]:
+    """The scenario's answers of a package."""
+    command = [python, str(Path(scenario.__file__)), module]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def test_names_signatures_and_behaviour_are_those_of_the_real_package() -> None:
+    python = os.environ.get("AGENTLIGHTNING_PYTHON", "")
+    if not python and importlib.util.find_spec("agentlightning") is not None:
+        python = sys.executable
+    if not python:
+        pytest.skip("agentlightning 0.x is not installed: AGENTLIGHTNING_PYTHON names an interpreter that has it")
+    real, ours = run(python, "agentlightning"), run(sys.executable, "agentrl_cli.plugins.lightning")
+    names, mine = real.pop("names"), ours.pop("names")
+    assert sorted({*names.pop("all")} - {*mine.pop("all")}) == ABSENT
+    different = {name for name, value in names.items() if value != mine.get(name)}
+    assert different <= {*OTHER, *MISSING}, sorted(different - {*OTHER, *MISSING})
+    for part, said in real.items():
+        assert ours[part] == said, part
+
+
+def test_both_stores_follow_the_same_rules(tmp_path: Path) -> None:
+    """In memory and in SQLite, and what SQLite holds is there when it is opened again."""
+    path = tmp_path / "agentrl.db"
+
+    async def sqlite() -> list[Any]:
+        store = agl.SqliteLightningStore(path)
+        try:
+            return await scenario.queue(agl, store)
+        finally:
+            await store.close()
+
+    async def again() -> Any:
+        store = agl.SqliteLightningStore(path)
+        try:
+            assert (await store.statistics())["total_rollouts"] == 3
+            with pytest.raises(ValueError, match="cannot be kept"):
+                await store.enqueue_rollout({"object": object()})
+            return await store.query_rollouts(sort_by="start_time")
+        finally:
+            await store.close()
+
+    memory = asyncio.run(scenario.queue(agl))
+    assert asyncio.run(sqlite()) == memory and [memory[12][0], memory[13][0]] == ["succeeded", "cancelled"]
+    assert [rollout.input["n"] for rollout in asyncio.run(again())] == [1, 2, 3]
+
+
+def test_a_store_over_http_follows_the_same_rules(tmp_path: Path) -> None:
+    async def served() -> list[Any]:
+        server = agl.LightningStoreServer(agl.InMemoryLightningStore(scan_debounce_seconds=0), port=0)
+        await server.start()
+        client = agl.LightningStoreClient(server.endpoint)
+        try:
+            said = await scenario.queue(agl, client)
+            assert (await client.statistics())["total_rollouts"] == (await server.statistics())["total_rollouts"] == 3
+            update = await client.add_resources({"p": agl.PromptTemplate(template="{x}", engine="f-string")})
+            assert isinstance(update.resources["p"], agl.PromptTemplate)
+            assert await server.get_latest_resources() == update
+            with pytest.raises(ValueError, match="Rollout nothing not found"):
+                await client.start_attempt("nothing")
+            with pytest.raises(ValueError, match="cannot be sent"):
+                await client.enqueue_rollout({"object": object()})
+            return said
+        finally:
+            await client.close()
+            await server.stop()
+
+    assert asyncio.run(served()) == asyncio.run(scenario.queue(agl))
+    with pytest.raises(ValueError, match="set AGENTRL_TOKEN"):
+        agl.LightningStoreServer(agl.InMemoryLightningStore(), "0.0.0.0")
+
+
+SIDES = """
+import sys, agentrl_cli.plugins.lightning as agl
+
+@agl.rollout
+def agent(task, llm):
+    return float(task["n"])
+
+@agl.algo
+async def learn(*, store, train_dataset, **given):
+    await store.add_resources({"llm": agl.LLM(endpoint="http://none/v1", model="m")})
+    rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
+    ended = await store.wait_for_rollouts(rollout_ids=[one.rollout_id for one in rollouts])
+    spans = [await store.query_spans(one.rollout_id) for one in ended]
+    print([one.status for one in ended], [agl.find_final_reward(found) for found in spans], flush=True)
+
+agl.Trainer(algorithm=learn, n_runners=1, max_rollouts=3).fit(agent, [{"n": n} for n in range(3)])
+"""
+
+
+def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    (tmp_path / "script.py").write_text(SIDES)
+    given = {"AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": port, "PYTHONPATH": str(ROOT)}
+    sides = [
+        subprocess.Popen(
+            [sys.executable, "script.py"],
+            cwd=tmp_path,
+            env={**os.environ, **given, "AGL_CURRENT_ROLE": role},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for role in ("algorithm", "runner")
+    ]
+    said = [side.communicate()[0] for side in sides]
+    assert said[0].strip() == "['succeeded', 'succeeded', 'succeeded'] [0.0, 1.0, 2.0]"
+    assert [side.returncode for side in sides] == [0, 0]
+
+
+def test_the_alias_is_opt_in_and_never_hides_the_real_package() -> None:
+    code = """
+import sys, agentrl_cli.plugins.lightning
+assert 'agentlightning' not in sys.modules
+import agentrl_cli.plugins.lightning.alias
+import agentlightning as agl
+from agentlightning.adapter.triplet import LlmProxyTraceToTriplet
+from agentlightning.algorithm.verl import VERL
+from agentlightning.reward import find_final_reward
+from agentlightning.tracer.agentops import AgentOpsTracer
+from agentlightning.utils.otel import make_tag_attributes
+assert agl is agentrl_cli.plugins.lightning and agl.VERL is VERL and 'torch' not in sys.modules
+sys.modules['agentlightning'] = sys
+try: agentrl_cli.plugins.lightning.alias.register()
+except ImportError as error: print(error)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("The real agentlightning was imported before"), done.stderr
