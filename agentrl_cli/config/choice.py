@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl_cli.config.base import Section
+from agentrl_cli.types.section import Section
 
 OLD: Mapping[str, tuple[str, str]] = {
     "gamma": ("advantage", "gamma"),

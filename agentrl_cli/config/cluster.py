@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl_cli.config.base import Positive, Seconds, Section
+from agentrl_cli.types.section import Positive, Seconds, Section
 
 
 class ClusterConfig(Section):

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl_cli.config.base import Positive, Unit
 from agentrl_cli.config.choice import Algorithm, Options
+from agentrl_cli.types.section import Positive, Unit
 
 Compares = Literal["rewards", "group", "batch", "nothing"]
 Needs = Literal["", "values", "baseline", "teacher"]

@@ -6,16 +6,18 @@ the bundled model on a CPU. Relative paths are relative to the project folder.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.config.base import Count, OnOff, Positive, Seconds, Section, Unit
 from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.config.conflicts import conflict
-from agentrl_cli.config.remote import EngineConfig, RemoteConfig
+from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.types import Sampling
+from agentrl_cli.types.section import Count, OnOff, Positive, Seconds, Section, Unit
 
 Stop = Literal[
     "nan",
@@ -34,6 +36,9 @@ Stop = Literal[
     "truncated",
 ]
 """Names of alerts (trainer/alerts.py)."""
+
+
+S = TypeVar("S", bound=Section)
 
 
 class ModelConfig(Section):
@@ -322,7 +327,6 @@ class Config(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="a vLLM server that is started here")
     cluster: ClusterConfig = Field(
         default_factory=ClusterConfig, description="workers that make the episodes; several GPUs and machines"
     )
@@ -351,8 +355,16 @@ class Config(Section):
             return False
         return self.cluster.shard == "full" or (not self.adapter.enabled and self.train.optimizer == "adamw")
 
+    def section(self, kind: type[S]) -> S:
+        """Return the section that a plugin declares by this class."""
+        name = next(name for name, info in type(self).model_fields.items() if info.annotation is kind)
+        found: S = getattr(self, name)
+        return found
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
+        for name in offers("checks"):
+            resolve("checks", {}, name)(self)
         if found := conflict(self.rollout, self.algo):
             raise ValueError(found)
         if self.algo.bypass and "mismatch" in self.train.stop_on:
@@ -367,6 +379,19 @@ class Config(Section):
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
             )
         return self
+
+
+def _with_plugins(core: type[Config]) -> type[Config]:
+    """Return the settings with the sections of plugins, each described by its docstring."""
+    kinds = {name: resolve("settings", {}, name) for name in offers("settings")}
+    sections: dict[str, Any] = {
+        name: (kind, Field(default_factory=kind, description=kind.__doc__)) for name, kind in kinds.items()
+    }
+    return create_model("Config", __base__=core, __doc__=core.__doc__, __module__=__name__, **sections)
+
+
+if not TYPE_CHECKING:
+    Config = _with_plugins(Config)
 
 
 def keys() -> list[str]:

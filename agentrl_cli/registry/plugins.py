@@ -11,6 +11,8 @@ An outsider's package registers the same mapping under the entry-point group `ag
     examples    name of a command to two command lines for its help
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
+    servers     name to a context manager (config, project folder, folder for logs, model or None) that yields the
+                server that a run starts for itself (`runtime.Server`), or None
     screens     name to a Textual screen; a run of a kind that has the name of a screen opens it
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -25,6 +27,7 @@ from functools import cache
 from typing import Any
 
 PLUGINS: dict[str, str] = {
+    "engines": "agentrl_cli.plugins.engines:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
 }

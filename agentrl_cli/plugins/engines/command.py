@@ -30,7 +30,7 @@ def install(
     env: EnvOption = None, project: ProjectOption = None, config: ConfigOption = None, sets: SetOption = None
 ) -> None:
     """Install the pinned vLLM into an environment of its own, with uv or pip; prints the folder."""
-    from agentrl_cli.policies.remote.engine import install as make
+    from agentrl_cli.plugins.engines.server import install as make
 
     context = open_project(project, None, config, sets, {"engine.env": _text(env)}, required=False)
     echo(str(make(context.config, narrate)))
@@ -55,7 +55,7 @@ def start(
 
 async def _serve(context: Context, port: int) -> None:
     from agentrl_cli.models.load import model_folder
-    from agentrl_cli.policies.remote.engine import KEY, started
+    from agentrl_cli.plugins.engines.server import KEY, started
 
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     folder = model_folder(context.config.model.name, context.config, base=context.project)

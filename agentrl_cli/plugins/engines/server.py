@@ -25,6 +25,7 @@ import httpx2
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
+from agentrl_cli.plugins.engines.settings import EngineConfig
 from agentrl_cli.policies.remote.http import Unreachable
 
 KEY = "AGENTRL_ENGINE_KEY"
@@ -47,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 
 def environment(config: Config) -> Path:
     """The folder of the engine's environment."""
-    engine = config.engine
+    engine = config.section(EngineConfig)
     if engine.env:
         return Path(engine.env).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -56,7 +57,7 @@ def environment(config: Config) -> Path:
 
 def install(config: Config, narrate: Callable[[str], None]) -> Path:
     """Make the environment, with uv if there is one. Returns its folder. Raises EnvironmentProblem if that fails."""
-    env, package = environment(config), config.engine.package
+    env, package = environment(config), config.section(EngineConfig).package
     if _vllm(env).is_file():
         _require_import(env, package)
         return env
@@ -217,9 +218,23 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
         await server.close()
 
 
+@contextlib.asynccontextmanager
+async def start_for_run(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Server | None]:
+    """Start the server that `engine.start` asks for; None if it does not, or if another model is named by `spec`."""
+    if not config.section(EngineConfig).start or spec not in (None, config.model.name):
+        yield None
+        return
+    from agentrl_cli.models.load import model_folder
+
+    print("Starting a vLLM server for this run …", file=sys.stderr, flush=True)
+    folder = model_folder(config.model.name, config, base=base)
+    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as server:
+        yield server
+
+
 def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
     """The command line of the server."""
-    engine, adapter, dtype = config.engine, config.adapter, config.model.dtype
+    engine, adapter, dtype = config.section(EngineConfig), config.adapter, config.model.dtype
     for option in engine.options:
         if option.partition("=")[0].replace("_", "-") in RESERVED:
             raise ConfigError(

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
-from agentrl_cli.policies.remote.engine import KEY, install, started
+from agentrl_cli.plugins.engines.server import KEY, install, started
 from agentrl_cli.policies.remote.policy import VLLMPolicy
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
