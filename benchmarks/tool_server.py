@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.tools.remote import connect
+from agentrl_cli.plugins.verl_tool.client import connect
 
 HERE = Path(__file__).parent
 

@@ -21,7 +21,7 @@ from typer.main import get_command
 from agentrl_cli._version import __version__
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, missing_package, nearest
-from agentrl_cli.registry import trust
+from agentrl_cli.registry import resolve, trust
 from agentrl_cli.registry.plugins import offers
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -169,6 +169,9 @@ def load_command(name: str) -> Any:
     target = getattr(module, attribute)
     if isinstance(target, typer.Typer):
         sub = target
+        for path in offers("subcommands"):
+            if path.startswith(f"{name} "):
+                sub.command(path.removeprefix(f"{name} "))(resolve("subcommands", {}, path))
     else:
         sub = typer.Typer(add_completion=False)
         sub.command(name=name)(target)

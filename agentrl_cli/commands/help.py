@@ -36,7 +36,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         'agentrl tools call calculator \'{"expression": "2*3"}\'',
         'agentrl tools call task.py:badge \'{"name": "Ada"}\'',
     ),
-    "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700"),
     "grep": ("agentrl grep Traceback", "agentrl grep 'Answer: 4' --filter outcome:failed"),
     "compare": ("agentrl compare FIRST SECOND", "agentrl compare FIRST --json"),
     "query": ("agentrl query 'SELECT count(*) FROM episodes'", "agentrl query 'SELECT * FROM runs' --format csv"),

@@ -25,7 +25,6 @@ from agentrl_cli.commands.common import (
     open_project,
     warn_unsafe,
 )
-from agentrl_cli.commands.tools_serve import serve
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store.images import image_line
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from agentrl_cli.types import ToolResult
 
 app = typer.Typer(help="List tools, show a schema, call one by hand, serve them.", no_args_is_help=True)
-app.command("serve")(serve)
 
 NameArgument = Annotated[str, typer.Argument(help='A tool of a pack, a built-in, or "file.py:function".')]
 

@@ -23,6 +23,7 @@ from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path, portable
+from agentrl_cli.registry.plugins import offers
 
 _LOG = logging.getLogger(__name__)
 ENV_PREFIX = "AGENTRL_"
@@ -61,12 +62,13 @@ def load_config(
         stored.update(translated(flatten(name, value, "run")))
     layers = [stored, *(translated(read_yaml(path)) for path in files), translated(_from_env(env or {}))]
     layers += [translated(_from_set(text)) for text in sets]
+    layers = [_rename(layer) for layer in layers]
     given = {key: str(value) if isinstance(value, Path) else value for key, value in (flags or {}).items()}
     layers.append({key: Value(value, "flag") for key, value in given.items() if value is not None})
     base = base or (files[0].parent if files else None)
     packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
     merged: dict[str, Value] = {}
-    for layer in (_from_packs(packs, base), *layers):
+    for layer in (_rename(_from_packs(packs, base)), *layers):
         _stack(merged, layer)
     if base is not None:
         merged = {key: value._replace(value=portable(value.value, (base,))) for key, value in merged.items()}
@@ -77,6 +79,24 @@ def load_config(
         choice, option = OLD[old.removeprefix("algo.")]
         sources[f"algo.{choice}.{option}"] = f"{merged[old].source} ({old})"
     return config, sources
+
+
+def _rename(layer: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a layer with old keys under their new names; warn of them, except in the stored settings of a run."""
+    found: dict[str, Value] = {}
+    for key, value in layer.items():
+        new = _RENAMED.get(key)
+        if new is None:
+            found[key] = value
+            continue
+        if value.source != "run":
+            _LOG.warning("%s: %s is now %s.", _where(value), key, new)
+        found.setdefault(new, value._replace(source=f"{value.source} ({key})", place=value.place or value.source))
+    return found
+
+
+_RENAMED: dict[str, str] = offers("renamed")
+"""Old key to the new one; both work for a release."""
 
 
 def inside(config: Config, base: Path) -> Config:

@@ -148,13 +148,6 @@ class RolloutConfig(Section):
         default="stop", description="if a result does not fit into the episode: end it, or cut the result further"
     )
     tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool sets its own")
-    tool_server: str | None = Field(
-        default=None,
-        description="run the packs' tools in this server (`agentrl tools serve`): http://host:port or unix:/path",
-    )
-    tool_server_patience: Seconds = Field(
-        default=60.0, description="seconds an episode waits for a busy, unreachable or restarting tool server"
-    )
     episode_timeout: Seconds = Field(default=120.0, description="seconds of an episode")
     async_staleness: Count = Field(
         default=0,

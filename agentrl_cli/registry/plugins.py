@@ -9,6 +9,9 @@ An outsider's package registers the same mapping under the entry-point group `ag
 
     commands    name to (panel, a Typer function or group, one line of help)
     examples    name of a command to two command lines for its help
+    subcommands "COMMAND NAME" to a function
+    packs       name to a context manager (packs by name, config) that yields the packs of a run
+    renamed     old key of agentrl.yaml to the new one
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
     servers     name to a context manager (config, project folder, folder for logs, model or None) that yields the
@@ -30,6 +33,7 @@ PLUGINS: dict[str, str] = {
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
+    "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",
 }
 """Name to the mapping of a plugin that ships with the package."""
 

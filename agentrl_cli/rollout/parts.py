@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_cli.config import Config
 from agentrl_cli.hooks import HookList, load_hooks
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack, check_weights, load_packs
 from agentrl_cli.tasks.texts import read_parts, with_parts
@@ -51,22 +53,6 @@ async def open_parts(
             sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
             for imports in {pack.imports for pack in found.values() if pack.imports}:
                 await sandbox.check(imports)  # a missing package is reported now, not by every episode
-        if config.rollout.tool_server is not None:
-            found = await stack.enter_async_context(_served(found, config))
+        for name in offers("packs"):
+            found = await stack.enter_async_context(resolve("packs", {}, name)(found, config))
         yield Parts(found, hook_list, sandbox)
-
-
-@contextlib.asynccontextmanager
-async def _served(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
-    """The packs with their tools at `rollout.tool_server`; packs with an environment of their own keep it."""
-    from agentrl_cli.tools.remote import connect, remote_tools
-
-    limits = config.rollout
-    async with connect(str(limits.tool_server), patience=limits.tool_server_patience) as server:
-        offered = await server.schemas()
-        yield {
-            name: replace(pack, tools=remote_tools(server, offered, pack.tools))
-            if getattr(pack.module, "make_env", None) is None
-            else pack
-            for name, pack in packs.items()
-        }

@@ -24,9 +24,9 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import load_config
 from agentrl_cli.config.yamlfile import load_yaml, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
-from agentrl_cli.servers.tool_server.app import ToolServer
-from agentrl_cli.servers.tool_server.journal import Journal
-from agentrl_cli.servers.tool_server.trajectories import Trajectories
+from agentrl_cli.plugins.verl_tool.app import ToolServer
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import compile_filter, compile_sort, fields
 from agentrl_cli.store.queries import grep, run_query

@@ -16,13 +16,13 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.servers.chat_session.session import Session
 from agentrl_cli.servers.chat_session.whatif import PARALLEL, run
-from agentrl_cli.servers.tool_server.journal import Journal
-from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import as_tool

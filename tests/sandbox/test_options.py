@@ -16,10 +16,10 @@ from agentrl_cli.commands import main
 from agentrl_cli.commands.rescore import packages
 from agentrl_cli.config import Config, RolloutConfig, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.options import read_options
-from agentrl_cli.servers.tool_server.journal import Journal
-from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tools import as_tool, tool
 from tests.helpers.sandbox import open_sandbox

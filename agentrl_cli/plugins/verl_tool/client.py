@@ -11,12 +11,15 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency
-from agentrl_cli.tools import remote_answers
+from agentrl_cli.plugins.verl_tool import answers
+from agentrl_cli.plugins.verl_tool.settings import ToolServerConfig
+from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.types import ToolResult, ToolSchema, new_id
 
@@ -44,16 +47,16 @@ class RemoteServer:
         """The answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
         return await self._request("POST", path, body, dict)
 
-    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[remote_answers.Answer], T]) -> T:
+    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]) -> T:
         """What `read` makes of the answer; if it raises ValueError, the request is sent again."""
         return await self._request("POST", path, body, read)
 
     async def schemas(self) -> list[ToolSchema]:
         """The schemas of the server's tools, by name."""
-        return await self._request("GET", "/v1/tools", None, remote_answers.schemas)
+        return await self._request("GET", "/v1/tools", None, answers.schemas)
 
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[remote_answers.Answer], T]
+        self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[answers.Answer], T]
     ) -> T:
         from aiohttp import ClientError
 
@@ -63,7 +66,7 @@ class RemoteServer:
             try:
                 async with self._session.request(method, self._base + path, json=body) as response:
                     if response.status == 200:
-                        return read(remote_answers.decoded(await response.read()))
+                        return read(answers.decoded(await response.read()))
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
@@ -78,7 +81,7 @@ class RemoteServer:
             if loop.time() + wait > until:
                 raise EnvError(
                     f"The tool server at {self._base} gave no answer for {self.patience:g} s ({said}).",
-                    hint="Is `agentrl tools serve` running? rollout.tool_server_patience sets the seconds to wait.",
+                    hint="Is `agentrl tools serve` running? tool_server.patience sets the seconds to wait.",
                 )
             await asyncio.sleep(wait)
             wait = min(wait * 2, 2.0)
@@ -107,6 +110,23 @@ async def connect(address: str, *, token: str | None = None, patience: float = 6
     timeout = ClientTimeout(total=None, connect=5.0, sock_read=max(patience, 600.0))
     async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield RemoteServer(session, base, patience)
+
+
+@contextlib.asynccontextmanager
+async def tools_elsewhere(packs: dict[str, Pack], config: Config) -> AsyncIterator[dict[str, Pack]]:
+    """Yield the packs with their tools at `tool_server.url`; packs with an environment of their own keep it."""
+    settings = config.section(ToolServerConfig)
+    if settings.url is None:
+        yield packs
+        return
+    async with connect(settings.url, patience=settings.patience) as server:
+        offered = await server.schemas()
+        yield {
+            name: replace(pack, tools=remote_tools(server, offered, pack.tools))
+            if getattr(pack.module, "make_env", None) is None
+            else pack
+            for name, pack in packs.items()
+        }
 
 
 @dataclass
@@ -155,7 +175,7 @@ class RemoteTool(Tool):
             "name": self.name,
             "arguments": arguments,
         }
-        result, now = await self._server.ask("/v1/call", {"calls": [call]}, remote_answers.result)
+        result, now = await self._server.ask("/v1/call", {"calls": [call]}, answers.result)
         ctx.state.update(now)
         return result
 
@@ -163,7 +183,7 @@ class RemoteTool(Tool):
         trajectory: _Trajectory = state.remote
         if trajectory.opened is None:
             return None
-        read = partial(remote_answers.reward, trajectory=trajectory.id, name=self.name)
+        read = partial(answers.reward, trajectory=trajectory.id, name=self.name)
         return await self._server.ask("/v1/rewards", {"trajectories": [trajectory.id]}, read)
 
     async def release(self, state: Any) -> None:
@@ -181,7 +201,7 @@ class RemoteTool(Tool):
         if trajectory.opened is None:
             task = asdict(ctx.task) if ctx.task is not None else {}
             spec = {"trajectory": trajectory.id, "task": task, "seed": ctx.seed, "tools": self._names}
-            trajectory.opened = asyncio.create_task(self._server.ask("/v1/open", spec, remote_answers.opening))
+            trajectory.opened = asyncio.create_task(self._server.ask("/v1/open", spec, answers.opening))
         await asyncio.shield(trajectory.opened)
         return trajectory
 

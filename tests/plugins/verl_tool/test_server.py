@@ -21,12 +21,12 @@ import pytest
 from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.compat.trl import environment_tools
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
+from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _boxed
+from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
+from agentrl_cli.plugins.verl_tool.journal import Journal
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.rollout import Job
-from agentrl_cli.servers.tool_server.app import Busy, ToolServer, _boxed
-from agentrl_cli.servers.tool_server.journal import Journal
-from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
-from agentrl_cli.tools.remote import connect, remote_tools
 from agentrl_cli.types import Outcome, ToolResult
 from tests.helpers.growth import exponent
 from tests.helpers.processes import alive, descendants
@@ -203,7 +203,7 @@ async def test_idle_trajectories_give_back_what_they_hold(tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def served(path: Path, tools: Sequence[Tool], **options: Any) -> AsyncIterator[tuple[ToolServer, str]]:
-    from agentrl_cli.commands.tools_serve import listening
+    from agentrl_cli.plugins.verl_tool.command import listening
 
     async with world(path / "j.db", tools) as trajectories:
         server = ToolServer(trajectories, load_parser("hermes"), **{"token": "secret", **options})

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.agents.gateway.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
-from agentrl_cli.chat.parsers.verl_tool import PARSER as VERL_TOOL
 from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
-from agentrl_cli.servers.tool_server import bodies
-from agentrl_cli.servers.tool_server.trajectories import Call, Trajectories
+from agentrl_cli.plugins.verl_tool import bodies
+from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
 if TYPE_CHECKING:

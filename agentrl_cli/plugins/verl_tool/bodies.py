@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_cli.errors import UsageError
-from agentrl_cli.servers.tool_server.trajectories import Call
+from agentrl_cli.plugins.verl_tool.trajectories import Call
 from agentrl_cli.types.plain import parse_json
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.tool_env import ToolEnv, as_env_error, tool_env
 from agentrl_cli.errors import AgentRLError, EnvError, NotFound, SandboxFault, UsageError
-from agentrl_cli.servers.tool_server.journal import Entry, Journal
+from agentrl_cli.plugins.verl_tool.journal import Entry, Journal
 from agentrl_cli.tools import Tool, refused
 from agentrl_cli.types import Task, ToolCall, ToolResult
 

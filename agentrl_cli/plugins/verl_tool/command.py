@@ -31,7 +31,7 @@ from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context
-    from agentrl_cli.servers.tool_server.app import ToolServer
+    from agentrl_cli.plugins.verl_tool.app import ToolServer
     from agentrl_cli.tools import Tool
 
 SWEEP = 30.0
@@ -74,7 +74,7 @@ def serve(
 ) -> None:
     """Serve the tools of the project's packs, or of --pack, and the built-in ones; ctrl+c stops the server.
 
-    A rollout uses it with `--set rollout.tool_server=http://127.0.0.1:7676` and the token in AGENTRL_TOKEN. Speaks a
+    A rollout uses it with `--set tool_server.url=http://127.0.0.1:7676` and the token in AGENTRL_TOKEN. Speaks a
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
     key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
     """
@@ -137,10 +137,10 @@ async def open_server(
     `sessions`: each pack's options for its sandbox sessions, such as limits.
     """
     from agentrl_cli.chat.parsers import load_parser
+    from agentrl_cli.plugins.verl_tool.app import ToolServer
+    from agentrl_cli.plugins.verl_tool.journal import Journal
+    from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.servers.tool_server.app import ToolServer
-    from agentrl_cli.servers.tool_server.journal import Journal
-    from agentrl_cli.servers.tool_server.trajectories import Trajectories
 
     imports = {name for tool in tools.values() for name in tool.imports}
     opened: list[Sandbox] = []
@@ -173,7 +173,7 @@ async def open_server(
 async def listening(
     server: ToolServer, host: str, port: int, socket: Path | None, names: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """Answers requests; yields the address for `rollout.tool_server`. Raises UsageError if it is in use.
+    """Answers requests; yields the address for `tool_server.url`. Raises UsageError if it is in use.
 
     `names`: host names that clients may use, besides this machine's own name and addresses.
     """
