@@ -250,7 +250,7 @@ TABLES: dict[str, str] = {
         tokenizer_json: zlib-compressed tokenizer.json; empty while only its hash is known
         chat_template: Jinja source
         specials: special tokens, JSON""",
-    "lightning": """Records of `agentrl_cli.plugins.lightning`: its queue, and what attempts left behind.
+    "lightning": """Records of the plugin lightning: its queue, and what attempts left behind.
         kind: `rollouts`, `attempts`, `spans`, `resources`, `workers`, `counter`
         id: of the record
         rollout_id: the rollout that an attempt or span belongs to; empty for others

@@ -1,0 +1,79 @@
+"""A plugin is a folder and a line in the registry: without both of them everything else works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.registry.plugins import PLUGINS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "agentrl_cli"
+FOLDERS = sorted(path.name for path in (PACKAGE / "plugins").iterdir() if (path / "__init__.py").is_file())
+NAMED = re.compile(r"agentrl_cli[./]plugins[./](\w+)")
+LINES = 15
+"""Lines of a plugin's README."""
+
+
+def names_of_plugins(path: Path) -> set[str]:
+    """Return the plugins that a file's code or texts name by their place."""
+    return set(NAMED.findall(path.read_text(encoding="utf-8")))
+
+
+def test_every_plugin_has_its_line_its_page_and_its_tests() -> None:
+    assert sorted(PLUGINS) == FOLDERS
+    for name, target in PLUGINS.items():
+        assert target == f"agentrl_cli.plugins.{name}:OFFERS"
+        page = (PACKAGE / "plugins" / name / "README.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {name}\n") and len(page.splitlines()) <= LINES, name
+        assert list((ROOT / "tests" / "plugins" / name).glob("test_*.py")), name
+
+
+def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
+    """Neither by an import nor by a text that is resolved later."""
+    own = PACKAGE / "registry" / "plugins.py"
+    core = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "plugins" not in path.parents and path != own]
+    assert [str(path) for path in core if names_of_plugins(path)] == []
+    for name in FOLDERS:
+        for path in (PACKAGE / "plugins" / name).rglob("*.py"):
+            assert names_of_plugins(path) <= {name}, path
+
+
+WITHOUT = """
+import importlib, pkgutil, sys
+import agentrl_cli
+from agentrl_cli.commands import commands, load_command, main
+from agentrl_cli.registry.plugins import load_plugins
+
+assert agentrl_cli.__file__.startswith(sys.argv[1]) and sorted(load_plugins()) == sys.argv[2].split()
+for module in pkgutil.walk_packages(agentrl_cli.__path__, "agentrl_cli."):
+    if not module.name.endswith("__main__") and ".workers." not in module.name:  # those run in another interpreter
+        importlib.import_module(module.name)
+for name in commands():
+    load_command(name)
+assert main(["config", "show", "--all"]) == 0
+assert main(["tools", "list", "--pack", "echo-task"]) == 0
+"""
+
+
+@pytest.mark.parametrize("missing", [*FOLDERS, "all of them"])
+def test_without_a_plugin_the_rest_can_be_imported_and_used(missing: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "agentrl_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tasks", "sandbox", "runs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    gone = FOLDERS if missing == "all of them" else [missing]
+    registry = tmp_path / "agentrl_cli" / "registry" / "plugins.py"
+    lines = registry.read_text(encoding="utf-8").splitlines(keepends=True)
+    for name in gone:
+        shutil.rmtree(tmp_path / "agentrl_cli" / "plugins" / name)
+        lines = [line for line in lines if f'"agentrl_cli.plugins.{name}:OFFERS"' not in line]
+    registry.write_text("".join(lines), encoding="utf-8")
+    left = " ".join(sorted(set(FOLDERS) - set(gone)))
+    command = [sys.executable, "-c", WITHOUT, str(tmp_path), left]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
