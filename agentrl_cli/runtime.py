@@ -218,7 +218,7 @@ async def run_training(
     `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
     """
     from agentrl_cli.learning.settings import check
-    from agentrl_cli.trainer import Trainer
+    from agentrl_cli.trainer import build_trainer
     from agentrl_cli.trainer.ranks import team_of
 
     check(config.algo)
@@ -228,7 +228,7 @@ async def run_training(
         with_trl.check(config)
     with team_of(config, base, db.parent / "logs") as team:
         async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
-            trainer = Trainer(
+            trainer = build_trainer(
                 config,
                 begin(runtime),
                 runtime.loaded,

@@ -189,7 +189,7 @@ async def learned(
     import torch
 
     from agentrl_cli.runtime import new_training
-    from agentrl_cli.trainer import Trainer
+    from agentrl_cli.trainer import build_trainer
     from agentrl_cli.trainer.prefetch import ages
     from tests.helpers.train import episodes_of, settings, write_pack
 
@@ -205,7 +205,7 @@ async def learned(
     write_pack(folder)
     async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
         parts = (opened.loaded, opened.packs, opened.store)
-        trainer = Trainer(config, new_training(opened), *parts, workers=opened.workers)
+        trainer = build_trainer(config, new_training(opened), *parts, workers=opened.workers)
         run = await trainer.train()
         found = [age for e in episodes_of(opened.store, run) for age in ages(e, run.name, (e.step or 0) - 1)]
         return {name: one.detach().clone() for name, one in opened.loaded.model.named_parameters()}, found

@@ -7,6 +7,7 @@ episodes, a partial step is completed, and the run continues. Data order and see
 
 from __future__ import annotations
 
+from agentrl_cli.trainer.build import build_trainer
 from agentrl_cli.trainer.loop import Trainer
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "build_trainer"]

@@ -1,116 +1,76 @@
-"""The loop: sample, learn, report, save (see the package)."""
+"""The loop: sample, learn, report, save (see the package). `build.py` makes its parts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.batch import Batch
-from agentrl_cli.learning.length_shaping import Shaping
-from agentrl_cli.learning.update import Update
-from agentrl_cli.policies.load import Loaded
-from agentrl_cli.policies.protocols import Sleeping, require_trainable
-from agentrl_cli.rollout import seed_of
-from agentrl_cli.rollout.context import Workers
-from agentrl_cli.rollout.greedy import Greedy
+from agentrl_cli.policies.protocols import Sleeping, TrainablePolicy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
-from agentrl_cli.rollout.rehearse import rehearse
+from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import Pack
-from agentrl_cli.trainer.checkpoints import Checkpoints
-from agentrl_cli.trainer.compute import make_compute
-from agentrl_cli.trainer.controls import Controls, keep_settings
+from agentrl_cli.trainer.controls import keep_settings
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
-from agentrl_cli.trainer.report import Reporter, StepReport, cause_of
-from agentrl_cli.trainer.sampler import Collector, find_tasks
-from agentrl_cli.trainer.teacher import find_teacher
-from agentrl_cli.trainer.validation import fallback, validation
-from agentrl_cli.trainer.with_trl import make_learner
-from agentrl_cli.types import Episode, Fact
+from agentrl_cli.trainer.report import StepReport, cause_of
+from agentrl_cli.trainer.validation import fallback
+from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.trainer.ranks import Team
+    from agentrl_cli.learning.update import Learner, Update
+    from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.rollout import Rollout
+    from agentrl_cli.rollout.greedy import Greedy
+    from agentrl_cli.tasks import Pack
+    from agentrl_cli.trainer.checkpoints import Checkpoints
+    from agentrl_cli.trainer.controls import Controls
+    from agentrl_cli.trainer.report import Reporter
+    from agentrl_cli.trainer.sampler import Collector
 
 
+@dataclass(eq=False)
 class Trainer:
-    """One run. `narrate` gets a line for people now and then, `on_step` the metrics of every step.
+    """One run, from its parts. `build_trainer` makes them all; a test may exchange any."""
 
-    Args:
-        config: The resolved configuration.
-        run: The run's row, already in the store; `run.dir` is its folder.
-        loaded: The policy with its model and chat, loaded `trainable`.
-        packs: Packs by name.
-        workers: What makes the episodes; None: this process.
-        team: The ranks that train together; None for this process alone.
-        base: The project folder, to which a teacher's path is relative; None: the current one.
-
-    Raises ModelError if the policy cannot be trained with, ConfigError without tasks.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        run: RunRow,
-        loaded: Loaded,
-        packs: dict[str, Pack],
-        store: Store,
-        *,
-        sandbox: Sandbox | None = None,
-        hooks: HookList | None = None,
-        workers: Workers | None = None,
-        team: Team | None = None,
-        narrate: Callable[[str], None] = lambda text: None,
-        on_step: Callable[[int, dict[str, float]], None] | None = None,
-        base: Path | None = None,
-    ) -> None:
-        self.config = config
-        run = self.run = store.runs.add_folder(run)
-        self.loaded = loaded
-        self.policy = require_trainable(loaded.policy)
-        self.packs = packs
-        self.store = store
-        self.hooks = hooks or HookList()
-        self.narrate = narrate
-        self.on_step = on_step
-        found = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
-        self.tasks, self.eval_tasks = found.train, found.tasks
-        torch.manual_seed(config.seed)
-        teacher = find_teacher(config, loaded, self.tasks, store, base or Path.cwd())
-        self.reporter = Reporter(config, store, run, narrate)
-        make = partial(make_learner, config, loaded, Path(run.dir), partial(self.reporter.log, "warn"))
-        self.learner = make(compute=make_compute(config, loaded, team), teacher=teacher, hooks=self.hooks)
-        if self.hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
-            self.learner.loss_config = replace(self.learner.loss_config, correction="tis")
-        shaped = HookList([*self.hooks.hooks, Shaping(config)])
-        self.rollout = AgentRollout(
-            loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run
-        ).with_(workers=workers)
-        vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-        self.collector = Collector(config, run, self.tasks, store, self.rollout, vocabulary, narrate)
-        self.prefetcher = Prefetcher(self.collector.sample, config)
-        if self.prefetcher.staleness:
-            self.rollout.slots = asyncio.Semaphore(self.rollout.context.concurrency)
-        self.greedy = Greedy(config, run, store, self.rollout) if self.learner.needs == "baseline" else None
-        self.step = 0
-        """Steps that are done."""
-        self.best: float | None = None
-        """The best evaluation so far."""
-        self.checkpoints = Checkpoints(config, store, run, loaded, self.learner, narrate)
-        self.controls = Controls(config, run.id, store, narrate, self.learner.compute.fault)
+    config: Config
+    run: RunRow
+    """The run's row, in the store; `run.dir` is its folder."""
+    loaded: Loaded
+    """The policy with its model and chat, loaded `trainable`."""
+    policy: TrainablePolicy
+    packs: dict[str, Pack]
+    store: Store
+    hooks: HookList
+    learner: Learner
+    rollout: Rollout
+    collector: Collector
+    """Chooses a step's tasks and samples its groups."""
+    prefetcher: Prefetcher
+    greedy: Greedy | None
+    """Greedy attempts as the baseline, for an estimator that needs them."""
+    reporter: Reporter
+    checkpoints: Checkpoints
+    controls: Controls
+    tasks: list[Task]
+    eval_tasks: list[Task]
+    narrate: Callable[[str], None]
+    """Gets a line for people now and then."""
+    on_step: Callable[[int, dict[str, float]], None] | None = None
+    """Gets the metrics of every step."""
+    step: int = 0
+    """Steps that are done."""
+    best: float | None = None
+    """The best evaluation so far."""
 
     async def train(self) -> RunRow:
         """The whole run, from its current step to its last; the store has how it ended.
@@ -271,4 +231,6 @@ class Trainer:
     async def _rehearse(self) -> None:
         """Report before the first step what a model may write that this run would skip as drift."""
         if self.config.drift.structural != "train" and any(pack.tools for pack in self.packs.values()):
+            from agentrl_cli.rollout.rehearse import rehearse
+
             self.reporter.rehearsal(await rehearse(self.loaded.chat))

@@ -14,7 +14,7 @@ from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import new_training, open_runtime
-from agentrl_cli.trainer import Trainer
+from agentrl_cli.trainer import build_trainer
 from agentrl_cli.types import Outcome
 from tests.helpers.cluster import ServiceLink
 from tests.helpers.remote import StandIn, server
@@ -55,7 +55,7 @@ async def trained(folder: Path, model: Path, remote: dict[str, Any], workers: in
         if workers:
             loaded.policy = pool.policy(loaded)
         run = new_training(opened)
-        trainer = Trainer(config, run, loaded, opened.packs, store, workers=pool if workers else None)
+        trainer = build_trainer(config, run, loaded, opened.packs, store, workers=pool if workers else None)
         ended = await trainer.train()
         await pool.close()
         assert ended.status == "finished"

@@ -19,7 +19,7 @@ from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import new_training, open_runtime
-from agentrl_cli.trainer import Trainer
+from agentrl_cli.trainer import Trainer, build_trainer
 from agentrl_cli.trainer.prefetch import ages
 from tests.helpers.cluster import ServiceLink
 from tests.helpers.train import episodes_of, settings, write_model, write_pack
@@ -66,7 +66,7 @@ async def training(folder: Path, model: Path, **cluster: Any) -> AsyncIterator[T
     config = Config.model_validate(settings(model, cluster=cluster, **sections))
     async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
         parts = (opened.loaded, opened.packs, opened.store)
-        yield Trainer(config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers)
+        yield build_trainer(config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers)
 
 
 def outcome_of(trainer: Trainer) -> dict[str, Any]:
@@ -128,7 +128,7 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
         pool = WorkerPool([RemoteWorker(n, *given) for n in range(2)], config, store, WeightFiles(tmp_path))
         await pool.open(loaded.policy.weights_version)
         loaded.policy = pool.policy(loaded)
-        run = await Trainer(config, new_training(opened), loaded, opened.packs, store, workers=pool).train()
+        run = await build_trainer(config, new_training(opened), loaded, opened.packs, store, workers=pool).train()
         await pool.close()
         assert [worker.seen.lost for worker in pool.workers] == [0, 0], "closed, not lost"
         rows, episodes = store.runs.steps(run.id), episodes_of(store, run)

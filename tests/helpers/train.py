@@ -147,7 +147,7 @@ async def trainer_of(
     project: Path, folder: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
 ) -> AsyncIterator[Trainer]:
     """A trainer of the model in `folder` over the bandit in `project`; `run` is one to continue."""
-    from agentrl_cli.trainer import Trainer
+    from agentrl_cli.trainer import build_trainer
 
     if not (project / "task.yaml").is_file():
         write_pack(project)
@@ -161,7 +161,7 @@ async def trainer_of(
             packs=list(runtime.packs),
             tokenizer=runtime.loaded.hash,
         )
-        yield Trainer(
+        yield build_trainer(
             config, row, runtime.loaded, runtime.packs, runtime.store, sandbox=runtime.sandbox, hooks=runtime.hooks
         )
 
