@@ -55,7 +55,7 @@ LevelOption = Annotated[
 
 
 class NotAccepted(ConfigError):
-    """Only weaker isolation than the pack's minimum works here, and nobody said yes to it."""
+    """Only weaker isolation than the pack's minimum works here, and it was not accepted."""
 
 
 def command(

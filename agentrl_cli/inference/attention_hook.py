@@ -63,7 +63,7 @@ def changed(model: nn.Module) -> ModelError:
     """The error of a model whose layers do not compute as they did when it was tried."""
     return ModelError(
         f"{type(model).__name__} was changed while it was in use: its layers do not compute as they did at first.",
-        hint="Code of the task or a hook may have done that. Run the command again; a training goes on with"
+        hint="Code of the task or a hook may have done that. Run the command again; a training resumes with"
         " agentrl train --resume last",
     )
 
@@ -72,7 +72,7 @@ def changed(model: nn.Module) -> ModelError:
 def attention_in(config: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Run the model of this transformers config with another attention, and put back what was set before.
 
-    For whoever has the model to itself: an update begins only when the policy's `rest` has returned, and one that
+    For a caller that has the model to itself: an update begins only when the policy's `rest` has returned, and one that
     samples meanwhile does so with a twin of the model, which has a config of its own.
     """
     from transformers import AttentionInterface  # costs seconds; only who runs a model pays

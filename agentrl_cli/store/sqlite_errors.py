@@ -20,7 +20,7 @@ from agentrl_cli.store.schema import SCHEMA_VERSION
 
 ELSEWHERE = "Choose another place with --db, or make this one writable."
 RECOVER = "`sqlite3 FILE .recover | sqlite3 NEW.db` saves what can be read; then use --db NEW.db."
-COPY_BOTH = "Copy {path}-wal with it, or make the copy with `agentrl db backup`."
+COPY_BOTH = "Copy {path}-wal with it, or make the copy with `agentrl db backup COPY.db`."
 MIGRATION = "migration"
 """Kind of the event that names the process that migrates a store; no other process can write meanwhile."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

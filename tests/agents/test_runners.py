@@ -215,7 +215,7 @@ async def test_limits_that_refuse_a_call_are_scored_as_in_our_own_loop(tmp_path:
 
 @pytest.mark.parametrize("style", ["def", "async def"])
 async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
-    """Nobody waits for it, and its episode is masked."""
+    """No client waits for it, and its episode is masked."""
     mark = tmp_path / "over"
     wait = "time.sleep" if style == "def" else "await asyncio.sleep"
     code = f"""

@@ -21,7 +21,7 @@ ADD = schema("add", {"a": "number"})["function"]
 
 async def asked(world: World, method: str, path: str) -> httpx2.Response:
     transport = httpx2.ASGITransport(app=world.gateway.app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
         return await client.request(method, path)
 
 

@@ -102,7 +102,7 @@ def test_a_what_if_goes_on_with_the_checkpoint_nearest_to_the_episode(
             (tmp_path / str(at)).mkdir()
             store.runs.add_checkpoint(run.id, at, tmp_path / str(at), {}, "step")
         store.runs.add_checkpoint(run.id, 7, tmp_path / "deleted", {}, "step")
-        kept = {"outcome": Outcome.FAILED}
+        kept: dict[str, Any] = {"outcome": Outcome.FAILED}
         store.episodes.add([Episode("e1", "t/1", run_id=run.id, step=step, weights_version=weights, **kept)])
         store.episodes.add([Episode("e2", "t/1", run_id=evaluation.id, weights_version="made@best", **kept)])
         store.episodes.add([Episode("e3", "t/1", weights_version="tiny", **kept)])

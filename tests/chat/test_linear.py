@@ -9,8 +9,8 @@ from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.agents.gateway.tools import read_tools
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, load_parser
-from agentrl_cli.chat.parsers.verl_tool import PARSER as VERL_TOOL
 from agentrl_cli.chat.thinking import spaced, squeezed
+from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
 

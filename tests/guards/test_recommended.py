@@ -40,7 +40,7 @@ SETTING = re.compile(rf"(?<![\w./-])((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_
 FILES = {"py", "yaml", "yml", "jsonl", "json", "md", "db", "toml", "parquet", "lua", "pt", "safetensors", "sock"}
 OTHER = {"task.prompt", "store.runs"}
 """A text that `agentrl optimize` improves, and an attribute in Python."""
-FOREIGN = re.compile(r"agentrl_cli/(lightning|compat|config/verl)|docs/lightning")
+FOREIGN = re.compile(r"agentrl_cli/(plugins/lightning|compat|config/verl)|docs/lightning")
 """Texts that name other projects' settings."""
 Place = tuple[str, str, bool]
 
@@ -57,8 +57,8 @@ def words_of(node: ast.AST) -> str | None:
 def in_code(file: Path) -> Iterator[Place]:
     """(place, text, whether it is a docstring) of each string of a Python file."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
-    loose = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
+    bodies: list[Any] = [getattr(node, "body", None) for node in ast.walk(tree)]
+    loose = {id(line.value) for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)}
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         text = None if id(node) in parts else words_of(node)

@@ -26,7 +26,7 @@ WAITS = {
 PLACES = {"wait": 0, "timeout": 0, "join": 0, "acquire": 1, "wait_for": 1}
 """Where some of them take it as an argument without a name."""
 CLIENTS = {f"httpx2.{name}" for name in ("Client", "AsyncClient", "get", "post", "put", "stream")}
-"""They give up after five seconds unless told otherwise."""
+"""They give up after five seconds by default."""
 LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["timeout"]
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
@@ -114,11 +114,11 @@ assert loop.time() - started < 5
     assert not list(faults(ast.parse(fine), {}))
 
 
-def test_growth_is_told_apart_from_the_speed_of_the_machine() -> None:
+def test_growth_does_not_depend_on_the_speed_of_the_machine() -> None:
     def square(size: int) -> None:
         for _ in range(size):
             sum(range(size))
 
     assert exponent(lambda size: sum(range(size)), 10_000) < 1.3
     assert exponent(square, 100) > 1.5
-    assert exponent(lambda size: time.sleep(size / 1e4), 10) < 0.8, "waiting is no work"
+    assert exponent(lambda size: time.sleep(size / 1e4), 10) < 0.8, "waiting takes no CPU time"

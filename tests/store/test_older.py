@@ -82,7 +82,7 @@ def test_a_reader_reads_an_old_store_and_changes_nothing(
         assert [turn.role for turn in reader.episodes.get("good").turns] == ["user"]
         assert reader.episodes.get("good").reward_parts[0].fakeable is False
         assert reader.episodes.group_reason("g", "r") == "" and reader.live.all() == []
-        assert reader.workers.all("r") == [] and reader.scores.sets("r") == [] == reader.prompts.all("r")
+        assert reader.workers.all("r") == [] and reader.scores.sets("r") == []
         assert reader.journal.folded_alerts("r")[0]["first_step"] is None
         assert reader.select("SELECT graded, mean FROM v_groups") == [(1, 1.0)]
         assert len(reader.select("SELECT rowid FROM turns")) == 1
