@@ -95,8 +95,9 @@ class Cells:
                 return self._finish(job, failed)
             box.tree.kill_others(box.protected())  # the next call finds nothing of this one
             if len(answers) < len(todo):  # else it died after its last answer, which stands
-                over = time.monotonic() >= end and failed["status"] == "timeout"
+                over = time.monotonic() >= end + job.forgiven and failed["status"] == "timeout"
                 answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
+            end += job.forgiven
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
         answers += [exit_status.unanswered(answers, time.monotonic() > end)] * (len(todo) - len(answers))

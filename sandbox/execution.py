@@ -15,11 +15,15 @@ from sandbox.protocol import framing
 FLOOD = 16 << 20
 """Bytes of output after which an execution is killed."""
 _TICK = 0.1
+_LEAST = 0.02
+"""Seconds of waiting for a processor for which a deadline is moved."""
 _QUICK = 0.02
 """Seconds for which output stays in the pipes: most executions end before that and are drained afterwards."""
 FRAME, LATE = 2.0, 0.5
 """Seconds: to send a request or receive an answer from its first byte on; and after the wall limit, before the host
 gives up."""
+BUSY = 20.0
+"""An execution lasts at most so many times its wall limit, however busy the machine is."""
 _RDHUP = 0x2000
 _PIPE = 65536
 
@@ -82,11 +86,21 @@ class Execution:
         self.deadline = self.started + limits["wall"]
         self._looked = self.started
         self._cpu_before: float | None = None
+        self._used = 0.0
+        self._waits: dict[tuple[int, str], float] = {}
+        """Seconds that each thread of the box had waited for a processor at the last look."""
+        self._waited = 0.0
+        self.forgiven = 0.0
+        """Seconds by which the deadline was moved: others had the processors."""
+        self._room = (BUSY - 1) * limits["wall"]
+        """Seconds by which it may still be moved."""
 
     def restart(self, end: float) -> None:
-        """Sets fresh limits of wall and CPU time for the next call; the deadline is not later than `end`."""
-        self.deadline = min(time.monotonic() + self.limits["wall"], end)
-        self._cpu_before = None
+        """Sets fresh limits of wall and CPU time for the next call; the deadline is not later than `end`, as moved."""
+        self._forgive()
+        self.deadline = min(time.monotonic() + self.limits["wall"], end + self.forgiven)
+        self._room = (BUSY - 1) * self.limits["wall"]
+        self._cpu_before, self._used = None, 0.0
 
     def cpu(self, pids: list[int]) -> float:
         """CPU seconds of all processes of the box since the first look; most executions end before one."""
@@ -99,20 +113,43 @@ class Execution:
     def exceeded(self) -> str:
         """The exceeded limit as `status:detail`; empty if none. Checked ten times a second."""
         now = time.monotonic()
-        if now >= self.deadline:
-            return "timeout:wall"
         if self.captures[0].total + self.captures[1].total > FLOOD:
             return "output_limit:"
-        if now - self._looked >= _TICK:
-            self._looked = now
+        if now - self._looked >= _TICK or now >= self.deadline:
             pids = self.tree.pids()
-            if self.cpu(pids) > self.limits["cpu"]:
+            used = self.cpu(pids)
+            self._wait(now - self._looked, used, pids)
+            self._looked = now
+            if now >= self.deadline and not self._forgive():
+                return "timeout:wall"
+            if used > self.limits["cpu"]:
                 return "timeout:cpu"
             if self.tree.exceeds(self.limits["memory_mb"] << 20, pids, self.deadline):
                 return "memory:processes together"
             if full := self.tree.too_full(self.limits, pids):
                 return f"disk_limit:{full}"
         return ""
+
+    def _wait(self, elapsed: float, used: float, pids: list[int]) -> None:
+        """Adds to `_waited` what the execution waited for a processor since the last look.
+
+        That is the thread that waited longest; a box that computes all the same, in many processes, waits for itself.
+        """
+        waits = memory.waits(pids)
+        longest = max((seconds - self._waits.get(thread, 0.0) for thread, seconds in waits.items()), default=0.0)
+        self._waited += max(0.0, min(longest, elapsed - (used - self._used)))
+        self._waits, self._used = waits, used
+
+    def _forgive(self) -> bool:
+        """Moves the deadline by what was waited for a processor, and tells the host. False if that is nothing."""
+        more, self._waited = min(self._waited, self._room), 0.0
+        if more < _LEAST:
+            return False
+        self.deadline += more
+        self.forgiven += more
+        self._room -= more
+        framing.send(self.host, {"more": round(more, 3)})
+        return True
 
     def drain(self, discard: bool = False) -> None:
         """Reads what the pipes still hold, without waiting."""
@@ -131,7 +168,7 @@ class Execution:
     def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """The answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
-        header["seconds"] = round(time.monotonic() - self.started, 6)
+        header["seconds"] = round(max(0.0, time.monotonic() - self.started - self.forgiven - self._waited), 6)
         header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
         return header, out + err
 

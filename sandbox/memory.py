@@ -108,6 +108,17 @@ def _proportional(pid: int) -> int:
         return _resident(pid)
 
 
+def waits(pids: Iterable[int]) -> dict[tuple[int, str], float]:
+    """Seconds that each thread of some processes has waited for a processor so far, where the kernel counts that."""
+    found: dict[tuple[int, str], float] = {}
+    for pid in pids:
+        with suppress(OSError, ValueError, IndexError):  # ended meanwhile
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                    found[pid, thread] = int(file.read().split()[1]) / 1e9
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and of its reaped children; 0 once it has ended."""
     try:

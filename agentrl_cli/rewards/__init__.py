@@ -9,7 +9,6 @@ off.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, raised
 from agentrl_cli.registry import adapter
+from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.types import Episode, RewardPart
@@ -40,7 +40,7 @@ class Reward:
     weight: float = 1.0
     primary: bool = False
     timeout: float | None = None
-    """Maximum seconds of one call; None: up to the episode's deadline."""
+    """Maximum seconds of one call, as the machine gave them; None: up to the episode's limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", adapter("reward")(self.function))
@@ -54,7 +54,7 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
     parts = []
     for reward in rewards:
         ctx.fakeable = False
-        deadline = asyncio.timeout(reward.timeout)
+        deadline = OwnTime(reward.timeout)
         try:
             async with deadline:
                 with contained(f"The reward {reward.name!r}"):

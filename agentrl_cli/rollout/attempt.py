@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
+from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.registry.threads import contained
 from agentrl_cli.rewards import RewardContext, finite, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
@@ -35,8 +36,8 @@ class Attempt:
         self.limits = context.config.rollout
         self.most = min(self.limits.max_tokens, context.policy.context_length)
         """Tokens that the episode may have."""
-        self.timeout = self.limits.episode_timeout
-        """Seconds that it may take, grading included."""
+        self.clock = OwnTime(self.limits.episode_timeout)
+        """What it takes, grading included, and the model's turns not: those have limits of their own."""
         self.env = Env()
         self.cut: Outcome | None = None
         """The limit that ended the episode, if one did."""
@@ -71,11 +72,10 @@ class Attempt:
 
     async def _outcome(self) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
         """Loop, score, close. Returns (outcome, error, reward parts)."""
-        deadline = asyncio.timeout(self.timeout)
         problem: Exception | None = None
         try:
             try:
-                async with deadline:
+                async with self.clock:
                     await self._trace()
                     rewards = await self._score()
             finally:
@@ -87,8 +87,8 @@ class Attempt:
         except (PolicyError, StoreError):
             raise
         except Exception as error:  # noqa: BLE001 - a failed episode is a row; a task's code may raise anything
-            if isinstance(error, TimeoutError) and deadline.expired():
-                return Outcome.TIMEOUT, f"the episode took longer than {self.timeout:g} s", ()
+            if isinstance(error, TimeoutError) and self.clock.expired():
+                return Outcome.TIMEOUT, f"the episode took longer than {self.clock.seconds:g} s of its own", ()
             return (*fault_of(error), ())
         if problem is not None:
             return (*fault_of(problem), ())
@@ -148,7 +148,7 @@ class Attempt:
         """Free everything. Returns what went wrong with that: it must not hide what ended the episode."""
         try:
             await self.context.policy.release(self.transcript.episode.id)
-            async with asyncio.timeout(CLOSING):
+            async with OwnTime(CLOSING):
                 with contained("Closing the episode"):
                     await asyncio.shield(self.env.close())
         except TimeoutError:

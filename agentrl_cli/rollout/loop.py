@@ -90,9 +90,10 @@ class LoopAttempt(Attempt):
         if isinstance(policy, MessagePolicy):
             policy.observe(episode_id, text.messages, self.env.schemas)
         started = time.time()
-        generation = await policy.generate(
-            episode_id, [*text.ids, *forced], sampling, group=group, images=tuple(text.images)
-        )
+        with self.clock.paused():
+            generation = await policy.generate(
+                episode_id, [*text.ids, *forced], sampling, group=group, images=tuple(text.images)
+            )
         return self._answered(generation, forced, started, done)
 
     def _answered(self, generation: Generation, forced: Sequence[int], started: float, number: int) -> AgentState:

@@ -50,6 +50,7 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._early: list[Any] = []
+        self._alarm: asyncio.TimerHandle | None = None
         self.lost: BoxLost | None = None
         self.heard = 0.0
         """When it last answered, by the monotonic clock."""
@@ -66,7 +67,9 @@ class Channel(asyncio.Protocol):
             return
         self.heard = time.monotonic()
         for frame in frames:
-            if self._waiting is not None and not self._waiting.done():
+            if "more" in frame.header:
+                self._wait_longer(float(frame.header["more"]))
+            elif self._waiting is not None and not self._waiting.done():
                 self._waiting.set_result(frame)
             else:
                 self._early.append(frame)
@@ -88,12 +91,19 @@ class Channel(asyncio.Protocol):
             raise self.lost
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
-        alarm = loop.call_later(timeout, self._late, timeout)
+        self._alarm = loop.call_later(timeout, self._late, timeout)
         try:
             return await self._waiting
         finally:
-            alarm.cancel()
+            self._alarm.cancel()
             self._waiting = None
+
+    def _wait_longer(self, seconds: float) -> None:
+        """The box has moved its deadline: others had the processors."""
+        if self._alarm is not None and self._waiting is not None:
+            self._alarm.cancel()
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_at(self._alarm.when() + seconds, self._late, seconds)
 
     def _late(self, timeout: float) -> None:
         if self._waiting is None or self._waiting.done():

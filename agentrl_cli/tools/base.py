@@ -23,6 +23,7 @@ from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.media import NAMES, image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
+from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
@@ -141,7 +142,8 @@ class Tool:
     async def call(self, state: Any, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
         """Runs `execute` with validated arguments, limits and timing; errors become results.
 
-        `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted.
+        `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted, nor what
+        other programs take of the processors.
         A synchronous function cannot be stopped: after its timeout it keeps running in its thread, and its result is
         dropped. Raises EnvError if the tool raises SystemExit or the like, which must not end the process.
         """
@@ -154,7 +156,7 @@ class Tool:
             levels: set[str] = set()
             mark = USED.set(levels)
             try:
-                async with asyncio.timeout(limit) as deadline:
+                async with OwnTime(limit) as deadline:
                     with contained(f"The tool {self.name}"):
                         result = await self.execute(state, arguments)
             except AgentRLError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentrl_cli.types import FAULTS
+from agentrl_cli.types import FAULTS, Outcome
 
 Metrics = Mapping[str, float]
 
@@ -206,6 +206,12 @@ def _errors(s: Series) -> Alert | None:
     counts = {name: count for name in FAULTS if (count := s.now.get(f"outcomes/{name}", 0.0))}
     broken, named = sum(counts.values()), ",".join(counts)
     text = f"Episodes ended in an error and were masked. `agentrl ls -f outcome:{named}` lists them."
+    late = [f"{counts[name]:.0f} took longer than {setting}" for name, setting in LIMITS.items() if name in counts]
+    if late:
+        text += (
+            f" {' and '.join(late)} of their own (the model's turns and other programs do not count): the training"
+            " learns nothing from what is slow. Raise the limit, unless something hangs."
+        )
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 
@@ -236,6 +242,13 @@ def _cut(s: Series) -> Alert | None:
         return None
     text = "Most episodes end at a token limit. Raise rollout.max_new_tokens or max_tokens, or algo.overlong_penalty."
     return Alert("warn", "truncated", share, CUT, text)
+
+
+LIMITS = {
+    Outcome.TIMEOUT: "rollout.episode_timeout",
+    Outcome.AGENT_TIMEOUT: "the agent's timeout (task.yaml; else rollout.episode_timeout)",
+}
+"""Outcomes of episodes that a limit on time ended, and the setting that has it."""
 
 
 RULES: Mapping[str, Callable[[Series], Alert | None]] = {

@@ -231,6 +231,14 @@ import asyncio, os, time
     assert episode.outcome is Outcome.AGENT_TIMEOUT and "0.2 s" in episode.error
 
 
+async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) -> None:
+    """Its turn takes longer than the agent and the episode may."""
+    slow = ScriptedPolicy(["2"], CHAT.tokenizer, delay=2.5)
+    pack = pack_of(tmp_path, TOOLS, {"function": "agent.py:agent", "timeout": 2.0})
+    episode = await play(pack, slow, episode_timeout=2.0)
+    assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
+
+
 async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: Path) -> None:
     pack = pack_of(tmp_path, "SEEN = []\ndef agent(task, base_url, api_key):\n    SEEN.append(base_url)\n" * 1
                    + "    ask(base_url, api_key, list(task.prompt)); return (tuple(SEEN), 1.0)[1]")  # fmt: skip

@@ -295,10 +295,29 @@ async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outco
         assert result.text == turn.messages[0]["content"] == recite(10) and "DRIFT" not in episode.flags
 
 
-async def test_an_episode_that_takes_too_long_is_masked() -> None:
-    slow = ScriptedPolicy(["5"], BYTES, delay=5)
-    episode = await attempt(pack_of(), slow, episode_timeout=0.1)
+@tool(timeout=1e9)
+async def hang() -> None:
+    """Wait for what never happens."""
+    await asyncio.Event().wait()
+
+
+@tool(name="hang", timeout=0.02)
+async def hang_shortly() -> None:
+    """Wait for what never happens."""
+    await asyncio.Event().wait()
+
+
+async def test_an_episode_whose_tool_hangs_is_masked() -> None:
+    episode = await attempt(pack_of(tools=[hang]), [call("hang")], episode_timeout=0.1)
     assert (episode.outcome, episode.reward_parts) == (Outcome.TIMEOUT, ()) and "0.1 s" in episode.error
+
+
+async def test_no_episode_is_masked_because_the_model_is_slow() -> None:
+    """Its turns take many times what an episode may take; limits are on their number and their tokens."""
+    slow = ScriptedPolicy([call("hang"), "5"], BYTES, delay=0.2)
+    episode = await attempt(pack_of(tools=[hang_shortly]), slow, episode_timeout=0.1)
+    assert episode.outcome is Outcome.SOLVED and observations(episode)[0].error == "timeout"
+    assert sum(turn.seconds for turn in episode.turns if turn.role == "assistant") > 3 * 0.1
 
 
 # --- infrastructure --------------------------------------------------------------------------------------------------
@@ -364,10 +383,10 @@ class Sticky(Tool):
 
 async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode() -> None:
     sticky = Sticky()
-    pack = pack_of(tools=[sticky])
+    pack = pack_of(tools=[sticky, hang])
     fine = await attempt(pack, ["5"])
     assert fine.outcome is Outcome.ENV_ERROR and "it sticks" in fine.error
-    late = await attempt(pack, ScriptedPolicy(["5"], BYTES, delay=5), episode_timeout=0.05)
+    late = await attempt(pack, [call("hang")], episode_timeout=0.05)
     assert late.outcome is Outcome.TIMEOUT
 
     def broken(episode: Episode, ctx: Any) -> float:

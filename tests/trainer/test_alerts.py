@@ -36,6 +36,16 @@ def test_a_healthy_series_says_nothing() -> None:
     assert names(series) == [[]] * 40
 
 
+def test_episodes_that_a_limit_on_time_masked_are_counted_with_their_setting() -> None:
+    (alert,) = find_alerts({"outcomes/timeout": 3.0, "outcomes/env_error": 1.0}, trained=4)
+    assert (alert.name, alert.value) == ("errors", 4.0) and "outcome:env_error,timeout" in alert.text
+    assert "3 took longer than rollout.episode_timeout" in alert.text and "agent's timeout" not in alert.text
+    (alert,) = find_alerts({"outcomes/agent_timeout": 2.0}, trained=4)
+    assert "2 took longer than the agent's timeout" in alert.text
+    (alert,) = find_alerts({"outcomes/env_error": 1.0}, trained=4)
+    assert "took longer" not in alert.text
+
+
 def test_not_a_number() -> None:
     (alert,) = find_alerts({"loss": math.nan, "grad_norm": 1.0}, trained=4)
     assert (alert.name, alert.level, alert.value, alert.threshold) == ("nan", "bad", 1.0, 0.0)

@@ -28,6 +28,7 @@ from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.policies.protocols import MessagePolicy
+from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext
@@ -96,8 +97,6 @@ class AgentAttempt(Attempt):
             )
         self.runner, self.spec = runner, spec
         self.agent_timeout = spec.timeout or self.limits.episode_timeout
-        tries = GIVEN if spec.remote else 1
-        self.timeout = tries * self.agent_timeout + self.limits.episode_timeout  # the agent's own, then grading
         self.given: float | None = None
         """The reward that the agent gave, or that the episode has without one."""
 
@@ -121,13 +120,15 @@ class AgentAttempt(Attempt):
         remote = isinstance(self.runner, RemoteRunner)
         for left in reversed(range(GIVEN if remote else 1)):
             turns: list[tuple[Turn, Tokens]] = []
-            policy = EpisodePolicy(self.context, self.job, self.transcript)
+            clock = OwnTime(self.agent_timeout)
+            policy = EpisodePolicy(self.context, self.job, self.transcript, clock)
             unix = await server.socket() if isinstance(self.runner, JailedRunner) else ""
             # The turns of an agent that may die are taken over when it has not.
             record = partial(_keep_turn, turns) if remote else self._record
             door = await server.open(self._session(policy, record))
             try:
-                end = await self._run(door, policy, unix)
+                with self.clock.paused():
+                    end = await self._run(door, policy, clock, unix)
             except AgentLost as lost:
                 if not left:
                     raise EnvError(f"{GIVEN} agents had the task, and each died: {lost.message}.") from lost
@@ -169,7 +170,7 @@ class AgentAttempt(Attempt):
         if turn.role == "assistant":
             self.transcript.live(AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or ""))
 
-    async def _run(self, door: Door, policy: EpisodePolicy, unix: str) -> Ended | None:
+    async def _run(self, door: Door, policy: EpisodePolicy, clock: OwnTime, unix: str) -> Ended | None:
         """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
         task = self.job.task
@@ -178,8 +179,13 @@ class AgentAttempt(Attempt):
         agent = asyncio.ensure_future(self.runner.run(call))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:
-            await asyncio.wait(either, timeout=self.agent_timeout, return_when=asyncio.FIRST_COMPLETED)
+            async with clock:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             return agent.result() if agent.done() else None
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            return None
         finally:
             agent.cancel()
             await asyncio.wait({agent}, timeout=STOPPING)
@@ -190,7 +196,7 @@ class AgentAttempt(Attempt):
         """Set `cut` and `reason`, and keep what the agent wrote to stderr."""
         stderr = end.stderr if end is not None else self.runner.stderr
         self._keep(stderr)
-        error = end.error if end is not None else f"The agent took longer than {self.agent_timeout:g} s."
+        error = end.error if end is not None else f"The agent took longer than {self.agent_timeout:g} s of its own."
         limit = _limit(trace, door.session)
         cut = bool(trace.turns) and trace.turns[-1].stop_reason is StopReason.LENGTH
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:

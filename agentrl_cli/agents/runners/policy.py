@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.policies.protocols import OnToken
+from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.transcript import Transcript
@@ -24,8 +25,9 @@ class EpisodePolicy:
     name = MODEL
     untrainable = ""
 
-    def __init__(self, context: RolloutContext, job: Job, transcript: Transcript) -> None:
-        self._context, self._job, self._transcript = context, job, transcript
+    def __init__(self, context: RolloutContext, job: Job, transcript: Transcript, clock: OwnTime) -> None:
+        """`clock`: the agent's; it stands while the model answers."""
+        self._context, self._job, self._transcript, self._clock = context, job, transcript, clock
         self._policy = context.policy
         self._numbers = 0
         self.context_length = self._policy.context_length
@@ -52,7 +54,8 @@ class EpisodePolicy:
             fields = {"task": self._job.task, "turn": number, "run": self._context.run}
             sampling = await self._context.hooks.sampling(sampling, **fields)
             sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))  # a hook may ask for more
-            return await self._policy.generate(self._slot(key), ids, sampling, group=self._job.group_id or "")
+            with self._clock.paused():
+                return await self._policy.generate(self._slot(key), ids, sampling, group=self._job.group_id or "")
         except Exception as error:
             if not self.failed.done():
                 self.failed.set_result(error)

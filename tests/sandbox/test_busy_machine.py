@@ -1,0 +1,74 @@
+"""Other programs on the same processor: what a box waits for one counts neither against its limits nor its grade."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.sandbox import Status
+from agentrl_cli.sandbox.grading import grade
+from tests.helpers.sandbox import open_sandbox
+
+OTHERS = 6
+COMPUTE = "import time\nwhile time.process_time() < {seconds}: pass\n"
+
+
+def counts_waiting() -> bool:
+    """Whether the kernel counts how long a thread waits for a processor."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) > 0
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """One processor for this process, what it starts, and programs that want all of it."""
+    if not hasattr(os, "sched_setaffinity") or not counts_waiting():
+        pytest.skip("the kernel does not count how long a thread waits for a processor")
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(OTHERS)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+async def test_what_others_take_of_the_processor_does_not_count(busy: None) -> None:
+    """Each computes for less CPU time than its wall limit, and takes several times that limit by the clock."""
+    async with await open_sandbox(workers=1, wall=0.6, cpu=5.0) as sandbox:
+        session = await sandbox.session()
+        program = COMPUTE.format(seconds=0.45) + "print('done')"
+        for result in (await session.run(program), await session.cell("x = 1\n" + in_cell(0.4))):
+            assert (result.status, result.stdout) == (Status.OK, "done\n"), result
+        assert (await session.cell("print(x)")).stdout == "1\n"
+        slow = "import time\ndef f(n):\n    end = time.process_time() + 0.2\n"
+        slow += "    while time.process_time() < end: pass\n    return n"
+        tests = [{"call": "f", "args": [n], "expect": n} for n in range(4)]
+        assert (await grade(session, slow, tests)).passed == 4
+        programs = [{"stdin": f"{n}\n", "stdout": f"{n}\n"} for n in range(4)]
+        assert (await grade(session, COMPUTE.format(seconds=0.25) + "print(input())", programs)).passed == 4
+
+
+async def test_what_waits_for_something_else_meets_its_limit_all_the_same(busy: None) -> None:
+    async with await open_sandbox(workers=1, wall=0.5, cpu=1.0) as sandbox:
+        session = await sandbox.session()
+        for code in ("import time\ntime.sleep(3600)", "while True: pass"):
+            result = await session.run(code)
+            assert result.status is Status.TIMEOUT, result
+
+
+def in_cell(seconds: float) -> str:
+    """Code for a session's process, which has used CPU time before."""
+    return (
+        f"import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nprint('done')"
+    )
