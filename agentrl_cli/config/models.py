@@ -147,15 +147,11 @@ class RolloutConfig(Section):
     overflow: Literal["stop", "truncate_observation"] = Field(
         default="stop", description="if a result does not fit into the episode: end it, or cut the result further"
     )
-    tool_timeout: Seconds = Field(
-        default=10.0, description="seconds of one tool call, as the machine gave them, unless the tool sets its own"
-    )
+    tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool sets its own")
     episode_timeout: Seconds = Field(
-        default=120.0,
-        description="seconds that an episode's tools, environment and grading may take together, a guard against what"
-        " hangs; the model's turns do not count (max_turns and max_tokens limit them), nor what other programs take of"
-        " the processors",
-    )
+        default=120.0, description="seconds of an episode's tools, environment and grading, against what hangs; the"
+        " model's turns do not count (max_turns, max_tokens), nor does what other programs take of the processors",
+    )  # fmt: skip
     async_staleness: Count = Field(
         default=0,
         description="steps that sampling may run ahead of the update: 0 samples and trains in turn; above 0 the sampler"
@@ -275,9 +271,7 @@ class SandboxConfig(Section):
     min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
         default="ns", description="refuse weaker isolation than this: docker and ns are strong, bare is none"
     )
-    wall: Seconds = Field(
-        default=5.0, description="seconds of one execution, without what it waits for a processor"
-    )
+    wall: Seconds = Field(default=5.0, description="seconds of one execution, without its waits for a processor")
     cpu: Seconds = Field(default=5.0, description="CPU seconds of one execution")
     memory_mb: Positive = Field(default=1024, description="memory of a session, MiB")
     processes: Positive = Field(default=32, description="processes and threads of a session")

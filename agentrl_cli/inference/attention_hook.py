@@ -63,7 +63,7 @@ def changed(model: nn.Module) -> ModelError:
     """The error of a model whose layers do not compute as they did when it was tried."""
     return ModelError(
         f"{type(model).__name__} was changed while it was in use: its layers do not compute as they did at first.",
-        hint="Code of the task or a hook may have done that. Run the command again; a training resumes with"
+        hint="Code of the task or a hook may have done that. Run the command again; to resume a training:"
         " agentrl train --resume last",
     )
 

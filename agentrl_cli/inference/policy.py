@@ -161,7 +161,7 @@ class LocalPolicy:
         try:
             return await request.future
         except asyncio.CancelledError:
-            await self._loop.stepped()  # the step that the turn is in: its canceller may change the model next
+            await self._loop.stepped()  # the step that the turn is in: the model may be changed next
             raise
 
     async def release(self, key: str) -> None:

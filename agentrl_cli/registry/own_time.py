@@ -32,7 +32,7 @@ def slowness() -> float:
 class OwnTime:
     """`async with OwnTime(5.0) as limit:` ends its body as `asyncio.timeout` does, by the seconds it was given.
 
-    `slowness`: how many times as long as alone everything takes at the moment. None for `seconds` is no limit.
+    `slowness`: how many times as long as alone everything takes at the moment. Without `seconds` there is no limit.
     """
 
     def __init__(self, seconds: float | None, slowness: Callable[[], float] = slowness) -> None:

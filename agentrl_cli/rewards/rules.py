@@ -119,8 +119,8 @@ def sql_of(text: str) -> str:
 
 def _rows(connection: Any, query: str) -> list[Any] | str:
     """The rows of a query, or why it failed; it changes nothing and takes at most SQL_SECONDS."""
-    ends = time.monotonic() + SQL_SECONDS
-    connection.set_progress_handler(lambda: int(time.monotonic() > ends), 1000)
+    ends = time.thread_time() + SQL_SECONDS
+    connection.set_progress_handler(lambda: int(time.thread_time() > ends), 1000)
     try:
         connection.execute("PRAGMA query_only=1")
         return list(connection.execute(query).fetchmany(SQL_ROWS))

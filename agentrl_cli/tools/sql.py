@@ -131,9 +131,9 @@ class SqlTool(Tool):
 
     def run(self, connection: sqlite3.Connection, query: str) -> ToolResult:
         """Runs one statement within the limits, and commits if writable."""
-        ends = time.monotonic() + self.seconds
+        ends = time.thread_time() + self.seconds
         connection.set_authorizer(self._allowed)
-        connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
+        connection.set_progress_handler(lambda: int(time.thread_time() > ends), STEPS)
         try:
             with closing(connection.execute(query)) as cursor:
                 return ToolResult(table(cursor, self.rows))
@@ -180,7 +180,7 @@ def open_database(
     path = _file(source, folder, within) if is_file else None
     whole = path is not None and path.suffix != ".sql" and not copied
     connection = _connect(_in_place(path) if whole and path is not None else "file::memory:")
-    ends = time.monotonic() + OPENING
+    ends = time.thread_time() + OPENING
     try:
         bound = f"cache_size=-{memory_mb * 1024}" if whole else f"max_page_count={memory_mb * 256}"
         connection.execute(f"PRAGMA {bound}")
@@ -189,7 +189,7 @@ def open_database(
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
         for name, strip in STRIPS.items():
             connection.create_function(name, 2, partial(_stripped, strip), deterministic=True)
-        connection.set_progress_handler(lambda: int(time.monotonic() > ends), STEPS)
+        connection.set_progress_handler(lambda: int(time.thread_time() > ends), STEPS)
         if whole:
             connection.execute("SELECT count(*) FROM sqlite_master")  # fails now if it is not a database
         elif path is not None:

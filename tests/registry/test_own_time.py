@@ -57,7 +57,7 @@ async def test_the_clock_stands_while_something_else_limits_what_is_waited_for()
 
 
 async def test_a_loop_that_is_blocked_gives_no_time() -> None:
-    """Nobody could run meanwhile: of a look that comes late, only what was planned counts."""
+    """Nothing could run meanwhile: of a look that comes late, only what was planned counts."""
     async with OwnTime(3 * TICK, lambda: 1.0) as limit:
         time.sleep(4 * TICK)
         for _ in range(3):

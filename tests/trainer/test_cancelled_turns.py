@@ -40,7 +40,7 @@ class SlowStep:
 
 
 async def cancelled_in_a_step(policy: LocalPolicy, step: SlowStep, number: int) -> list[asyncio.Task[Any]]:
-    """Turns that were cancelled while the sampler's thread computes one of their tokens; no client waits for them."""
+    """Turns that were cancelled while the sampler's thread computes one of their tokens; they are not awaited."""
     sampling = Sampling(max_new_tokens=60)
     turns = [asyncio.create_task(policy.generate(f"{number}-{n}", [5, 6, 7 + n], sampling)) for n in range(TURNS)]
     step.inside.clear()
@@ -99,7 +99,7 @@ async def test_who_cancels_a_turn_can_wait_until_its_step_is_over(waits: str) ->
 
 
 async def test_a_model_that_was_changed_is_named_without_internals() -> None:
-    """What transformers calls was exchanged meanwhile: a sentence and a command, in sampling and in learning."""
+    """What transformers calls was replaced by now: a sentence and a command, in sampling and in learning."""
     policy, packed = policy_of(tiny()), pack([[Segment(np.arange(6, 12, dtype=np.int32), np.arange(6) > 2)]])
     logprobs(policy.model, packed)
     for layer in policy.model.model.layers:
