@@ -18,11 +18,12 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
+from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
-from agentrl_cli.types import Episode, Outcome
+from agentrl_cli.types import Episode, Outcome, Sampling
 from tests.helpers.gateway import call
 from tests.helpers.processes import alive, soon
 
@@ -237,6 +238,22 @@ async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) ->
     pack = pack_of(tmp_path, TOOLS, {"function": "agent.py:agent", "timeout": 2.0})
     episode = await play(pack, slow, episode_timeout=2.0)
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
+
+
+class More(Hook):
+    """Asks for more tokens than a call may have."""
+
+    def on_sample(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, max_new_tokens=10**6)
+
+
+async def test_a_hook_gets_an_agents_call_no_more_tokens_than_it_may_have(tmp_path: Path) -> None:
+    pack = pack_of(tmp_path, TOOLS)
+    config = Config.model_validate({"rollout": {**LIMITS, "max_new_tokens": 30}})
+    policy = ScriptedPolicy(["x" * 500], CHAT.tokenizer)
+    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config, hooks=HookList([More()]))
+    (episode,) = await rollout.run([Job(pack.tasks("train")[0], 7)])
+    assert episode.trained_tokens == 30, episode
 
 
 async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: Path) -> None:

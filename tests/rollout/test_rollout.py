@@ -618,3 +618,53 @@ async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
     rollout = rollout.with_(hooks=HookList([Wrong()]))
     episode = await rollout.episode(job_of(pack))
     assert episode.outcome is Outcome.ENV_ERROR and "it returned str; a Sampling or None" in episode.error
+
+
+class More(Hook):
+    """Asks for more tokens than any episode has."""
+
+    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
+        return replace(sampling, max_new_tokens=10**6)
+
+
+async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_for() -> None:
+    """Beyond `max_new_tokens`, but never beyond the episode: what a hook asks for is not what may be trained."""
+    pack = pack_of()
+    prompt = len((await attempt(pack, ["5"])).tokens) - 2
+    rollout = rollout_of(pack, ["x" * 500], max_tokens=prompt + 200, max_new_tokens=20)
+    episode = await rollout.with_(hooks=HookList([More()])).episode(job_of(pack))
+    assert episode.outcome is Outcome.TRUNCATED_TOKENS
+    assert episode.trained_tokens == 200
+
+
+class Counted(ScriptedPolicy):
+    """Notes which episodes it was told to forget."""
+
+    released: tuple[str, ...] = ()
+
+    async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+        if self._reply(key, ids) == "break":
+            raise PolicyError("the server is gone")
+        return await super().generate(key, ids, sampling, **more)
+
+    async def release(self, key: str) -> None:
+        self.released += (key,)
+        await super().release(key)
+
+
+@pytest.mark.parametrize("said", ["5", "6", "long", "hang", "fail", "break", "cancel"])
+async def test_the_policy_is_told_to_forget_an_episode_however_it_ends(said: str) -> None:
+    """Else its keys and values would stay until the next update."""
+    replies = {"hang": call("hang"), "fail": call("fail", text="no"), "long": "x" * 900, "cancel": call("hang")}
+    policy = Counted([replies.get(said, said)] * 9, BYTES)
+    pack = pack_of(tools=[hang, fail])
+    rollout = rollout_of(pack, policy, episode_timeout=60 if said == "cancel" else 0.2)
+    running = asyncio.create_task(rollout.run([job_of(pack)]))
+    if said == "cancel":
+        while not policy._turns:
+            await asyncio.sleep(0)
+        running.cancel()
+    (ended,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(ended, BaseException) == (said in ("break", "cancel"))
+    assert len(policy.released) == 1 and not policy._turns
+    assert isinstance(ended, BaseException) or policy.released == (ended[0].id,)
