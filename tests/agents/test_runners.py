@@ -23,7 +23,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import Pack, load_pack, load_packs
-from agentrl_cli.types import Episode, Outcome, Sampling
+from agentrl_cli.types import Episode, Outcome, Sampling, Task
 from tests.helpers.gateway import call
 from tests.helpers.processes import alive, soon
 
@@ -243,7 +243,7 @@ async def test_an_agents_clock_stands_while_the_model_answers(tmp_path: Path) ->
 class More(Hook):
     """Asks for more tokens than a call may have."""
 
-    def on_sample(self, sampling: Sampling) -> Sampling:
+    def on_sample(self, sampling: Sampling, task: Task, turn: int) -> Sampling:
         return replace(sampling, max_new_tokens=10**6)
 
 
