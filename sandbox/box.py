@@ -37,7 +37,7 @@ class Box:
         self.others = 0 if level in ("ns", "uid") else rlimits.count_threads()
         self.tree = ProcessTree(level, user)
         self.kills = kills or memory.OutOfMemoryKills([])
-        self.files = snapshot.Files(limits["disk_mb"] << 20, user)
+        self.files = snapshot.Files(limits["disk_mb"] << 20, limits["inodes"], user)
         self.checkpoints = Checkpoints(self.files.limit, self.tree.ended)
         self.process: SessionProcess | None = None
         """What holds the session's variables; None before its first cell."""

@@ -35,7 +35,16 @@ def claimed(header: dict[str, Any]) -> str:
 
 def texts(header: dict[str, Any]) -> tuple[str, str]:
     """Detail and error text of an answer, cut to size."""
-    return str(header.get("detail", ""))[:200], str(header.get("error", ""))[:300]
+    return _printable(str(header.get("detail", "")))[:200], _printable(str(header.get("error", "")))[:300]
+
+
+def _printable(text: str) -> str:
+    """Escapes control characters: a class may have any name, and people read it in their terminal."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def number(text: str, most: int = 256) -> int:
@@ -46,7 +55,7 @@ def number(text: str, most: int = 256) -> int:
 def read_note(fd: int) -> str:
     """The note that a program's process wrote about its end; empty if absent."""
     try:
-        return os.read(fd, 200).decode("utf-8", "replace")
+        return _printable(os.read(fd, 200).decode("utf-8", "replace"))
     except BlockingIOError:
         return ""
 

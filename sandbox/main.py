@@ -33,10 +33,11 @@ from sandbox.protocol import framing
 from sandbox.supervisor import Supervisor
 from sandbox.warm_up import warm_up
 
-DEFAULTS = {"--level": "ns", "--uid": "0", "--imports": "", "--packages": "", "--folder": "", "--slots": "0"}
+DEFAULTS = {"--level": "ns", "--uid": "0", "--imports": "", "--packages": "", "--folder": "", "--slots": "0",
+            "--grading": "0"}  # fmt: skip
 """Options that the host may leave out, parsed by hand: every imported module makes each fork more expensive.
 `--packages`: folders besides the standard library; `--folder`: of the work folders of boxes without namespaces;
-`--slots`: boxes at once, each with a file system of its own (level uid)."""
+`--slots`: boxes at once, each with a file system of its own (level uid); `--grading`: whether the boxes only grade."""
 
 
 class ForkServer:
@@ -53,6 +54,8 @@ class ForkServer:
         # Not the whole prefix, which may be a home folder.
         self.readable = [*(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")), *packages]
         self.slots: users.Slots | None = None
+        self.cleaning: set[int] = set()
+        """Processes that delete the folders of boxes that ended."""
         if level != "ns":
             privileges.adopt_orphans()
             if level != "uid":
@@ -122,6 +125,13 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         limits, rules, user = request["limits"], None, None
+        host = socket.socket(fileno=os.dup(fd))
+        after = 3
+        for wanted in sorted({host.fileno(), *group[1:]}):
+            os.closerange(after, wanted)
+            after = wanted + 1
+        os.closerange(after, 1024)
+        kills = memory.OutOfMemoryKills(list(group[1:]), contained=self.slots is not None)  # before /proc is restricted
         if self.level == "ns":
             namespaces.enter_namespaces(limits, *self.ids)
             os.chdir(namespaces.WORK)
@@ -133,18 +143,11 @@ class ForkServer:
             os.chdir(namespaces.WORK)
         sys.path[0] = namespaces.WORK
         os.setsid()
-        host = socket.socket(fileno=os.dup(fd))
-        after = 3
-        for wanted in sorted({host.fileno(), rules or host.fileno(), *group[1:]}):
-            os.closerange(after, wanted)
-            after = wanted + 1
-        os.closerange(after, 1024)
         if user:
             privileges.install_filter(self.program)
         else:
             privileges.drop(self.program)
         framing.send(host, {"ready": True})
-        kills = memory.OutOfMemoryKills(list(group[1:]), contained=bool(user))
         served = Supervisor(Box(host, limits, self.base, self.level, rules, user, kills))
         served.adopt(limits)  # else every box would draw the same random numbers
         try:
@@ -162,6 +165,7 @@ class ForkServer:
             if pid == 0:
                 return
             number = self.boxes.pop(pid, None)
+            self.cleaning.discard(pid)
             if self.slots is None:
                 self._clean(number)
                 continue
@@ -172,12 +176,20 @@ class ForkServer:
                 os.close(fd)
 
     def _clean(self, number: int | None) -> None:
-        """After a box without namespaces: deletes its folder, and ends what its init had no time to end."""
+        """After a box without namespaces: ends what its init had no time to end, and deletes its folder.
+
+        A process of its own deletes: other boxes must not wait for as many files as the code could make.
+        """
         if self.level == "ns" or number is None:
             return
-        for orphan in set(processes.children(os.getpid())) - self.boxes.keys():
+        for orphan in set(processes.children(os.getpid())) - self.boxes.keys() - self.cleaning:
             processes.signal_process(orphan, signal.SIGKILL)
+        pid = os.fork()
+        if pid:
+            self.cleaning.add(pid)
+            return
         cleanup.delete(f"{self.folder}/{number}")
+        os._exit(0)
 
     def end(self) -> NoReturn:
         """Ends everything once the host has closed the socket."""
@@ -212,7 +224,7 @@ def main() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
     rlimits.look_up()
-    privileges.prepare_code_filter(level)
+    privileges.prepare_code_filter(level, grading=options["--grading"] == "1")
     gc.collect()
     gc.freeze()
     server.serve()

@@ -9,7 +9,7 @@ from typing import Any
 
 from sandbox import memory
 from sandbox.filesystem import files
-from sandbox.isolation import users
+from sandbox.isolation import namespaces, users
 
 _WRAP = 0.05
 """Seconds in which no code can start as many processes as there are process ids."""
@@ -65,7 +65,7 @@ class ProcessTree:
         """The last execution's checkpoint, which counts for none either; 0 if absent."""
         self.template = 0
         """The process that forks programs, likewise; it ends whenever other processes are ended."""
-        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY) if level == "ns" else -1
+        self._loadavg = namespaces.loadavg
         self._before = self._seen = 1
         """The last pid given out when this execution began, and when the one before it ended; at first the init's."""
         self._marked = 0.0

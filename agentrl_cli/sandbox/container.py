@@ -32,6 +32,13 @@ SLOTS = 64
 LABEL = "agentrl.sandbox"
 _STREAM = struct.Struct("!BxxxI")
 """What the engine puts before a piece of output: 1 stdout, 2 stderr; bytes."""
+_MASKED = (
+    *"acpi asound kcore keys latency_stats sched_debug scsi timer_list timer_stats".split(),
+    *"buddyinfo diskstats interrupts loadavg locks meminfo pagetypeinfo pressure schedstat".split(),
+    *"slabinfo softirqs stat swaps sys/fs sys/kernel/pty uptime vmstat zoneinfo".split(),
+)
+"""Entries of /proc that the engine hides: its own list, and counts of the whole machine, which show
+what other boxes do."""
 _UID_RANGES = range(10_000, 60_000, 2_000)
 
 
@@ -164,6 +171,7 @@ class Container(Runner, asyncio.Protocol):
         command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/container.py"]
         first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
         command += ["--level", "uid", "--uid", str(first), "--folder", "/box", "--slots", str(SLOTS)]
+        command += ["--grading", str(int(self.launch.grading))]
         if self.launch.imports:
             command += ["--imports", ",".join(self.launch.imports), "--packages", PACKAGES]
         made = self.api.create_container(
@@ -185,7 +193,7 @@ class Container(Runner, asyncio.Protocol):
         memory = _memory(self.limits)
         groups = self._framing.FIRST_GROUP
         size = f"nosuid,nodev,size={self.limits.disk_mb}m,nr_inodes={self.limits.inodes + 4},mode=1770,uid=0"
-        return self.api.create_host_config(
+        made = self.api.create_host_config(
             network_mode="none",
             ipc_mode="none",
             read_only=True,
@@ -199,6 +207,7 @@ class Container(Runner, asyncio.Protocol):
             auto_remove=True,
             log_config={"Type": "none"},
         )
+        return {**made, "MaskedPaths": [*(f"/proc/{name}" for name in _MASKED), "/sys/firmware"]}
 
     # the stream
 

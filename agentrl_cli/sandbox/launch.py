@@ -46,6 +46,8 @@ class Launch:
     prefix: str = field(default_factory=lambda: os.path.realpath(sys.base_prefix))
     """Folder of that interpreter and its standard library."""
     folder: str = field(default_factory=lambda: str(sandbox_dir()))
+    grading: bool = False
+    """Whether its boxes only grade: their code knows hidden tests, and must not pass them on."""
 
 
 def environment(prefix: str) -> dict[str, str]:
@@ -84,6 +86,7 @@ def start(
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
     uid = _FIRST_UID + (os.getpid() * 16 + number) % _UIDS if os.geteuid() == 0 else 0
     options = ["--control", str(control), "--level", launch.level, "--imports", ",".join(launch.imports)]
+    options += ["--grading", str(int(launch.grading))]
     if uid:
         options += ["--uid", str(uid)]
     packages = package_folders(launch.imports)

@@ -15,9 +15,6 @@ AUTO = ("ns", "docker", "landlock")
 """What `backend: auto` tries, in this order: `ns` and `docker` hold the same, and `ns` is faster and needs no daemon
 that runs as root. `bare` has to be asked for."""
 
-SHARED = ("docker", "landlock")
-"""Levels at which boxes of one runner see something of each other, such as the names of processes."""
-
 RUNNERS = {
     "ns": "agentrl_cli.sandbox.runner_process:Process",
     "landlock": "agentrl_cli.sandbox.runner_process:Process",

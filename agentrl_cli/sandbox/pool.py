@@ -84,7 +84,8 @@ class RunnerPool:
 
     async def _start(self, profile: tuple[str, ...]) -> None:
         self._started += 1
-        launch = Launch(self.level, tuple(name for name in profile if name != GRADING))
+        imports = tuple(name for name in profile if name != GRADING)
+        launch = Launch(self.level, imports, grading=GRADING in profile)
         self.runners[profile].append(await self.kind.start(launch, self._started, self.limits))
 
     def _prepare(self, profile: tuple[str, ...]) -> None:

@@ -308,7 +308,7 @@ class Process(Runner):
         self.err.close()
         if self.group:
             self.group.remove()
-        launching.clear(self.folder)  # a killed runner could not delete it
+        await asyncio.to_thread(launching.clear, self.folder)  # a killed runner could not delete it
 
 
 def _limit(folder: Path, limit: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import cgroup, launch
 from agentrl_cli.sandbox.channel import BoxLost, Channel
-from agentrl_cli.sandbox.levels import SHARED, STRENGTH, bare_warning, kinds_of, runner_kind
+from agentrl_cli.sandbox.levels import STRENGTH, bare_warning, kinds_of, runner_kind
 from agentrl_cli.sandbox.options import package_names
 from agentrl_cli.sandbox.pool import GRADING, RunnerPool
 from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
@@ -134,8 +134,8 @@ class Sandbox:
 
         `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
         None: the configured one, or else `episode_seed`. `imports`: packages besides the standard library (numpy…) and
-        the configured ones. `grading`: the session gets what a running episode must not learn. The rest overrides
-        single limits, e.g. `wall=2.0`.
+        the configured ones. `grading`: the session gets what a running episode must not learn, on a runner that
+        holds no other boxes. The rest overrides single limits, e.g. `wall=2.0`.
         """
         unknown = limits.keys() - {field.name for field in fields(Limits)}
         if unknown:
@@ -145,7 +145,7 @@ class Sandbox:
                 raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
         own = Limits(**{**asdict(self.limits), **limits})
         chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
-        profile = self._profile([*imports, GRADING] if grading and self.level in SHARED else imports)
+        profile = self._profile([*imports, GRADING] if grading else imports)
         session = Session(self, own, keep=keep, seed=chosen, imports=profile)
         self._sessions.add(session)
         return session

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-_LONGEST = 10.0
+_LONGEST = 60.0
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -28,7 +28,7 @@ def opened(folder: int | None, name: str) -> int:
 
 
 def delete(path: str) -> None:
-    """Deletes a folder and its content within ten seconds, as far as possible.
+    """Deletes a folder and its content within a minute, as far as possible.
 
     Nested folders are moved up beside each other first, so that neither path length nor depth matters.
     """

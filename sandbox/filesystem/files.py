@@ -153,25 +153,31 @@ def entries(limit: int = 1000) -> list[list[Any]]:
 def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
     """The limit that a work folder exceeds (`disk_mb`, `inodes`), for levels without a file system of its own.
 
-    Returns an empty string if there is none. Counting stops at the limit. Files without a name count as long as one of
-    the box's processes `pids` has them open.
+    Returns an empty string if there is none. Folders and links count as files, and counting stops at
+    the limit. Files without a name count as long as one of the box's processes `pids` has them open.
     """
     nameless = _nameless(pids)
-    size, number = sum(nameless.values()), len(nameless)
-    hidden: list[OSError] = []
-    for folder, _, names in os.walk(namespaces.WORK, onerror=hidden.append):
-        if folder.count("/") > _DEEPEST or any(error.errno == errno.ENAMETOOLONG for error in hidden):
+    size, number = sum(nameless.values()), len(nameless) - len(_HIDDEN)
+    stack = [namespaces.WORK]
+    while stack:
+        folder = stack.pop()
+        if folder.count("/") > _DEEPEST:
             return exit_status.MANY  # nothing below that can be counted now
-        for name in names:
-            number += 1
-            try:
-                size += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except OSError:
-                continue
-        if size > limits["disk_mb"] << 20:
-            return exit_status.FULL
-        if number > limits["inodes"]:
-            return exit_status.MANY
+        try:
+            with os.scandir(folder) as scan:
+                for entry in scan:
+                    number += 1
+                    if number > limits["inodes"]:
+                        return exit_status.MANY
+                    with suppress(FileNotFoundError):
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(entry.path)
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if size > limits["disk_mb"] << 20:
+                        return exit_status.FULL
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return exit_status.MANY
     return ""
 
 

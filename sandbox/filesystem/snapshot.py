@@ -17,6 +17,8 @@ from sandbox.filesystem.cleanup import FOLDER, opened
 from sandbox.isolation import namespaces, users
 
 _DEPTH = 60
+_LONGEST = 2.0
+"""Seconds to restore a folder, less than the host waits for an answer: the code may have filled it with anything."""
 _FIRST = 3
 """Folders in a fresh box: the work folder, and those of /tmp and /dev/shm."""
 _TICK = 50_000_000
@@ -73,10 +75,10 @@ Snapshot = dict[str, Item]
 
 
 class Files:
-    """Takes and restores snapshots of one box's work folder. `limit`: bytes that its files may have."""
+    """Takes and restores snapshots of one box's work folder. `limit`: bytes that its files may have; `most`: files."""
 
-    def __init__(self, limit: int, user: tuple[int, int] | None) -> None:
-        self.limit, self.user = limit, user
+    def __init__(self, limit: int, most: int, user: tuple[int, int] | None) -> None:
+        self.limit, self.most, self.user = limit, most + _FIRST, user
         self._last: Snapshot = {}
         self._empty: list[tuple[int, tuple[int, ...]]] = []
         """Descriptors and keys of the folders of a box without files."""
@@ -122,6 +124,8 @@ class Files:
         with os.scandir(folder) as scan:
             for entry in scan:
                 info = entry.stat(follow_symlinks=False)
+                if len(found) >= self.most:
+                    raise Unkeepable("too many files")
                 path, kind = prefix + entry.name, stat.S_IFMT(info.st_mode)
                 if kind not in _SAME_TYPE:
                     continue  # a socket: its server has ended
@@ -153,7 +157,7 @@ class Files:
             with users.acting_as(self.user):
                 root = opened(None, namespaces.WORK)
                 try:
-                    changed = _clear(root, "", wanted)
+                    changed = _clear(root, "", wanted, time.monotonic() + _LONGEST)
                     made = _make(root, wanted)
                 finally:
                     os.close(root)
@@ -193,8 +197,11 @@ def _opened_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]
     return [(os.open(path or ".", FOLDER, dir_fd=root), item.key) for path, item in found.items()]
 
 
-def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
-    """Deletes entries that are not wanted or have changed; returns whether there were any."""
+def _clear(folder: int, prefix: str, wanted: Snapshot, end: float, depth: int = 0) -> bool:
+    """Deletes entries that are not wanted or have changed; returns whether there were any.
+
+    `end`: when to give up, by the monotonic clock. Raises Unkeepable.
+    """
     if depth > _DEPTH:
         raise Unkeepable("too deep")
     changed = False
@@ -203,11 +210,13 @@ def _clear(folder: int, prefix: str, wanted: Snapshot, depth: int = 0) -> bool:
     with os.scandir(folder) as scan:
         entries = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scan]
     for name, info in entries:
+        if time.monotonic() > end:
+            raise Unkeepable("too much to delete")
         item = wanted.get(prefix + name)
         if stat.S_ISDIR(info.st_mode):
             below = opened(folder, name)
             try:
-                changed |= _clear(below, f"{prefix}{name}/", wanted, depth + 1)
+                changed |= _clear(below, f"{prefix}{name}/", wanted, end, depth + 1)
             finally:
                 os.close(below)
             if item is None or not stat.S_ISDIR(item.mode):

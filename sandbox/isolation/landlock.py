@@ -20,7 +20,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives",
 )  # fmt: skip
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def abi(libc: ctypes.CDLL) -> int:
@@ -34,7 +34,7 @@ def ruleset(libc: ctypes.CDLL, work: str, readable: list[str]) -> int:
     fd = int(libc.syscall(_CREATE, rules, len(rules), 0))
     if fd < 0:
         raise OSError(ctypes.get_errno(), "landlock: " + os.strerror(ctypes.get_errno()))
-    for paths, rights in (((*_SYSTEM, *readable), _READ), (_DEVICES, _DEVICE), ((work,), _ALL)):
+    for paths, rights in (((*_SYSTEM, *readable), _READ), (DEVICES, _DEVICE), ((work,), _ALL)):
         for path in paths:
             _allow(libc, fd, path, rights)
     return fd

@@ -15,7 +15,11 @@ from sandbox.isolation.libc import check, libc, write
 
 WORK = "/work"
 """The work folder of this box."""
-_NOSUID, _NODEV, _NOEXEC, _REC, _PRIVATE = 2, 4, 8, 16384, 1 << 18
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+
+
+loadavg = -1
+"""Descriptor of /proc/loadavg at level `ns`, which names the process id given out last in this box."""
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
@@ -28,6 +32,20 @@ def mount_proc() -> None:
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
 
 
+def _hide_counts() -> None:
+    """Leaves only processes in /proc: counts of the machine's threads, forks and pages show what other boxes do."""
+    global loadavg
+    loadavg = os.open("/proc/loadavg", os.O_RDONLY)
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
+
+
+def _protect_devices() -> None:
+    """Mounts the host's devices read-only: they can still be written to, and their times and attributes stay."""
+    for device in landlock.DEVICES:
+        kept = os.statvfs(device).f_flag & (_NOSUID | _NODEV | _NOEXEC)
+        _mount("none", device, None, _REMOUNT | _BIND | _RDONLY | kept)
+
+
 def enter_namespaces(limits: dict[str, Any], uid: int, gid: int) -> None:
     """Level `ns`: maps the user, mounts an empty work folder of limited size and a /proc of the box's own."""
     privileges.set_dumpable(True)  # else the files under /proc/self belong to root
@@ -38,6 +56,8 @@ def enter_namespaces(limits: dict[str, Any], uid: int, gid: int) -> None:
     size = f"size={limits['disk_mb']}m,nr_inodes={limits['inodes'] + 3},mode=0755"
     _mount("tmpfs", WORK, "tmpfs", _NOSUID | _NODEV, size)
     mount_proc()
+    _hide_counts()
+    _protect_devices()
     # /tmp and /dev/shm are links to these: one budget for everything a box writes.
     os.mkdir(WORK + "/.tmp")
     os.mkdir(WORK + "/.shm")

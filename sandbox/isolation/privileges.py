@@ -41,10 +41,10 @@ def install_filter(program: bytes) -> None:
     seccomp.install(program, libc)
 
 
-def prepare_code_filter(level: str) -> None:
+def prepare_code_filter(level: str, grading: bool) -> None:
     """Builds the second filter once, before any child would build it again; see seccomp.build_for_code."""
     global _code_filter
-    _code_filter = seccomp.build_for_code(counted=level in ("ns", "uid"))
+    _code_filter = seccomp.build_for_code(counted=level in ("ns", "uid"), grading=grading)
 
 
 def install_code_filter() -> None:

@@ -1,6 +1,7 @@
 """The system-call filters (seccomp BPF), built here because no library is available inside the sandbox.
 
-Every call up to the last known one is classified below; newer ones fail with ENOSYS, so a new kernel opens nothing.
+Calls that are neither denied below nor newer than the last known one are allowed. Newer ones, and numbers that the
+table of a machine leaves free, fail with ENOSYS, so a new kernel opens nothing.
 Denied calls fail with EPERM (a network socket: EACCES): the code gets a PermissionError and is not killed.
 """
 
@@ -12,6 +13,9 @@ import os
 import struct
 
 LAST_KNOWN = 462
+_FREE = {"x86_64": ((335, 423),), "aarch64": ((244, 259), (295, 423))}
+"""First and last number of the ranges below LAST_KNOWN that no call had when this was written. (335 and 336 are the
+kernel's own: they end a process that was not sent there by a probe.)"""
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -49,23 +53,46 @@ _SHARED_MEMORY = {
 _MEMFD = {"memfd_create": (319, 279)}
 # Opening a shared file is a message to a session that watches its folder.
 _WATCHES = {"inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)}
+# What a file outside of the work folder could carry from one session to another: attributes, and whether it is in the
+# page cache, which no session may choose (DONTNEED, PAGEOUT) or ask for.
+_ATTRIBUTES = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+}  # fmt: skip
+# Counts of the whole machine: its threads and memory, and the pages of a file that are in memory.
+_COUNTS = {"sysinfo": (99, 179), "mincore": (27, 232), "cachestat": (451, 451)}
+# How much of a file system is in use, if sessions share one.
+_SPACE = {"statfs": (137, 43), "fstatfs": (138, 44), "ustat": (136, -1)}
+# Modes, owners and times, for grading where files of the same user, or open to all, are not mounted read-only.
+_METADATA = {
+    "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
+    "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1),
+    "futimesat": (261, -1), "utimensat": (280, 88),
+}  # fmt: skip
+# For grading: locks; and messages that may hold descriptors, of which the kernel counts those on their way by user.
+_TO_OTHERS = {"flock": (73, 32), "sendmsg": (46, 211), "sendmmsg": (307, 269)}
 # A socket with a name, or one that connects to a name, reaches other sessions and the host's services.
 _NAMED_SOCKETS = {
     "bind": (49, 200), "connect": (42, 203), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
 }  # fmt: skip
 _SOCKET, _CLONE, _CLONE3, _PRLIMIT, _IOCTL = (41, 198), (56, 220), (435, 435), (302, 261), (16, 29)
 _SOCKETPAIR, _SENDTO, _FCNTL = (53, 199), (44, 206), (72, 25)
+_MADVISE, _FADVISE, _PREADV2 = (28, 233), (221, 223), (327, 286)
 _OPEN, _OPENAT, _OPENAT2 = (2, -1), (257, 56), (437, 437)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPES = 1, 2, 10, 1, 0xF
-_F_SETLEASE, _F_NOTIFY = 1024, 1026
+_MADV_COLD, _MADV_PAGEOUT, _POSIX_FADV_DONTNEED = 20, 21, 4
+_FCNTLS = (*range(5), 8, 9, 10, 11, 15, 16, 17, 1027, 1030, 1031, 1032, 1033, 1034)
+"""Commands of fcntl that concern a descriptor, its owner, a pipe or seals; leases, watches and hints are the others."""
+_LOCKS = (5, 6, 7, 36, 37, 38)
+"""F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW."""
 _NAMELESS_FILE = 0x400000
 """The bit of O_TMPFILE that O_DIRECTORY does not have."""
 
 _Code = list[tuple[int, int, int, int]]
 _LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-_NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG4, _ARG4_HIGH = 0, 4, 16, 24, 32, 48, 52
+_NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG3, _ARG4, _ARG4_HIGH, _ARG5 = 0, 4, 16, 24, 32, 40, 48, 52, 56
 
 
 def _fail(name: str) -> tuple[int, int, int, int]:
@@ -116,17 +143,25 @@ def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> byt
     return _packed(machine, _leaves(machine, own_ipc, network))
 
 
-def build_for_code(counted: bool = True, machine: str = "") -> bytes:
+def build_for_code(counted: bool = True, grading: bool = False, machine: str = "") -> bytes:
     """The second filter, for the model's code alone: denies what the box itself may do and its code must not.
 
     It denies memory that outlives its mapping and counts for no process, every socket but a connected pair of streams,
-    which cannot get another end, and watches and leases on files that other sessions see. `counted`: whether a file
-    system of its own counts what a session writes; if not, files without a name are denied too.
+    which cannot get another end, and what a session could tell another by a file that both see, unless only a clock
+    shows it. `counted`: whether a file system of its own counts what a session writes; if not, files without a name
+    and figures of the shared one are denied too. `grading`: the code knows hidden tests, so locks are denied as well.
     """
     machine = machine or os.uname().machine
     at = 0 if machine == "x86_64" else 1
     refused = {**_SHARED_MEMORY, **_MEMFD, **_WATCHES}
+    unsupported = {**_ATTRIBUTES, **_COUNTS}
+    if grading:
+        refused |= _TO_OTHERS
+    if not counted:
+        unsupported |= _SPACE
+        refused |= _METADATA if grading else {}
     leaves: list[tuple[int, _Code]] = [(pair[at], [_fail(_EPERM)]) for pair in refused.values()]
+    leaves += [(pair[at], [_fail(_UNSUPPORTED)]) for pair in unsupported.values()]
     leaves += [(pair[at], [_fail(_EACCES)]) for pair in _NAMED_SOCKETS.values()]
     streams = [
         (_LOAD, 0, 0, _ARG0), (_JEQ, 1, 0, _AF_UNIX), _fail(_EACCES),
@@ -136,8 +171,14 @@ def build_for_code(counted: bool = True, machine: str = "") -> bytes:
     # An address; that of sendmsg is in memory, but the kernel refuses one on a connected pair.
     nowhere = [(_LOAD, 0, 0, _ARG4), (_JEQ, 0, 2, 0), (_LOAD, 0, 0, _ARG4_HIGH), (_JEQ, 1, 0, 0), _fail(_EACCES), _OK]
     leaves.append((_SENDTO[at], nowhere))
-    notices = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _F_SETLEASE), (_JEQ, 0, 1, _F_NOTIFY), _fail(_EPERM), _OK]
-    leaves.append((_FCNTL[at], notices))
+    commands = _FCNTLS if grading else (*_FCNTLS, *_LOCKS)
+    known = [(_JEQ, len(commands) - n, 0, command) for n, command in enumerate(commands)]
+    leaves.append((_FCNTL[at], [(_LOAD, 0, 0, _ARG1), *known, _fail(_EPERM), _OK]))
+    cold = [(_LOAD, 0, 0, _ARG2), (_JEQ, 1, 0, _MADV_COLD), (_JEQ, 0, 1, _MADV_PAGEOUT), _fail(_EPERM), _OK]
+    leaves.append((_MADVISE[at], cold))
+    leaves.append((_FADVISE[at], [(_LOAD, 0, 0, _ARG3), (_JEQ, 0, 1, _POSIX_FADV_DONTNEED), _fail(_EPERM), _OK]))
+    # With RWF_NOWAIT a read reports whether the page is in memory.
+    leaves.append((_PREADV2[at], [(_LOAD, 0, 0, _ARG5), (_JEQ, 1, 0, 0), _fail(_UNSUPPORTED), _OK]))
     if not counted:
         for pair, flags in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
             leaves.append((pair[at], [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK]))
@@ -146,9 +187,11 @@ def build_for_code(counted: bool = True, machine: str = "") -> bytes:
 
 
 def _packed(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:
+    ranges = [((_JGE, 0, 2, first), (_JGT, 1, 0, last), _fail(_ENOSYS)) for first, last in _FREE[machine]]
+    free = [instruction for one in ranges for instruction in one]
     code: _Code = [
         (_LOAD, 0, 0, _ARCH_AT), (_JEQ, 1, 0, _ARCH[machine]), (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NR), (_JGT, 0, 1, LAST_KNOWN), _fail(_ENOSYS),
+        (_LOAD, 0, 0, _NR), (_JGT, 0, 1, LAST_KNOWN), _fail(_ENOSYS), *free,
         *_tree(leaves),
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)

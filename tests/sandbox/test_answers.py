@@ -223,7 +223,7 @@ from sandbox.isolation import namespaces
 namespaces.WORK = sys.argv[1]
 for name in (".tmp", ".shm"):
     os.mkdir(f"{namespaces.WORK}/{name}")
-files = snapshot.Files(1 << 20, None)
+files = snapshot.Files(1 << 20, 4096, None)
 seen = []
 for snapshot._TICK, pause in ((10**12, 0), (0, 0.05), (0, 0)):
     time.sleep(pause)

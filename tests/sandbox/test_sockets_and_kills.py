@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,11 +55,65 @@ async def test_what_honest_programs_need_of_sockets_works(level: str) -> None:
     assert result.stdout.split("\n") == ["child thread", "[0, 1, 4]", "pair", "1", "42", "9", ""]
 
 
+def refused(program: bytes, machine: str, number: int, *arguments: int) -> int:
+    """The error with which a filter refuses a system call; 0 if it allows it. Runs BPF as the kernel does."""
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    data = struct.pack("IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    at, word = 0, 0
+    while True:
+        code, yes, no, value = struct.unpack_from("HBBI", program, 8 * at)
+        at += 1
+        if code == 0x06:
+            return value & 0xFFFF if value >> 16 == 5 else 0
+        if code == 0x20:
+            word = struct.unpack_from("I", data, value)[0]
+        elif code == 0x54:
+            word &= value
+        else:
+            true = {0x15: word == value, 0x25: word > value, 0x35: word >= value, 0x45: bool(word & value)}[code]
+            at += yes if true else no
+
+
+NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": {"fcntl": 72, "flock": 73, "setxattr": 188, "statfs": 137,
+               "utimensat": 280, "fadvise64": 221, "madvise": 28, "preadv2": 327, "cachestat": 451, "sendmsg": 46},
+    "aarch64": {"fcntl": 25, "flock": 32, "setxattr": 5,
+                "statfs": 43, "utimensat": 88, "fadvise64": 223, "madvise": 233, "preadv2": 286, "cachestat": 451,
+                "sendmsg": 211},
+}  # fmt: skip
+
+
+FREE = {"x86_64": ((335, 423),), "aarch64": ((244, 259), (295, 423))}
+
+
+@pytest.mark.parametrize("machine", NUMBERS)
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_filter_for_code_is_built_for_every_machine(counted: bool) -> None:
-    for machine in ("x86_64", "aarch64"):
-        program = guest_module("isolation/seccomp").build_for_code(counted, machine)
-        assert len(program) % 8 == 0 and len(program) // 8 < 200
+@pytest.mark.parametrize("grading", [True, False])
+def test_the_filter_for_code_refuses_what_reaches_other_sessions(machine: str, counted: bool, grading: bool) -> None:
+    seccomp, numbers = guest_module("isolation/seccomp"), NUMBERS[machine]
+    program = seccomp.build_for_code(counted, grading, machine)
+    assert len(program) % 8 == 0 and len(program) // 8 < 300
+
+    def error(name: str, *arguments: int) -> int:
+        return refused(program, machine, numbers[name], *arguments)
+
+    eperm, unsupported = errno.EPERM, errno.EOPNOTSUPP
+    locks = [error("fcntl", 3, command) for command in (5, 6, 7, 36, 37, 38)]
+    assert locks == [eperm if grading else 0] * 6
+    assert [error(name) for name in ("flock", "sendmsg")] == [eperm if grading else 0] * 2
+    assert [error("fcntl", 3, command) for command in (0, 1, 2, 3, 4, 8, 9, 1030, 1031, 1032)] == [0] * 10
+    assert [error("fcntl", 3, command) for command in (1024, 1025, 1026, 1036, 1038, 1040, 9999)] == [eperm] * 7
+    assert error("utimensat") == (eperm if grading and not counted else 0)
+    assert error("statfs") == (0 if counted else unsupported)
+    assert [error("setxattr"), error("cachestat"), error("preadv2", 3, 0, 1, 0, 0, 8)] == [unsupported] * 3
+    assert [error("fadvise64", 3, 0, 0, advice) for advice in (2, 3, 4)] == [0, 0, eperm]
+    assert [error("madvise", 0, 0, advice) for advice in (4, 8, 20, 21)] == [0, 0, eperm, eperm]
+    assert error("preadv2", 3, 0, 1, 0, 0, 0) == 0
+    for filtered in (program, seccomp.build(machine=machine)):
+        assert refused(filtered, machine, seccomp.LAST_KNOWN + 1) == errno.ENOSYS
+        for first, last in FREE[machine]:
+            ends = [refused(filtered, machine, n) for n in (first - 1, first, last, last + 1)]
+            assert [end == errno.ENOSYS for end in ends] == [False, True, True, False]
 
 
 @pytest.fixture
