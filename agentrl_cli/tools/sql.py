@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -37,7 +38,10 @@ STEPS = 20
 OPENING = 30.0
 """Maximum seconds of a row's script."""
 STRIPS: dict[str, Callable[[str, str], str]] = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
-"""SQLite's functions that are replaced."""
+"""SQLite's functions that are replaced, as are those of FORMATS."""
+FORMATS = ("printf", "format")
+_FIELD = re.compile(r"%([-+ #0!,]*)(\*|\d+)?(?:\.(\*|\d+))?(l{0,2})(.?)", re.DOTALL)
+"""A field of a format of printf: flags, width, precision, length, conversion."""
 STATE = "sql"
 """Key of the episode's connection in `ToolContext.state`, for rewards."""
 
@@ -190,6 +194,8 @@ def open_database(
         for name, strip in STRIPS.items():
             connection.create_function(name, 2, partial(_stripped, strip), deterministic=True)
         connection.set_progress_handler(lambda: int(time.thread_time() > ends), STEPS)
+        for name in FORMATS:
+            connection.create_function(name, -1, _formatted, deterministic=True)
         if whole:
             connection.execute("SELECT count(*) FROM sqlite_master")  # fails now if it is not a database
         elif path is not None:
@@ -222,6 +228,27 @@ def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> 
     """trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
     texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in (value, characters)]
     return None if None in texts else strip(str(texts[0]), "".join(set(str(texts[1]))))
+
+
+def _formatted(template: Any = None, *values: Any) -> Any:
+    """printf(FORMAT, ...): SQLite's own counts up to each width and precision, seconds for a large one.
+
+    Raises OverflowError, which SQLite reports as too large a text, if they are longer than LONGEST together.
+    """
+    given, total, at = list(values), 0, 0
+    if isinstance(template, bytes):
+        template = template.decode("utf-8", "replace")
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as plain:
+        for _, width, precision, _, conversion in _FIELD.findall(str(template or "")):
+            for size in (width, precision):
+                if size == "*" and at < len(given):
+                    given[at] = plain.execute("SELECT CAST(? AS INTEGER)", given[at : at + 1]).fetchone()[0]
+                    size, at = str(given[at] or 0), at + 1
+                total += abs(int(size)) if size.lstrip("-").isdecimal() else 0
+            at += conversion not in ("%", "")
+        if total > LONGEST:
+            raise OverflowError
+        return plain.execute(f"SELECT printf({', '.join('?' * (len(given) + 1))})", (template, *given)).fetchone()[0]
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:
