@@ -166,10 +166,10 @@ def _open_to_others(path: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
 
 
-def jail(launch: Launch, root: bool, further: Sequence[str] = ()) -> list[str]:
+def jail(launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/work/.tmp") -> list[str]:
     """The bubblewrap command line: an allow list of visible files, all read-only, and no network.
 
-    `further`: mounts besides, which may cover others.
+    `further`: mounts besides, which may cover others. `tmp`: where /tmp leads; if empty, `further` mounts it.
     """
     command = [
         shutil.which("bwrap") or "bwrap",
@@ -197,7 +197,7 @@ def jail(launch: Launch, root: bool, further: Sequence[str] = ()) -> list[str]:
     for name in ("null", "zero", "full", "random", "urandom"):
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
-             "/dev/stderr": "/proc/self/fd/2", "/tmp": "/work/.tmp", "/dev/shm": "/work/.shm"}  # fmt: skip
+             "/dev/stderr": "/proc/self/fd/2", "/dev/shm": "/work/.shm", **({"/tmp": tmp} if tmp else {})}  # fmt: skip
     for link, target in links.items():
         command += ["--symlink", target, link]
     return [*command, "--dir", "/work", *further, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]

@@ -202,7 +202,7 @@ async def test_no_body_is_read_beyond_its_limit() -> None:
         status, answer, _ = await send(app, path, parts[: limit // len(part) + 1])
         assert status == 413, (path, answer)
     assert session.refused is not None
-    assert (session.refused.calls, session.refused.code) == (0, "context_length_exceeded")  # its agent asked for more than the model reads
+    assert (session.refused.calls, session.refused.code) == (0, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/e/a/v1/messages", "/e/a/end", "/v1/messages/count_tokens"])

@@ -75,6 +75,26 @@ async def test_a_program_in_the_sandbox_reaches_its_model_and_nothing_else(
     assert "AWS_SECRET_ACCESS_KEY" not in seen["env"] and not {"/root/.ssh", str(tmp_path)} & set(seen["host"])
 
 
+@jailed
+async def test_packages_below_tmp_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """monkeypatch adds a folder of packages, as a virtual environment below /tmp does."""
+    (tmp_path / "own-packages").mkdir()
+    (tmp_path / "own-packages" / "lying.py").write_text("where = __file__")
+    monkeypatch.syspath_prepend(str(tmp_path / "own-packages"))
+    code = f"""
+import os, sys, tempfile
+sys.path.append({str(tmp_path / "own-packages")!r})
+from agentrl_cli.agents import emit_reward
+import lying
+tempfile.TemporaryFile().write(b"x")
+task = json.loads(os.environ["AGENTRL_TASK"])
+ask(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], task["messages"])
+emit_reward(float(lying.where.startswith({str(tmp_path)!r})))
+"""
+    episode = await play(pack_of(tmp_path / "pack", code, COMMAND))
+    assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
+
+
 ENDS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
     "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "exit status 137"),

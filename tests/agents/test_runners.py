@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +347,7 @@ PROGRAMS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
     "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "signal SIGKILL"),
     "never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
-    "hangs": ("import time\nprint('waiting', flush=True)\ntime.sleep(60)", Outcome.AGENT_TIMEOUT, "1.5 s"),
+    "hangs": ("import time\nprint('waiting', flush=True)\ntime.sleep(3600)", Outcome.AGENT_TIMEOUT, "1.5 s"),
     "no number": (PROGRAM + "print(json.dumps({'reward': 'x'}))", Outcome.AGENT_ERROR, "'x' is not a reward"),
 }
 
@@ -358,19 +359,35 @@ async def test_every_way_a_program_can_end(tmp_path: Path, name: str) -> None:
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
 
 
-async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
-    """Its whole process group, whether it ends by itself or at its time limit; and nothing waits for open pipes."""
-    mark = tmp_path / "pids"
-    code = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-open({str(mark)!r}, "a").write(f"{{child.pid}}\\n")
+START = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+mark = open({mark!r}, "a")
+for apart in (False, True):
+    print(subprocess.Popen(sleep, start_new_session=apart).pid, file=mark, flush=True)
+if os.fork() == 0:
+    os.setsid()
+    daemon = os.fork()
+    if daemon == 0:
+        os.execv(sleep[0], sleep)
+    print(daemon, file=mark, flush=True)
+    os._exit(0)
+os.wait()
 """
+"""A child, one in a session of its own, and a daemon; their pids go to a file."""
+
+
+async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    """Also what left its session, whether it ends by itself or at its time limit; and nothing waits for open pipes."""
+    mark = tmp_path / "pids"
+    code = START.format(mark=str(mark))
     ends = pack_of(tmp_path / "ends", code, {**COMMAND, "timeout": 600})
     hangs = pack_of(tmp_path / "hangs", code + "time.sleep(3600)", {**COMMAND, "timeout": 2.0})
     for pack in (ends, hangs):
         await play(pack)
-    for pid in map(int, mark.read_text().split()):
+    pids = [int(pid) for pid in mark.read_text().split()]
+    assert len(pids) == 6
+    for pid in pids:
         assert await soon(lambda pid=pid: not alive(pid))  # type: ignore[misc]
 
 
@@ -394,18 +411,18 @@ async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
 async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
     """Nor if signal 9 leaves it no time to end what it started."""
     mark = tmp_path / "pid"
-    code = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)"
+    code = START.format(mark=str(mark)) + "print(os.getpid(), file=mark, flush=True)\ntime.sleep(3600)"
     pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 600})
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tests.agents.test_runners import play\n"
         "from agentrl_cli.tasks import load_pack\nasyncio.run(play(load_pack(Path(sys.argv[1]))))"
     )
     trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "pack"), cwd=ROOT)
-    while not (mark.is_file() and mark.read_text()):
+    while not (mark.is_file() and len(mark.read_text().split()) == 4):
         await asyncio.sleep(0.05)
     trainer.kill()
     await trainer.wait()
-    assert await soon(lambda: not alive(int(mark.read_text())))
+    assert await soon(lambda: not any(alive(int(pid)) for pid in mark.read_text().split()))
 
 
 def test_the_last_line_of_json_is_the_reward() -> None:

@@ -1,9 +1,9 @@
 """Programs of others as the rollout loop: each gets a task and the address of a model, and is recorded as an episode.
 
 `base.py` is what a runner gets and returns; `function.py` and `command.py` run the two kinds of agents, and
-`supervisor.py` ends programs that would outlive this process; `server.py` serves the model on a loopback address,
-`policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it all. A kind of agent
-is added as a file here and a line in RUNNERS.
+`supervisor.py` ends all that a program started, also if this process is killed; `server.py` serves the model on a
+loopback address, `policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it
+all. A kind of agent is added as a file here and a line in RUNNERS.
 """
 
 from agentrl_cli.agents.emit import AgentCall, emit_reward

@@ -1,4 +1,4 @@
-"""Agents that are programs: any language, a process group of their own, nothing of this process's environment.
+"""Agents that are programs: any language, a session of their own, nothing of this process's environment.
 
 The program finds the model's address in the variables that OpenAI's and Anthropic's clients read, and its task in
 AGENTRL_TASK. The last line of its stdout may give the reward: `{"reward": 0.5}`, or a number alone.
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
+from agentrl_cli.agents.runners import supervisor
 from agentrl_cli.agents.runners.base import Ended, printed_names
-from agentrl_cli.agents.runners.supervisor import SUPERVISOR
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry.threads import in_thread
 from agentrl_cli.tasks import AgentSpec
@@ -30,12 +30,14 @@ TAIL = 64 * 1024
 """Bytes of stdout and of stderr that are kept, from the end."""
 SIGNALS = 128
 """Exit statuses above it are a shell's names for signals."""
+PATIENCE = 10.0
+"""Seconds to wait for the end of everything that a program started; its process group is killed then at the latest."""
 LAST = 1.0
 """Seconds to wait for the end of a stream that a process outside the group still holds."""
 
 
 class CommandRunner:
-    """Starts a program for each episode and ends its whole process group after it."""
+    """Starts a program for each episode and ends everything it started after it."""
 
     def __init__(self, spec: AgentSpec) -> None:
         """Raises ConfigError if its folder is missing."""
@@ -56,7 +58,6 @@ class CommandRunner:
             process = self.start(call)
         except OSError as error:
             return Ended(error=f"{self._spec.command[0]} could not be started: {error.strerror}.")
-        SUPERVISOR.add(process.pid)
         output = _Tail()
         assert process.stdout is not None and process.stderr is not None
         streams = [asyncio.ensure_future(_read(process.stdout, output))]
@@ -65,7 +66,9 @@ class CommandRunner:
         try:
             status = await asyncio.shield(waiting)
         finally:
-            _end(process)
+            supervisor.end(process)
+            await asyncio.wait([waiting], timeout=PATIENCE)
+            _end_group(process)
             await waiting
             await asyncio.wait(streams, timeout=LAST)
             for stream in streams:
@@ -90,14 +93,9 @@ def command_of(spec: AgentSpec) -> list[str]:
 
 
 def started(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
-    """A process in a group of its own whose output is read. Raises OSError."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        **given,
+    """A program in a session of its own whose output is read. Raises OSError."""
+    return supervisor.start(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given
     )
 
 
@@ -129,11 +127,10 @@ def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
     return {"id": task.id, "family": task.family, "split": task.split, "messages": list(task.prompt), **row}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process group."""
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a process group, if the program killed the process that would have ended it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    SUPERVISOR.remove(process.pid)
 
 
 def _ended(status: int, output: str, errors: str) -> Ended:

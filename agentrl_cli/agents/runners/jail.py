@@ -1,8 +1,8 @@
 """Programs of agents in a jail: bubblewrap's namespaces, a network that leads to the model's server and nowhere else.
 
 The program sees the system's programs, this environment's packages, and its own folder at /agent without `data`,
-`runs` and hidden files, all read-only; it writes to /work, which is limited and ends with it. Only the sandbox's level
-`ns` can do that: a container or Landlock would let the network in, or keep the model out.
+`runs` and hidden files, all read-only; it writes to /work and /tmp, which are limited and end with it. Only the
+sandbox's level `ns` can do that: a container or Landlock would let the network in, or keep the model out.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class JailedRunner(CommandRunner):
         given = [str(uid), port, SOCKET, str(write), place, json.dumps(limits), *command_of(self._spec)]
         try:
             process = started(
-                [*launch.jail(own, root=bool(uid), further=mounts), "--", *_guest(own), *given],
+                [*launch.jail(own, root=bool(uid), further=mounts, tmp=""), "--", *_guest(own), *given],
                 env=inner | {name: text for name, text in self._spec.env.items() if text is not None},
-                pass_fds=[write],
+                pass_fds=(write,),
             )
         except OSError:
             os.close(read)
@@ -99,7 +99,8 @@ def _guest(own: launch.Launch) -> list[str]:
 
 def _mounts(folder: Path, disk: int) -> Iterator[str]:
     """bwrap's options for what the program sees besides the system: its folder, and this environment's packages."""
-    yield from ("--perms", "1777", "--size", str(disk << 20), "--tmpfs", "/work")
+    for path in ("/work", "/tmp"):  # a real folder: packages may lie below /tmp
+        yield from ("--perms", "1777", "--size", str(disk << 20), "--tmpfs", path)
     packages = {path for path in sys.path if Path(path).name.endswith("-packages") and Path(path).is_dir()}
     venv = {sys.prefix} if sys.prefix != sys.base_prefix else set()
     for path in sorted({*packages, *venv, str(Path(paths.__file__).parent)}):
