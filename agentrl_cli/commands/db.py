@@ -49,9 +49,10 @@ def status(
     if json:
         echo_json(found)
     else:
+        dead = f", {found.interrupted} interrupted" if found.interrupted else ""
         free = f", {size(found.free_bytes)} of it free" if found.free_bytes else ""
         echo(f"{found.path}   {size(found.bytes)}{free}   log {size(found.wal_bytes)}   schema {found.schema}")
-        echo(f"arrays per token about {size(found.token_bytes)}   {found.running} episodes running")
+        echo(f"arrays per token about {size(found.token_bytes)}   {found.running} episodes running{dead}")
         print_rows(["table", "rows"], [[name, count] for name, count in found.rows.items() if count])
         if found.check:
             echo(f"check: {found.check}")

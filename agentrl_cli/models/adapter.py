@@ -112,10 +112,12 @@ def quiet_peft() -> Iterator[None]:
     """What peft 0.19 says and no user could do anything about.
 
     It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
-    merged as it is, which `merge` sees to.
+    merged as it is, which `merge` sees to; and that another adapter is active once one is deleted, which `activate`
+    of whoever serves them decides.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
+        warnings.filterwarnings("ignore", r"Adapter \S+ was active which is now deleted", UserWarning)
         warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield
 

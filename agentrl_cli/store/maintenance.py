@@ -21,6 +21,7 @@ from agentrl_cli.store.codec import marks
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
+from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.store.sqlite_errors import mapped
 from agentrl_cli.types import TOP_K
@@ -67,6 +68,9 @@ class Status:
     token_bytes: int
     """Size of the per-token arrays, estimated from 1,000 turns."""
     running: int
+    """Episodes without an end whose process lives."""
+    interrupted: int
+    """Those whose process has died."""
     check: str
     """`ok`, or what SQLite's quick check found; empty if it did not run."""
 
@@ -85,6 +89,8 @@ def status(path: Path, *, check: bool = False) -> Status:
             mean = one(f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)")
             page = one("PRAGMA page_size")
             found = _problems(conn) if check else []
+            open_episodes = one("SELECT count(*) FROM episodes WHERE outcome IS NULL")
+            interrupted = _interrupted(conn) if open_episodes else 0
             wal = Path(f"{path}-wal")
             return Status(
                 path=str(path),
@@ -95,11 +101,22 @@ def status(path: Path, *, check: bool = False) -> Status:
                 known_schema=SCHEMA_VERSION,
                 rows=rows,
                 token_bytes=mean * rows["turn_tokens"],
-                running=one("SELECT count(*) FROM episodes WHERE outcome IS NULL"),
+                running=open_episodes - interrupted,
+                interrupted=interrupted,
                 check="; ".join(found),
             )
     finally:
         conn.close()
+
+
+def _interrupted(conn: sqlite3.Connection) -> int:
+    """How many episodes have not ended though their run's process has; 0 in a store that is too old to tell."""
+    if "claim" not in {row[1] for row in conn.execute("PRAGMA table_info(runs)")}:
+        return 0
+    sql = """SELECT count(*), r.status='running' AND r.claim=r.kind, r.heartbeat, r.pid, r.pid_started, r.boot, r.host
+             FROM episodes e JOIN runs r ON r.id=e.run_id WHERE e.outcome IS NULL GROUP BY r.id"""
+    rows = conn.execute(sql).fetchall()
+    return sum(count for count, held, beat, *who in rows if not (held and Holder(*who).lives(beat)))
 
 
 def _problems(conn: sqlite3.Connection) -> list[str]:

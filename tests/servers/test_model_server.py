@@ -27,7 +27,8 @@ from agentrl_cli.models.load import load_model
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.servers.model_server.models import ServedModel, SharedEngine
 from agentrl_cli.servers.model_server.server import ModelServer, open_server
-from agentrl_cli.store import Store
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.maintenance import status
 from agentrl_cli.types import Episode, Origin, Outcome, Tokens
 from tests.helpers.train import write_model
 
@@ -138,11 +139,29 @@ async def test_adapters_are_loaded_used_in_turn_and_unloaded(tmp_path: Path) -> 
         for body, text in (
             ({"id": "x"}, "`adapter`"),
             ({"id": "x", "adapter": "../x"}, "outside the project"),
+            ({"id": "x", "adapter": f"{tmp_path.parent}@x/y"}, "outside the project"),
+            ({"id": "x", "adapter": "~/@x/y"}, "neither a folder"),
+            ({"id": "x", "adapter": "some-org/some-adapter"}, "neither a folder"),
+            ({"id": "x", "adapter": "tiny"}, "neither a folder"),
+            ({"id": "x", "adapter": "nothing@3"}, "no run"),
             ({"id": "x", "adapter": "model"}, "is not an adapter"),
             ({"id": str(model), "adapter": "one"}, "name of its own"),
         ):
             refused = await ask(server, "/v1/models", body)
             assert refused.status_code == 400 and text in refused.json()["error"]["message"]
+
+
+async def test_adapters_of_the_projects_runs_are_served_over_http(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("r", "sums", status="finished"))
+        folder = write_adapter(tmp_path / "runs" / "sums" / "3", model, 1)
+        store.runs.add_checkpoint("r", 3, folder, {}, "last")
+    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
+        added = await ask(server, "/v1/models", {"id": "x", "adapter": "sums@last"})
+        assert (added.status_code, added.json()["weights_version"]) == (200, "sums@3"), added.text
+        for spec in ("sums@base", "sums@9", "other@last"):
+            assert (await ask(server, "/v1/models", {"id": "y", "adapter": spec})).status_code == 400, spec
 
 
 async def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -232,6 +251,47 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     assert process.returncode == 0 and "Traceback" not in err, err
     with Store.open(tmp_path / "a.db", readonly=True) as store:
         assert len(store.episodes.ids()) == 1
+
+
+def recording(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """A server that records into `folder`, and its address."""
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--port", "0", "--record"]
+    process = subprocess.Popen(
+        [*command, "--db", str(folder / "a.db")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip().removesuffix("/v1")
+
+
+def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Path) -> None:
+    """A call's turns before its answer, the end before that; and what was open does not run for ever."""
+    body = {"messages": [{"role": "user", "content": "Hi."}]}
+    db = tmp_path / "a.db"
+    process, base = recording(tmp_path)
+    try:
+        for key in ("open", "over"):
+            answer = httpx2.post(f"{base}/e/{key}/v1/chat/completions", json=body, timeout=60)
+            assert answer.status_code == 200
+        assert status(db).running == 2
+        assert httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=60).status_code == 200
+    finally:
+        process.kill()
+        process.communicate()
+    with Store.open(db, readonly=True) as store:
+        found = {row.task_id: store.episodes.get(row.id) for row in store.episodes.rows(store.episodes.ids())}
+    assert {key: len(episode.turns) for key, episode in found.items()} == {"open": 2, "over": 2}
+    assert (found["over"].outcome, found["over"].reward) == (Outcome.SOLVED, 1.0)
+    assert found["open"].outcome is None and (status(db).running, status(db).interrupted) == (0, 1)
+    process, _ = recording(tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert (status(db).running, status(db).interrupted, status(db).rows["live"]) == (0, 0, 0)
+    with Store.open(db, readonly=True) as store:
+        assert store.episodes.get(found["open"].id).outcome is Outcome.CANCELLED
 
 
 def test_other_machines_need_a_token(tmp_path: Path) -> None:

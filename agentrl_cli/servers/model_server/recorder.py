@@ -33,7 +33,8 @@ class Recorder:
                 self._store.episodes.start(episode, tokenizer=self._tokenizer)
             if turn.weights_version and not episode.weights_version:
                 self._episodes[key] = replace(episode, weights_version=turn.weights_version)
-            self._store.episodes.add_turn(episode.id, turn, tokens, later=True)
+            # An answer is stored before its client has it; the messages before it are stored with it.
+            self._store.episodes.add_turn(episode.id, turn, tokens, later=turn.role != "assistant")
 
         return write
 
@@ -50,4 +51,4 @@ class Recorder:
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in trace.drift]))
         for drift in trace.drift:
             self._store.marks.add_drift(episode.id, **drift.row)
-        self._store.episodes.finish(ended, tokenizer=self._tokenizer, later=True)
+        self._store.episodes.finish(ended, tokenizer=self._tokenizer)

@@ -108,7 +108,7 @@ async def open_server(
             sessions = Sessions(
                 _maker(models, engine, loaded, config, recorder, watch), recorder.end if recorder else None
             )
-            routes = list(_routes(models, base))
+            routes = list(_routes(models, base, store))
             gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
             for route in routes:
                 route.app = _allowed(gateway, route.app)
@@ -122,7 +122,10 @@ async def open_server(
 
 @contextlib.contextmanager
 def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
-    """A run for what is served; its status is written at the end."""
+    """A run for what is served; its status is written at the end. Sessions of servers that were killed are ended."""
+    for dead in store.runs.all():
+        if dead.kind == KIND and dead.state == "interrupted":
+            store.episodes.cancel(dead.id)
     tokenizer = loaded.chat.tokenizer
     store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
     row = new_run(config, store, kind=KIND, packs=["traces"], tokenizer=tokenizer.hash, model=loaded.name)
@@ -162,7 +165,7 @@ def _maker(
     return make
 
 
-def _routes(models: ServedModels, base: Path) -> Iterator[Route]:
+def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[Route]:
     """Adapters while the server runs: AgentRL's own routes, and vLLM's."""
 
     async def add(request: Request) -> Response:
@@ -170,8 +173,7 @@ def _routes(models: ServedModels, base: Path) -> Iterator[Route]:
         name, spec = body.get("id", body.get("lora_name")), body.get("adapter", body.get("lora_path"))
         if not isinstance(name, str) or not name or not isinstance(spec, str) or not spec:
             raise bad("An adapter needs `id`, the name to serve it under, and `adapter`, RUN@STEP or a folder.")
-        if "@" not in spec and not (base / spec).resolve().is_relative_to(base.resolve()):
-            raise bad(f"{spec} is outside the project: adapters are loaded from the project and its runs.", "adapter")
+        _require_own(spec, base, store)
         model = await models.add(name, spec)
         return JSONResponse({"id": name, "object": "model", "weights_version": model.weights_version})
 
@@ -184,6 +186,23 @@ def _routes(models: ServedModels, base: Path) -> Iterator[Route]:
     yield Route("/v1/models/{model:path}", remove, methods=["DELETE"])
     yield Route("/v1/load_lora_adapter", add, methods=["POST"])
     yield Route("/v1/unload_lora_adapter", remove, methods=["POST"])
+
+
+def _require_own(spec: str, base: Path, store: Store | None) -> None:
+    """Raise RequestError unless a client's adapter is a checkpoint of the project's runs, or a folder inside it.
+
+    Whoever asks over HTTP may not be who started the server: no other folder is opened, and no hub is asked.
+    """
+    run, at, which = spec.rpartition("@")
+    if at and "/" not in spec and which != "base":
+        if store is None:
+            raise bad(f"There is no run {run!r}: this project has no store of runs.", "adapter")
+        store.runs.get(run)
+        return
+    if not (base / spec).resolve().is_relative_to(base.resolve()):
+        raise bad(f"{spec} is outside the project: adapters are loaded from the project and its runs.", "adapter")
+    if not (base / spec).is_dir():
+        raise bad(f"{spec} is neither a folder of the project nor RUN@STEP.", "adapter")
 
 
 def _allowed(gateway: Gateway, app: ASGIApp) -> ASGIApp:
