@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 from agentrl_cli.cluster.protocol import Link, Message, Save, WorkerLost
 from agentrl_cli.cluster.service import Service
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, writing
+from agentrl_cli.sandbox.owner import temporary_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,8 +154,7 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
                 hint="Lower cluster.workers or cluster.worker_gpus.",
             )
     shares = [range(number * each, (number + 1) * each) for number in range(cluster.workers)]
-    with TemporaryDirectory(prefix="agentrl-workers-") as made:
-        folder = Path(made)
+    with temporary_folder("workers") as folder:
         logs = [folder / f"worker-{number}.log" for number in range(cluster.workers)]
         given = zip(range(cluster.workers), logs, shares, strict=True)
         yield [partial(ProcessLink, *one) for one in given], WeightFiles(folder)

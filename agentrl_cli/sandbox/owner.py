@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -34,4 +40,28 @@ def has_ended(name: str) -> bool:
     pid, _, rest = name.partition("-")
     start, _, rest = rest.partition("-")
     namespace = rest.partition("-")[0]
-    return pid.isdecimal() and start.isdecimal() and namespace == _namespace() and born(pid) != start
+    known = pid.isdecimal() and start.isdecimal() and start != "0"
+    return known and namespace == _namespace() and born(pid) != start
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """A folder that ends with the block, or, if this process is killed, with the next start of one of ours."""
+    sweep()
+    with tempfile.TemporaryDirectory(prefix=f"agentrl-{kind}{_machine()}{name()}-") as made:
+        yield Path(made)
+
+
+def sweep() -> int:
+    """Delete the temporary folders of processes of this machine that were killed. Returns how many."""
+    removed = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"agentrl-*{_machine()}*"):
+        if has_ended(folder.name.rpartition(_machine())[2]) and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+            removed += not folder.exists()
+    return removed
+
+
+def _machine() -> str:
+    """This machine in the names of its folders: one for temporary files may be shared by several."""
+    return f"-{hashlib.sha256(platform.node().encode()).hexdigest()[:8]}-"

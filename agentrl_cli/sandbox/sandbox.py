@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
-from agentrl_cli.sandbox import cgroup, launch
+from agentrl_cli.sandbox import cgroup, launch, owner
 from agentrl_cli.sandbox.channel import BoxLost, Channel
 from agentrl_cli.sandbox.levels import STRENGTH, bare_warning, kinds_of, runner_kind
 from agentrl_cli.sandbox.options import package_names
@@ -78,6 +78,7 @@ class Sandbox:
         imports = package_names(config.imports, "sandbox")
         problems: list[SandboxUnavailable] = []
         launch.sweep()
+        owner.sweep()
         cgroup.sweep()
         for level, kind in allowed.items():
             sandbox = cls(level, limits, config.workers or min(8, cores()), kind)
