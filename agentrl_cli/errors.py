@@ -129,16 +129,6 @@ class MissingDependency(EnvironmentProblem):
     """An optional package is not installed."""
 
 
-PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-"""Modules whose packages have another name."""
-
-
-def missing_package(name: str, where: str = "") -> MissingDependency:
-    """Return the error for a module that is not installed, with the line that installs it; `where` it is imported."""
-    package = PACKAGES.get(top := name.partition(".")[0], top)
-    return MissingDependency(f"{where}The package {package} is not installed.", hint=f"pip install {package}")
-
-
 class GateNotMet(AgentRLError):
     """`eval --fail-under` was not reached."""
 

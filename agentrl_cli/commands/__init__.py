@@ -20,8 +20,9 @@ from typer.main import get_command
 
 from agentrl_cli._version import __version__
 from agentrl_cli.commands.help import with_examples
-from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, missing_package, nearest
+from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.registry import resolve, trust
+from agentrl_cli.registry.files import pip_line
 from agentrl_cli.registry.plugins import offers
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -213,8 +214,7 @@ def report(error: BaseException) -> int:
         case typer.TyperException():
             return _usage_error(error)
         case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
-            missing = missing_package(error.name)
-            return _fail(missing.message, missing.hint, missing.exit_code, error)
+            return _fail(f"The package {error.name} is not installed.", pip_line(error.name), 3, error)
         case Exception() if (problem := disk_problem(error)) is not None:
             _silence_stdout()  # the flush at exit would fail again
             return _fail(problem.message, problem.hint, problem.exit_code, error)

@@ -23,7 +23,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict
 
 from agentrl_cli.compat import verl_scorers
-from agentrl_cli.registry import LOADED, dotted_target
+from agentrl_cli.registry import dotted_target
 
 
 class ToolResponse(BaseModel):
@@ -209,9 +209,10 @@ class Verl(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, leaf = fullname.rpartition(".")
         scorer = f"{SCORERS}.{leaf}"
-        if package.startswith(LOADED) and scorer in STAND_INS:  # a copied scorer needs another that is not beside it
-            own = vars(importlib.import_module(scorer)) if self.installed else STAND_INS[scorer]
-            return ModuleSpec(fullname, _StandIn(own))
+        own = getattr(sys.modules.get(package), "__spec__", self) is None  # a package that stands for a folder
+        if own and not package.startswith("verl") and scorer in STAND_INS:  # the file is not beside the copied one
+            content = vars(importlib.import_module(scorer)) if self.installed else STAND_INS[scorer]
+            return ModuleSpec(fullname, _StandIn(content))
         beside = [self.folder / f"{leaf}.py", self.folder / f"{fullname.replace('.', '/')}.py"]
         places = beside if package in COPIED and not self.installed else []
         file = next((place for place in (self._named.get(fullname), *places) if place and place.is_file()), None)

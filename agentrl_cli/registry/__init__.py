@@ -5,16 +5,15 @@ Built-in objects are resolved in the same way as everyone else's. No decorator r
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl_cli.errors import EnvError, MissingDependency, NotFound, missing_package
+from agentrl_cli.errors import EnvError, MissingDependency, NotFound
+from agentrl_cli.registry.files import from_outside
+from agentrl_cli.registry.files import load_file as load_file
 from agentrl_cli.registry.plugins import offers
 
 
@@ -79,50 +78,6 @@ def _entry_points(kind: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=f"agentrl.{kind}")}
 
 
-LOADED = "agentrl_file_"
-"""Beginning of the names of modules that `load_file` made; each is a package of the files beside it."""
-
-
-def load_file(path: Path) -> ModuleType:
-    """Import a Python file by its path, once per path and content change; `from .other import` finds files beside it.
-
-    Raises NotFound if the file is missing, MissingDependency if it imports what is not installed, EnvError if its code
-    fails otherwise or would end the process (file and line).
-    """
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise NotFound.of("file", str(path), siblings)
-    stamp = f"{path}:{path.stat().st_mtime_ns}"
-    name = f"{LOADED}{path.stem.replace('-', '_')}_{_hash(stamp)}"
-    if name in sys.modules:
-        return sys.modules[name]
-    # As a package whose modules are the files beside it: no two folders' `helpers.py` get into each other's way.
-    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
-    if spec is None or spec.loader is None:
-        raise NotFound(f"{path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if _from_outside(error):
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            where, (package, _, beside) = f"{path}:{_line_of(path, error)}: ", error.name.partition(".")
-            if not beside:
-                raise missing_package(error.name, where) from error
-            if package == name:
-                raise EnvError(f"{where}There is no {beside.replace('.', '/')}.py beside it.") from error
-        raise EnvError(_import_failure(path, error), hint="Fix the file: it is imported unchanged.") from error
-    return module
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
 def _load(kind: str, target: str, base: Path | None) -> Any:
     where, _, attribute = target.partition(":")
     if where.endswith(".py"):
@@ -151,33 +106,9 @@ def _import(kind: str, name: str) -> ModuleType:
     except Exception:
         raise
     except BaseException as error:
-        if _from_outside(error):
+        if from_outside(error):
             raise
         raise EnvError(f"The module {name} ended its import by {type(error).__name__}: {error}") from error
-
-
-def _from_outside(error: BaseException) -> bool:
-    """Whether a Ctrl-C or a cancellation ended an import, not the imported code."""
-    if isinstance(error, Exception):
-        return False
-    from agentrl_cli.registry.threads import from_outside  # late: it imports asyncio
-
-    return from_outside(error)
-
-
-def _import_failure(path: Path, error: BaseException) -> str:
-    return f"{path}:{_line_of(path, error)}: {type(error).__name__}: {error}"
-
-
-def _line_of(path: Path, error: BaseException) -> int:
-    """Return the line of a file that failed to import."""
-    line = getattr(error, "lineno", None)
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line or 1
 
 
 def require_package(name: str, version: str, extra: str, *, otherwise: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl_cli.compat import verl_scorers
-from agentrl_cli.errors import EnvError, MissingDependency, missing_package
+from agentrl_cli.errors import EnvError
 from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.types import Outcome
 from tests.tools.test_configured_tools import answers, call, play
@@ -218,14 +218,13 @@ async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_pat
     (folder / "scores" / "other.py").write_text("K = 1\n")
     done = await play(load_pack(folder), ["It is \\boxed 5"])
     assert done.reward == 0.25
-    with pytest.raises(EnvError, match=r"reward.py:3: There is no helpers.py beside it."):
+    with pytest.raises(EnvError, match=r"reward.py:3: ModuleNotFoundError") as error:
         load_pack(reward_pack(tmp_path / "none", BATCH.format(more="from .helpers import K")))
+    assert error.value.hint.endswith("has no helpers.py.")
 
 
 def test_a_package_that_a_reward_file_lacks_is_named_with_its_pip_line(tmp_path: Path) -> None:
     code = "import mathruler.grader\ndef compute_score(solution_str, ground_truth): ...\n"
-    with pytest.raises(MissingDependency) as error:
+    with pytest.raises(EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module named 'mathruler'") as error:
         load_pack(reward_pack(tmp_path, code))
-    assert error.value.message.endswith("scores/reward.py:1: The package mathruler is not installed.")
-    assert error.value.hint == "pip install mathruler"
-    assert missing_package("sklearn.metrics").hint == "pip install scikit-learn"
+    assert error.value.hint.startswith("`pip install mathruler` if it is a package")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,64 @@ def test_a_file_that_would_end_the_process_is_an_error_with_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvError, match="script_that_ends ended its import by"):
         resolve("rewards", {}, "script_that_ends:x")
+
+
+def folder_of(place: Path, **files: str) -> Path:
+    for name, text in files.items():
+        file = place / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return place
+
+
+TOOL = """
+from db import STOCK
+import helpers.units as units
+def look(name):
+    import later
+    return later.show(STOCK[name], units.UNIT)
+"""
+LATER = "from .db import STOCK\ndef show(count, unit):\n    return f'{count} {unit} of {len(STOCK)}'\n"
+
+
+def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(tmp_path: Path) -> None:
+    """Two folders with files of the same names keep them apart; the files of one folder share each."""
+    before = [*sys.path]
+    for name, stock in (("one", "{'bolt': 3}"), ("two", "{'bolt': 5, 'nut': 1}")):
+        files = {"tool": TOOL, "later": LATER, "db": f"STOCK = {stock}\n", "helpers__units": "UNIT = 'pallets'\n"}
+        folder_of(tmp_path / name, **files, reward="import db\nimport tool\n")
+    one, two = (load_file(tmp_path / name / "tool.py") for name in ("one", "two"))
+    assert (one.look("bolt"), two.look("bolt")) == ("3 pallets of 1", "5 pallets of 2")
+    reward = load_file(tmp_path / "two" / "reward.py")
+    assert reward.tool is two and reward.db.STOCK is two.STOCK is load_file(tmp_path / "two" / "db.py").STOCK
+    assert sys.path == before and not {"db", "tool", "later", "helpers"} & set(sys.modules)
+    (tmp_path / "one" / "db.py").write_text("STOCK = {'bolt': 40}\n")
+    assert load_file(tmp_path / "one" / "tool.py").look("bolt") == "40 pallets of 1"
+    assert one.look("bolt") == "3 pallets of 1"  # what runs already keeps what it has
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import not_there", "`pip install not_there` if it is a package; a file of your own, not_there.py, must"),
+        ("from bs4x.sub import y", "`pip install bs4x`"),
+        ("import far", "far.py must lie beside bad.py"),
+        ("from .gone import x", "has no gone.py"),
+        ("from db import missing", "Fix the file"),
+    ],
+)
+def test_a_missing_module_is_a_package_to_install_or_a_file_to_put_beside(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "far.py").touch()
+    inner = folder_of(tmp_path / "inner", bad=f"x = 1\n{line}\n", db="")
+    with pytest.raises(EnvError, match=r"bad\.py:2: ") as caught:
+        load_file(inner / "bad.py")
+    assert says in caught.value.hint and "agentrl_files" not in caught.value.message + caught.value.hint
+
+
+def test_a_failure_beside_is_named_where_it_is(tmp_path: Path) -> None:
+    for text, place in (("x = {}['y']\n", r"db\.py:1: KeyError"), ("def (\n", r"db\.py:1: SyntaxError")):
+        folder_of(tmp_path, tool="\nimport db\n", db=text)
+        with pytest.raises(EnvError, match=place):
+            load_file(tmp_path / "tool.py")
+    folder_of(tmp_path, db="y = 1\n")
+    assert load_file(tmp_path / "tool.py").db.y == 1

@@ -17,6 +17,7 @@ from agentrl_cli import load_pack
 from agentrl_cli.analysis.pack_check import check_pack
 from agentrl_cli.analysis.spread import advice, estimate
 from agentrl_cli.commands import main
+from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.store import Store
 from agentrl_cli.tools import ToolContext
@@ -118,6 +119,43 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     (tmp_path / "named.jsonl").write_text('{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n')
     assert "code is not given: find" in init("other", "--from", "named.jsonl")[1]
     assert init("other", "--from", "rows.csv")[0] == 2
+
+
+def test_files_beside_a_tool_and_an_agent_come_along(
+    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they import, what that imports, and what they name; nothing else of the folder."""
+    (tmp_path / "shop" / "units").mkdir(parents=True)
+    for name, text in {
+        "look.py": 'from db import STOCK\n\ndef stock(name: str) -> int:\n    """How many {name} there are."""\n'
+        "    from units.metric import ONE\n    return STOCK[name] * ONE\n",
+        "db.py": 'import json\nfrom pathlib import Path\n'
+        'STOCK = json.loads(Path(__file__).with_name("stock.json").read_text())\n',
+        "stock.json": '{"bolt": 7}',
+        "units/metric.py": "ONE = 1\n",
+        "agent.py": "import db\ndef solve(task, base_url):\n    return float(db.STOCK['bolt'])\n",
+        "secret.txt": "",
+        "unused.py": "",
+        "rows.jsonl": '{"prompt": "How many bolts?", "answer": 7}\n',
+    }.items():
+        (tmp_path / "shop" / name).write_text(text)
+    sources = ("rows.jsonl", "look.py", "agent.py")
+    code, err = init("mine", *(word for name in sources for word in ("--from", f"shop/{name}")))
+    assert code == 0, err
+    made = {str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    assert {"look.py", "agent.py", "db.py", "stock.json", "units/metric.py"} < made
+    assert not {"unused.py", "secret.txt", "rows.jsonl"} & made
+    (tmp_path / "shop").rename(tmp_path / "gone")
+    pack = load_pack(tmp_path / "mine")
+    assert problems(tmp_path / "mine") == [] and pack.agent is not None
+    (tool,) = pack.tools
+    assert asyncio.run(tool.call(ToolContext(), {"name": "bolt"})).text == "7"
+    agent = resolve("agents", {}, pack.agent.function, base=pack.dir)
+    assert agent(None, "") == 7.0
+    (tmp_path / "gone" / "db.py").rename(tmp_path / "gone" / "task.py")
+    (tmp_path / "gone" / "look.py").write_text((tmp_path / "gone" / "look.py").read_text().replace("db", "task"))
+    code, err = init("other", "--from", "gone/look.py")
+    assert code == 2 and "has a task.py of its own" in err
 
 
 def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_path: Path) -> None:

@@ -60,11 +60,12 @@ def build(draft: Draft, folder: Path) -> None:
     """
     here = Path(__file__).parent
     for name, content in draft.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     if draft.answer:
         (folder / "task.py").write_text(_code(draft), encoding="utf-8")
     (folder / "test_task.py").write_bytes((here / "test_task.py.txt").read_bytes())
-    (folder / "data").mkdir()
+    (folder / "data").mkdir(exist_ok=True)
     splits = _splits(draft, folder)
     for split, rows in splits.items():
         (folder / "data" / f"{split}.jsonl").write_text(as_jsonl(rows), encoding="utf-8")

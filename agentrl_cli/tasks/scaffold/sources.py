@@ -21,8 +21,10 @@ import yaml
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import adapter, load_file
+from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.drawing import Row
 from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tasks.scaffold.beside import files_beside
 from agentrl_cli.tasks.scaffold.draft import Draft
 from agentrl_cli.tasks.scaffold.functions import ask, tools_in
 from agentrl_cli.tasks.sources import FILES
@@ -44,6 +46,10 @@ from agentrl_cli.compat.programs import Foreign
 
 solve = Foreign({given}).solve
 '''
+OWN = {"task.py", "test_task.py", "task.yaml", "agentrl.yaml", *(f"data/{split}.jsonl" for split in SPLIT)}
+"""Files that every new pack has."""
+LARGEST = 64 * 2**20
+"""Bytes of a file that is copied."""
 TOOL_FILES = "Put typed functions with these names into a file, and add --from tools.py"
 
 
@@ -189,9 +195,17 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
 
 
 def _copy(draft: Draft, path: Path) -> None:
-    if path.name in {"task.py", "test_task.py", "task.yaml"} or path.name in draft.files:
-        raise UsageError(f"The new pack has a {path.name} of its own.", hint=f"Rename {path}.")
-    draft.files[path.name] = path.read_bytes()
+    """Add a file to the pack, and what it needs of the files beside it."""
+    needed = files_beside(path) if path.suffix == ".py" else []
+    for file in (path, *needed):
+        name = file.relative_to(path.parent).as_posix()
+        if file.stat().st_size > LARGEST:
+            draft.notes.append(f"{name} is too large to be copied: put it into the project, beside {path.name}.")
+            continue
+        content = file.read_bytes()
+        if name in OWN or draft.files.get(name, content) != content:
+            raise UsageError(f"The new pack has a {name} of its own.", hint=f"Rename {file}.")
+        draft.files[name] = content
 
 
 def _describes_service(path: Path) -> bool:
