@@ -42,7 +42,7 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="SOURCE",
-        help="Make it from rows.jsonl, tool.py, agent.py, openapi.json, mcp:COMMAND, verifiers:PACKAGE or "
+        help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json, mcp:COMMAND, verifiers:PACKAGE or "
         "inspect:PACKAGE@TASK; repeatable.",
     ),
 ]

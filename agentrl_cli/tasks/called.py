@@ -89,13 +89,19 @@ def split_rows(rows: Iterable[Row], sizes: Mapping[str, int] | None = None) -> d
         found.setdefault(question(row["prompt"], row), row)
         if len(found) == total or number >= 10 * total:
             break
-    kept = list(found.values())
+    return shares([[row] for row in found.values()], sizes)
+
+
+def shares(groups: Sequence[Sequence[Row]], sizes: Mapping[str, int] | None = None) -> dict[str, list[Row]]:
+    """Rows as splits in the proportions of `sizes`, with ids; those of a group are in one split."""
+    sizes, kept = sizes or SPLIT, list(groups)
     splits: dict[str, list[Row]] = {}
     for split in [*(name for name in sizes if name != "train"), "train"]:  # what is left over is for training
-        count = len(kept) if split == "train" else len(found) * sizes[split] // total
+        count = len(kept) if split == "train" else len(groups) * sizes[split] // sum(sizes.values())
         part, kept = kept[:count], kept[count:]
         if part:
-            splits[split] = [{"id": f"{split}-{n:04d}", **row} for n, row in enumerate(part)]
+            rows = (row for group in part for row in group)
+            splits[split] = [{"id": f"{split}-{n:04d}", **row} for n, row in enumerate(rows)]
     return splits
 
 

@@ -1,6 +1,6 @@
-"""Sources of rows: JSONL, JSON or parquet files, the Hugging Face hub, a dataset class, a generator.
+"""Sources of rows: JSONL, JSON, CSV, TSV or parquet files, the Hugging Face hub, a dataset class, a generator.
 
-`data:` of task.yaml names a source for each split; without it `data/<split>.jsonl` (or .json, .parquet) is read:
+`data:` of task.yaml names a source for each split; without it `data/<split>.jsonl` (or .json, .parquet …) is read:
 
     data:
       train: data/train.parquet
@@ -12,7 +12,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import inspect
+import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +40,8 @@ from agentrl_cli.types.plain import parse_json
 Numbered = tuple[int, Mapping[str, Any] | str]
 """(number from 1, row or the text of its error)."""
 
-ENDINGS = (".jsonl", ".json", ".parquet")
+JSON_COLUMNS = {"prompt", "messages", "conversations", "tools", "tool_choice", "reward_model", "extra_info"}
+"""Columns of a table that may hold JSON."""
 KINDS = ("path", "hub", "dataset", "generate")
 KEYS = {
     "path": {"form", "limit"},
@@ -174,7 +178,39 @@ def _parquet(path: Path) -> Iterator[Numbered]:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
 
 
-FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet}
+def _table(path: Path) -> Iterator[Numbered]:
+    """Rows of a CSV or TSV file with a head line, numbered by their lines; empty cells are left out."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = "Save it as `CSV UTF-8`."
+        raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.", hint=hint) from error
+    head = text.partition("\n")[0]
+    mark = "\t" if path.suffix == ".tsv" else max(",;\t", key=head.count)  # some countries' CSV has semicolons
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    try:
+        names, line = [name.strip() for name in next(reader, [])], reader.line_num
+        if twice := {name for name in names if names.count(name) > 1 or not name}:
+            raise DataError(f"{path}: the head line has a column twice or without a name: {sorted(twice)}.")
+        for cells in reader:
+            line, number = reader.line_num, line + 1
+            row = {name: _cell(name, cell) for name, cell in zip(names, cells, strict=False) if cell.strip()}
+            if row:
+                many = f"{len(cells)} cells, and the head line names {len(names)} columns."
+                yield number, many if len(cells) > len(names) else row
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}.") from error
+
+
+def _cell(name: str, text: str) -> Any:
+    if name in JSON_COLUMNS and text.lstrip().startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            return parse_json(text)
+    return text
+
+
+FILES = {".jsonl": jsonl, ".json": _json, ".parquet": _parquet, ".csv": _table, ".tsv": _table}
+ENDINGS = tuple(FILES)
 
 
 def _hub(source: Source) -> Iterator[Numbered]:

@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     ("step", "weights", "nearest"),
     [(1, "tiny", None), (2, "made@1", 2), (7, "made@6", 6), (9, "made@8", 6), (15, "made@14", 12), (5, "old@4", 4)],
 )
-def test_a_what_if_goes_on_with_the_checkpoint_nearest_to_the_episode(
+def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
     tmp_path: Path, step: int, weights: str, nearest: int | None
 ) -> None:
     """Never with one that the episode has trained; `old` is the run's name before it was renamed."""

@@ -114,7 +114,7 @@ def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(tm
         ("import not_there", "`pip install not_there` if it is a package; a file of your own, not_there.py, must"),
         ("from bs4x.sub import y", "`pip install bs4x`"),
         ("import far", "far.py must lie beside bad.py"),
-        ("from .gone import x", "has no gone.py"),
+        ("from .absent import x", "has no absent.py"),
         ("from db import missing", "Fix the file"),
     ],
 )

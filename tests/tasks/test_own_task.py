@@ -118,7 +118,65 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
     assert code == 2 and "their fields: mood" in err and not (tmp_path / "other").exists()
     (tmp_path / "named.jsonl").write_text('{"prompt": "Hi", "answer": 1, "tools": ["find"]}\n')
     assert "code is not given: find" in init("other", "--from", "named.jsonl")[1]
-    assert init("other", "--from", "rows.csv")[0] == 2
+    (tmp_path / "rows.txt").touch()
+    code, err = init("other", "--from", "rows.txt")
+    assert code == 2 and ".jsonl, .json, .parquet, .csv, .tsv" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "\ufeffQ, A \r\n\"What is 1+1,\r\nplease?\",2\r\nWhat is 2+2?,4\r\n"),
+        ("b.csv", "id;Question;Expected\n7;What is 1+1,\\nplease?;2\n;;\n8;What is 2+2?;4\n"),
+        ("c.tsv", "问题\t答案\nWhat is 1+1?\t2\nWhat is 2+2?\t4\n"),
+        ("d.jsonl", '{"q": "What is 1+1?", "a": 2}\n{"q": "What is 2+2?", "a": 4}\n'),
+        ("e.csv", 'messages,label\n"[{""role"": ""user"", ""content"": ""What is 1+1?""}]",2\n'),
+    ],
+)
+def test_tables_and_other_names_of_columns_become_rows(init: Init, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    code, err = init("mine", "--from", name)
+    assert code == 0, err
+    pack = load_pack(tmp_path / "mine")
+    texts = [path.read_text() for path in (tmp_path / "mine" / "data").iterdir()]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
+    answer = next(key for key in ("answer", "expected", "label") if key in rows[0])
+    assert "What is 1+1" in str(rows[0]["prompt"]) and str(rows[0][answer]) == "2"
+    assert problems(tmp_path / "mine") == [] and pack.row == (answer,)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("word,meaning\nhi,hallo\n", ["a.csv:2: no column is the question; there are: word, meaning", "`prompt` (or"]),
+        ("q,word\nhi,hallo\n", ["no answer to compare with; their fields: word", "`answer` (or a"]),
+        ("q,a\nhi,hallo,you\n", ["a.csv:2: 3 cells, and the head line names 2"]),
+        ("q,q\nhi,hallo\n", ["a column twice"]),
+        ('q,a\n"hi,hallo\n', ["not CSV"]),
+        ("", ["a.csv has no rows"]),
+        ("q,a\nh\xe9,2\n", ["not UTF-8", "CSV UTF-8"]),
+    ],
+)
+def test_a_table_that_is_no_rows_says_what_it_has(init: Init, tmp_path: Path, text: str, says: list[str]) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    code, err = init("mine", "--from", "a.csv")
+    assert code == 2 and all(part in err for part in says), err
+
+
+def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:
+    """Word for word the same: left out and counted. With another answer: refused. With other fields: both are kept."""
+    file, row = tmp_path / "a.jsonl", {"prompt": "2+3?", "answer": 5}
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, {**row, "id": "x"}, {**row, "answer": 6})))
+    code, err = init("mine", "--from", "a.jsonl")
+    assert code == 2 and "a.jsonl:1 and a.jsonl:3 ask the same and have the answers 5 and 6." in err
+    others = [{"prompt": f"{n}+3?", "answer": n + 3} for n in range(4, 12)]
+    rows = [row, {**row, "id": "x"}, *others, {**row, "level": "easy"}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    code, err = init("mine", "--from", "a.jsonl")
+    assert code == 0 and "left out: 1 of 11 (a.jsonl:2)" in err
+    pack = load_pack(tmp_path / "mine")
+    assert sum(len(pack.tasks(split)) for split in pack.splits()) == 10
+    assert problems(tmp_path / "mine") == []  # the two of one question are in one split
 
 
 def test_files_beside_a_tool_and_an_agent_come_along(
@@ -145,16 +203,16 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     made = {str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()}
     assert {"look.py", "agent.py", "db.py", "stock.json", "units/metric.py"} < made
     assert not {"unused.py", "secret.txt", "rows.jsonl"} & made
-    (tmp_path / "shop").rename(tmp_path / "gone")
+    (tmp_path / "shop").rename(tmp_path / "away")
     pack = load_pack(tmp_path / "mine")
     assert problems(tmp_path / "mine") == [] and pack.agent is not None
     (tool,) = pack.tools
     assert asyncio.run(tool.call(ToolContext(), {"name": "bolt"})).text == "7"
     agent = resolve("agents", {}, pack.agent.function, base=pack.dir)
     assert agent(None, "") == 7.0
-    (tmp_path / "gone" / "db.py").rename(tmp_path / "gone" / "task.py")
-    (tmp_path / "gone" / "look.py").write_text((tmp_path / "gone" / "look.py").read_text().replace("db", "task"))
-    code, err = init("other", "--from", "gone/look.py")
+    (tmp_path / "away" / "db.py").rename(tmp_path / "away" / "task.py")
+    (tmp_path / "away" / "look.py").write_text((tmp_path / "away" / "look.py").read_text().replace("db", "task"))
+    code, err = init("other", "--from", "away/look.py")
     assert code == 2 and "has a task.py of its own" in err
 
 

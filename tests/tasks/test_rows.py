@@ -314,7 +314,7 @@ def test_sources_that_cannot_be(folder: Path, value: object, words: str) -> None
 
 
 def test_other_files_are_refused(folder: Path) -> None:
-    with_data(folder, train="rows.csv", test="missing.jsonl")
+    with_data(folder, train="rows.xlsx", test="missing.jsonl")
     with pytest.raises(ConfigError, match=r"rows are read from \.jsonl, \.json, \.parquet"):
         load_pack(folder).tasks("train")
     with pytest.raises(NotFound, match=r"missing\.jsonl"):

@@ -11,8 +11,8 @@ import yaml
 
 from agentrl_cli.errors import DataError
 from agentrl_cli.registry import load_file
-from agentrl_cli.tasks.called import SPLIT, as_jsonl, split_rows
-from agentrl_cli.tasks.drawing import Row
+from agentrl_cli.tasks.called import as_jsonl, shares, split_rows
+from agentrl_cli.tasks.drawing import Row, question
 from agentrl_cli.tasks.forms import detect
 
 PLACEHOLDER = "TODO:"
@@ -43,6 +43,8 @@ class Draft:
     """Name and text of the functions that draw questions."""
     rows: list[Row] | None = None
     """Rows in AgentRL's own form; None: they are drawn, or still to be written."""
+    places: list[str] = field(default_factory=list)
+    """Where each row stands: `file:line`."""
     answer: str = "answer"
     """The rows' field with the right answer; empty without one."""
     agent: str = ""
@@ -84,7 +86,10 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
         except DataError as problem:
             draft.notes.append(f"{problem.message}. {problem.hint} {AGAIN}")
     if rows is not None:
-        return split_rows(rows, {split: len(rows) * size for split, size in SPLIT.items()})
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(question(row["prompt"], row), []).append(row)
+        return shares([*groups.values()])
     wanted = [f"a question that needs the tool {name}" for name in draft.names] or ["a question"]
     draft.notes.append("Write questions and answers into data/train.jsonl: no row could be made from what there is.")
     return {

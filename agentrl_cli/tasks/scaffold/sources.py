@@ -1,6 +1,6 @@
 """Reads what a new pack is made from: rows, functions, an agent, a service, an MCP server, an environment.
 
-rows.jsonl  rows.json  rows.parquet     rows of any known form, with their answers
+rows.jsonl  .json  .csv  .tsv  .parquet rows of any known form, with their answers
 tool.py                                 typed functions with docstrings
 agent.py  agent.py:function             a program that calls a model (docs/agents.md)
 openapi.json  openapi.yaml              the operations of an HTTP service
@@ -22,17 +22,14 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import adapter, load_file
 from agentrl_cli.tasks.called import SPLIT
-from agentrl_cli.tasks.drawing import Row
-from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.scaffold.beside import files_beside
 from agentrl_cli.tasks.scaffold.draft import Draft
 from agentrl_cli.tasks.scaffold.functions import ask, tools_in
+from agentrl_cli.tasks.scaffold.given import ANSWERS, HOW, distinct, read_rows
 from agentrl_cli.tasks.sources import FILES
 from agentrl_cli.tools.mcp import mcp_tools
 from agentrl_cli.tools.openapi import operations, server_of
 
-ANSWERS = ("answer", "ground_truth", "expected", "target", "label", "solution", "output", "gt")
-"""Fields that hold a row's right answer, in this order."""
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
 FOREIGN = ("verifiers", "inspect")
@@ -92,6 +89,7 @@ def finish(draft: Draft) -> None:
     if draft.rows is None:
         return
     draft.asks, draft.code = {}, ""  # the questions are given, and task.yaml names the tools' files
+    draft.rows = distinct(draft.rows, draft.places, draft.answer, draft.notes)
     if not draft.names and not draft.agent:
         draft.notes.append("No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py.")
     wanted = {name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)}
@@ -101,29 +99,16 @@ def finish(draft: Draft) -> None:
         fields = sorted({key for row in draft.rows for key in row} - {"prompt"})
         raise UsageError(
             f"The rows have no answer to compare with; their fields: {', '.join(fields)}.",
-            hint=f"Name the field one of {', '.join(ANSWERS)} (a text or a number), or start with --blank and write a"
-            " reward: `ctx.grade` runs tests, a judge reads texts (docs/tasks.md).",
+            hint=f"{HOW} An answer is a text or a number. Or start with --blank and write a reward: `ctx.grade` runs"
+            " tests, a judge reads texts (docs/tasks.md).",
         )
 
 
 def _rows(draft: Draft, path: Path) -> None:
-    rows: list[Row] = list(draft.rows or ())
-    for number, row in FILES[path.suffix](path):
-        if isinstance(row, str):
-            raise DataError(f"{path}:{number}: {row}")
-        try:
-            made = normal(row)
-        except DataError as problem:
-            raise DataError(f"{path}:{number}: {problem.message}") from problem
-        if not made.get("prompt"):
-            raise DataError(f"{path}:{number}: the row has no `prompt`.", hint="docs/tasks.md lists the forms of rows.")
-        if "id" in made:
-            made["id"] = str(made["id"])
-        rows.append(made)
-    if not rows:
-        raise DataError(f"{path} has no rows.")
-    draft.rows = rows
-    usable = (name for name in ANSWERS if all(isinstance(row.get(name), (str, int, float)) for row in rows))
+    rows, places = read_rows(path)
+    draft.rows = [*(draft.rows or ()), *rows]
+    draft.places += places
+    usable = (name for name in ANSWERS if all(isinstance(row.get(name), (str, int, float)) for row in draft.rows))
     draft.answer = next(usable, "")
 
 
