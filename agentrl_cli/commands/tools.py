@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,9 +72,7 @@ def show(
     parameters = function.get("parameters", {})
     for key, schema in parameters.get("properties", {}).items():
         need = "" if key in parameters.get("required", ()) else ", optional"
-        kind = schema.get("type", "any")
-        kinds = " or ".join(kind) if isinstance(kind, list) else kind
-        echo(f"  {key} ({kinds}{need})  {schema.get('description', '')}".rstrip())
+        echo(f"  {key} ({_values(schema)}{need})  {schema.get('description', '')}".rstrip())
     limits = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
     limits |= {key: True for key in ("pure", "external") if getattr(tool, key)}
     listed = ", ".join(f"{key} {value}" for key, value in limits.items() if value is not None)
@@ -85,6 +84,33 @@ def show(
         echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
         echo(f"\nagentrl tools call {name} '{json.dumps(dict(example), ensure_ascii=False)}'")
+
+
+LIMITS = {
+    "minimum": "from {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "to {}",
+    "exclusiveMaximum": "below {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {}",
+    "maxItems": "at most {}",
+    "pattern": "matches {}",
+}
+"""Keywords of a schema, and how they are shown."""
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    """The values that a schema allows, in words."""
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(map(_values, options))
+    kinds = schema.get("type", "any")
+    text = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+    if isinstance(schema.get("items"), Mapping):
+        text += f" of {_values(schema['items'])}"
+    if "enum" in schema:
+        text += ", one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    return ", ".join([text, *(words.format(schema[key]) for key, words in LIMITS.items() if key in schema)])
 
 
 @app.command()

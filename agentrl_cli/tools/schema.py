@@ -22,7 +22,7 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     """The schema of a function: name, first paragraph of its docstring, typed parameters with their `Args:` texts.
 
     Parameters without a default are required. `hidden` parameters, `self` and those of type ToolContext are not
-    shown to the model. Raises ConfigError if a type or the description is missing.
+    shown to the model. Raises ConfigError if a type or the description is missing, and for `*args` and `**options`.
     """
     name = name or getattr(function, "__name__", "")
     description, texts = docstring_parts(inspect.getdoc(function) or "")
@@ -35,6 +35,11 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     properties: dict[str, Any] = {}
     required: list[str] = []
     for parameter in visible_parameters(function, hints, hidden):
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            raise ConfigError(
+                f"Tool {name}: a model cannot fill in {str(parameter).partition(':')[0]}, which has no names.",
+                hint="Write each parameter with its name and type; a list is one: values: list[float].",
+            )
         if parameter.name not in hints:
             raise ConfigError(
                 f"Tool {name}: parameter {parameter.name} has no type.", hint=f"E.g. {parameter.name}: str."
@@ -59,7 +64,6 @@ def visible_parameters(
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name not in {"self", *hidden}
         and not is_context(hints.get(parameter.name))
-        and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
     ]
 
 

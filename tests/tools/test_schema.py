@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
 import pytest
 from pydantic import Field
 
+from agentrl_cli.commands import main
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry import load_file
 from agentrl_cli.tasks import load_packs
+from agentrl_cli.tasks.scaffold.functions import tools_in
 from agentrl_cli.tools import TOOLS, as_tool, tool_schema, validate_arguments
 from agentrl_cli.tools.schema import type_schema
 
@@ -108,3 +111,40 @@ def test_bounds_and_places_are_checked_in_calls() -> None:
     assert validate_arguments(schema, {"level": 2, "to": [1, "a"]}) is None
     for wrong in ({"level": 4, "to": [1, "a"]}, {"level": 2, "to": ["a", 1]}, {"level": 2, "to": [1]}):
         assert validate_arguments(schema, wrong)
+
+
+def test_a_function_without_named_parameters_is_no_tool(tmp_path: Path) -> None:
+    """Both became a tool that lacked parameters, silently."""
+
+    def many(*values: float) -> float:
+        """Adds."""
+        return sum(values)
+
+    def options(name: str, **given: str) -> str:
+        """Looks a name up."""
+        return f"{name}{given}"
+
+    for function, what in ((many, r"\*values"), (options, r"\*\*given")):
+        with pytest.raises(ConfigError, match=f"cannot fill in {what}") as caught:
+            as_tool(function)
+        assert "values: list[float]" in caught.value.hint
+    (tmp_path / "tool.py").write_text(
+        'def many(*values: float) -> float:\n    """Adds."""\n    return sum(values)\n\n'
+        'def half(value: float) -> float:\n    """Half."""\n    return value / 2\n'
+    )
+    notes: list[str] = []
+    assert [tool.name for tool in tools_in(load_file(tmp_path / "tool.py"), notes)] == ["half"]
+    assert "Left out: Tool many: a model cannot fill in *values" in notes[0]
+
+
+def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tool.py").write_text(
+        "from typing import Annotated, Literal\nfrom pydantic import Field\n\n"
+        'To = Literal["km", "mile"]\nBy = Annotated[int, Field(ge=1, le=9)]\n'
+        "def convert(to: To, by: By, of: list[float], x: int | None):\n"
+        '    """Convert.\n\n    Args:\n        to: The unit.\n    """\n'
+    )
+    assert main(["tools", "show", f"{tmp_path}/tool.py:convert"]) == 0
+    shown = capsys.readouterr().out
+    assert 'to (string, one of "km", "mile")  The unit.' in shown and "by (integer, from 1, to 9)" in shown
+    assert "of (array of number)" in shown and "x (integer or null)" in shown
