@@ -87,7 +87,7 @@ def command(
             raise UsageError("The new task needs a name.", hint="agentrl init NAME --from SOURCE")
         target = (folder or (Path(pack) if blank and pack else Path(name))).expanduser()
         with tempfile.TemporaryDirectory() as place:
-            source, notes = _new_pack(Path(name).name, sources or [], python, Path(place))
+            source, notes = _new_pack(target, Path(name).name, sources or [], python, Path(place))
             files = _project_files(source, model or TOOL_MODEL, {})
             _refuse_loss(target, files, force)
             _write(target, files)
@@ -104,13 +104,13 @@ def command(
     _report(target, source.name, [*files], as_json)
 
 
-def _new_pack(name: str, sources: list[str], python: str, place: Path) -> tuple[Path, list[str]]:
-    """Write a pack of that name under `place`; returns its folder, and what the user should know."""
+def _new_pack(target: Path, name: str, sources: list[str], python: str, place: Path) -> tuple[Path, list[str]]:
+    """Write a pack for `target` under `place`; returns its folder, and what the user should know."""
     from agentrl_cli.tasks.scaffold import Draft, add_source, blank, build, finish
 
     if not name.strip(".") or not name.isprintable():
         raise UsageError(f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens.")
-    draft = Draft(name)
+    draft = Draft(name, target=target)
     for source in sources:
         add_source(draft, source, python)
     if not sources:

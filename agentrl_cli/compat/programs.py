@@ -44,21 +44,24 @@ ENDING = 5.0
 class Foreign:
     """An environment of another project: its rows, and an agent that plays them."""
 
+    start_seconds = STARTING
+    """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
+
     def __init__(
         self,
         kind: str,
-        package: str,
+        package: str | Path,
         *,
         task: str = "",
-        python: str = "",
+        python: str | Path = "",
         options: Mapping[str, Any] | None = None,
         score: str = "",
     ) -> None:
         """`options` are verifiers' environment config (`taskset`, its roles …) or the arguments of an Inspect task;
         `score` names the scorer of Inspect that is the reward, `NAME` or `NAME/KEY`; the first without it."""
         self.kind = kind
-        config = {"package": package, "task": task, "options": dict(options or {}), "score": score}
-        self._started = (kind, python or sys.executable, json.dumps(config))
+        config = {"package": _written(package), "task": task, "options": dict(options or {}), "score": score}
+        self._started = (kind, _written(python) or sys.executable, json.dumps(config))
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """The first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
@@ -78,6 +81,11 @@ class Foreign:
             program.cancel(asked)
             raise
         return float(answer["reward"])
+
+
+def _written(place: str | Path) -> str:
+    """A path without `..`; a link stays one, as an interpreter's is what makes its environment."""
+    return os.path.normpath(place) if isinstance(place, Path) else place
 
 
 class _Program:

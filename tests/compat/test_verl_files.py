@@ -225,6 +225,6 @@ async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_pat
 
 def test_a_package_that_a_reward_file_lacks_is_named_with_its_pip_line(tmp_path: Path) -> None:
     code = "import mathruler.grader\ndef compute_score(solution_str, ground_truth): ...\n"
-    with pytest.raises(EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module named 'mathruler'") as error:
+    with pytest.raises(EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module") as error:
         load_pack(reward_pack(tmp_path, code))
     assert error.value.hint.startswith("`pip install mathruler` if it is a package")

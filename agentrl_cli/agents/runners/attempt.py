@@ -177,16 +177,22 @@ class AgentAttempt(Attempt):
         own = replace(task, prompt=deepcopy(list(task.prompt)))  # an agent's clients take lists alone, and it may edit
         call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
         agent = asyncio.ensure_future(self.runner.run(call))
+        called = asyncio.ensure_future(policy.called.wait())
+        start = OwnTime(max(self.runner.start_seconds, self.agent_timeout))
         either: set[asyncio.Future[Any]] = {agent, policy.failed}
         try:
+            if self.runner.start_seconds:
+                async with start:
+                    await asyncio.wait({*either, called}, return_when=asyncio.FIRST_COMPLETED)
             async with clock:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             return agent.result() if agent.done() else None
         except TimeoutError:
-            if not clock.expired():
+            if not (clock.expired() or start.expired()):
                 raise
             return None
         finally:
+            called.cancel()
             agent.cancel()
             await asyncio.wait({agent}, timeout=STOPPING)
 

@@ -41,6 +41,11 @@ class Runner(Protocol):
         ...
 
     @property
+    def start_seconds(self) -> float:
+        """Seconds that the agent may take until it calls its model, which do not count as its own; mostly 0."""
+        ...
+
+    @property
     def stderr(self) -> str:
         """The end of what an agent that was stopped had written; empty if its kind has no stream of its own."""
         ...

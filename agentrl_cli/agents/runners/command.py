@@ -39,6 +39,8 @@ LAST = 1.0
 class CommandRunner:
     """Starts a program for each episode and ends everything it started after it."""
 
+    start_seconds = 0.0
+
     def __init__(self, spec: AgentSpec) -> None:
         """Raises ConfigError if its folder is missing."""
         self._spec = spec

@@ -34,6 +34,7 @@ class FunctionRunner:
         if where.suffix == ".py" and not (base / where).is_file():
             base = Path.cwd()
         self._function = spec.target or resolve("agents", {}, spec.function, base=base)
+        self.start_seconds: float = getattr(getattr(self._function, "__self__", None), "start_seconds", 0.0)
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:

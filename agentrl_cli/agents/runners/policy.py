@@ -35,6 +35,8 @@ class EpisodePolicy:
         """When the episode began; each answer has its own."""
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         """Done with the first error of the model or a hook."""
+        self.called = asyncio.Event()
+        """Set by the first call."""
 
     async def generate(
         self,
@@ -47,6 +49,7 @@ class EpisodePolicy:
         images: Sequence[bytes] = (),
     ) -> Generation:
         """One answer. `key` is the session's, which is secret: the policy and its logs get the episode's id."""
+        self.called.set()
         room = sampling.max_new_tokens
         number, self._numbers = self._numbers, self._numbers + 1
         self._transcript.live(AgentState.GENERATING, "")

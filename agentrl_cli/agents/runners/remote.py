@@ -73,6 +73,7 @@ class RemoteRunner:
     """Offers each episode to the agents that ask at `spec.remote`, and waits until it has ended."""
 
     stderr = ""
+    start_seconds = 0.0
 
     def __init__(self, spec: AgentSpec) -> None:
         """Raises ConfigError for an address off the loopback without a token."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -22,6 +23,8 @@ MOST = 900
 """Characters of an error, so that an answer is written at once, whichever process writes it."""
 LOOK = 0.5
 """Seconds until a process that died without an answer is noticed."""
+REHEARSAL = 120
+"""Seconds that a rehearsal may take."""
 _ANSWERS = os.dup(1)
 os.dup2(2, 1)
 
@@ -45,10 +48,12 @@ def serve(start: Callable[[dict[str, Any]], Any], *, forked: bool = False) -> No
 
     `start` gets the configuration, which is the only argument of the program, and returns an object with
     `rows(limit)` and `async run(request)`. With `forked`, each run has a process of its own, whose memory begins
-    as this one's.
+    as this one's; what a run imports is then imported here, once, if the object has a `rehearse()` that makes one.
     """
     try:
         worker = start(json.loads(sys.argv[1]))
+        if forked and hasattr(worker, "rehearse"):
+            _import_as(worker.rehearse)
     except Exception as error:
         answer(error=text_of(error), missing=getattr(error, "name", None) if isinstance(error, ImportError) else None)
         raise SystemExit(1) from error
@@ -57,6 +62,28 @@ def serve(start: Callable[[dict[str, Any]], Any], *, forked: bool = False) -> No
         _serve_forked(worker)
     else:
         asyncio.run(_serve(worker))
+
+
+def _import_as(rehearse: Callable[[], None]) -> None:
+    """Import what a rehearsal imports. It runs in a process of its own, and leaves no thread or loop in this one."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        signal.alarm(REHEARSAL)  # which ends it: then the runs import for themselves
+        try:
+            rehearse()
+        finally:
+            os.write(write, "\n".join([*sys.modules]).encode())
+            os.killpg(0, signal.SIGKILL)
+    os.close(write)
+    with open(read, encoding="utf-8") as names:
+        wanted = names.read().split("\n")
+    os.waitpid(child, 0)
+    for name in wanted:
+        if name and name not in sys.modules:
+            with contextlib.suppress(Exception):  # a module that only a run has
+                importlib.import_module(name)
 
 
 def _rows(worker: Any, request: dict[str, Any]) -> None:

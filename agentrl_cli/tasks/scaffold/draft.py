@@ -51,6 +51,8 @@ class Draft:
     system: str = SYSTEM
     limits: dict[str, int] = field(default_factory=dict)
     """Settings of `rollout` that differ from the default ones."""
+    target: Path = Path()
+    """The folder that it is for."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user: what was left out, what remains to do."""
 

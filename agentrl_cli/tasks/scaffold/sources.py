@@ -11,6 +11,7 @@ verifiers:PACKAGE  inspect:PACKAGE@TASK tasks, tools and scorers of a verifiers 
 from __future__ import annotations
 
 import ast
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,11 @@ MOST_ROWS = 1000
 FOREIGN_AGENT = '''\
 """{about}: its own loop, tools and scorers, with the model of this project at `base_url`."""
 
+from pathlib import Path
+
 from agentrl_cli.compat.programs import Foreign
+
+HERE = Path(__file__).parent
 
 solve = Foreign({given}).solve
 '''
@@ -160,23 +165,38 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     if not package or draft.files or draft.rows or draft.tools:
         shown = "verifiers:PACKAGE, inspect:PACKAGE@TASK"
         raise UsageError(f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=shown)
-    if package.endswith(".py"):
-        package = str(Path(package).resolve())
     options = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     if kind == "verifiers":
         options = {"taskset": options} if options else {}
-    given: dict[str, Any] = {"task": task, "python": python, "options": options}
+    given: dict[str, Any] = {"task": task, "python": _path(python, os.sep in python), "options": options}
     given = {key: value for key, value in given.items() if value}
-    about = f"{place} of {kind}"
-    draft.rows = adapter("program")(kind, package, **given).rows(MOST_ROWS)
+    about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
+    draft.rows = adapter("program")(kind, named, **given).rows(MOST_ROWS)
     if not draft.rows:
         raise DataError(f"{about} has no tasks.")
-    words = [repr(kind), repr(package), *(f"{key}={value!r}" for key, value in given.items())]
+    words = [repr(kind), _code(named, draft), *(f"{key}={_code(value, draft)}" for key, value in given.items())]
     text = FOREIGN_AGENT.format(about=about, given=", ".join(words).replace("'", '"'))
     draft.files["agent.py"] = text.encode()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
     # Their prompts have the schemas of many tools.
     draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 8192}
+
+
+def _path(text: str, is_path: bool) -> str | Path:
+    """The path that a text names, from the root; the last part may be a link. Any other text is itself."""
+    if not is_path:
+        return text
+    path = Path(text).expanduser()
+    return path.parent.resolve() / path.name
+
+
+def _code(value: Any, draft: Draft) -> str:
+    """A value as agent.py has it. A path beside the project or in it is relative to it, so both can be moved."""
+    if not isinstance(value, Path):
+        return repr(value)
+    target = draft.target.resolve()
+    near = value.is_relative_to(target.parent)
+    return f"HERE / {os.path.relpath(value, target)!r}" if near else repr(str(value))
 
 
 def _copy(draft: Draft, path: Path) -> None:
