@@ -1,4 +1,4 @@
-"""Agent-Lightning's calc_x in its published form, with one changed import: a function under `@rollout`, `VERL(config)`.
+"""After Agent-Lightning's calc_x, without its framework and tool: a function under `@rollout`, `VERL(config)`.
 
     python examples/lightning/calc_x.py [--model tiny] [--steps 20]
 

@@ -1,4 +1,4 @@
-"""Agent-Lightning's minimal examples in their published form, with one changed import: traces, and the LLM proxy.
+"""After Agent-Lightning's minimal examples: traces, and the LLM proxy.
 
 python examples/lightning/minimal.py [--model tiny]
 """

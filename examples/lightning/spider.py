@@ -1,4 +1,4 @@
-"""Agent-Lightning's spider in its published form, with one changed import: a LitAgent over a database of its own.
+"""After Agent-Lightning's spider, without its graph and data: a LitAgent over a database of its own.
 
 OPENAI_API_BASE=http://127.0.0.1:8000/v1 python examples/lightning/spider.py      a few tasks, nothing is learnt
 """

@@ -174,7 +174,8 @@ def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "[the folder is empty]\n"
     assert main(["tools", "show", "files"]) == 0
     shown = capsys.readouterr().out
-    assert 'action (string, one of "view", "write", "edit", "list")' in shown and "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
+    assert 'action (string, one of "view", "write", "edit", "list")' in shown
+    assert "agentrl tools call files" in shown and "sandbox: 5 s a call" in shown
     for name, limits in (
         ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
         ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),

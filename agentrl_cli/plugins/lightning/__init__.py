@@ -13,7 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.plugins.lightning.modules import register
+
 OFFERS: dict[str, dict[str, Any]] = {}
+
+register(__name__)
 
 
 @cache

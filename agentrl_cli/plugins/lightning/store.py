@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,3 +181,10 @@ class LightningStoreThreaded(LightningStore):
 
     def __init__(self, store: LightningStore) -> None:
         super().__init__(store._records)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the two names that Agent-Lightning has here and this package beside its HTTP server."""
+    if name in ("LightningStoreClient", "LightningStoreServer"):
+        return getattr(import_module("agentrl_cli.plugins.lightning.store_http"), name)
+    raise AttributeError(f"{__name__} has no {name!r}")

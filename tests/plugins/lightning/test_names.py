@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
@@ -154,6 +155,34 @@ def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
     assert [side.returncode for side in sides] == [0, 0]
 
 
+SUBMODULES = """
+from agentrl_cli.plugins.lightning.reward import find_final_reward, reward
+from agentrl_cli.plugins.lightning.tracer.agentops import AgentOpsTracer
+from agentrl_cli.plugins.lightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentrl_cli.plugins.lightning.store.memory import InMemoryLightningStore
+from agentrl_cli.plugins.lightning.adapter.triplet import LlmProxyTraceToTriplet
+from agentrl_cli.plugins.lightning.algorithm.verl import VERL
+from agentrl_cli.plugins.lightning.litagent.decorator import llm_rollout
+from agentrl_cli.plugins.lightning.types.core import Rollout
+from agentrl_cli.plugins.lightning.utils.otel import make_tag_attributes
+import agentrl_cli.plugins.lightning as agl
+assert agl.LightningStoreClient is LightningStoreClient and agl.reward is reward and callable(agl.reward)
+import sys
+assert 'torch' not in sys.modules and 'agentlightning' not in sys.modules
+"""
+
+
+def test_submodules_lie_behind_the_one_changed_import() -> None:
+    """What `import agentlightning.x` becomes by replacing the package's name alone; docs list what there is not."""
+    done = subprocess.run([sys.executable, "-c", SUBMODULES], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    listed = (ROOT / "docs" / "lightning.md").read_text(encoding="utf-8")
+    for name in ("get_tracer_provider", "utils.metrics", "setup_module_logging", "tracer.weave", "store.mongo"):
+        assert f"`{name}`" in listed
+        with pytest.raises(ImportError):
+            importlib.import_module(f"agentrl_cli.plugins.lightning.{name}")
+
+
 def test_the_alias_is_opt_in_and_never_hides_the_real_package() -> None:
     code = """
 import sys, agentrl_cli.plugins.lightning
@@ -167,7 +196,7 @@ from agentlightning.tracer.agentops import AgentOpsTracer
 from agentlightning.utils.otel import make_tag_attributes
 assert agl is agentrl_cli.plugins.lightning and agl.VERL is VERL and 'torch' not in sys.modules
 sys.modules['agentlightning'] = sys
-try: agentrl_cli.plugins.lightning.alias.register()
+try: agentrl_cli.plugins.lightning.alias.claim()
 except ImportError as error: print(error)
 """
     command = [sys.executable, "-c", code]

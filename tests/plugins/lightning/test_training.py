@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,18 @@ def test_verl_settings_are_ours_and_the_rest_is_named(model: Path) -> None:
     ]
 
 
-async def test_published_scripts_run_with_one_changed_import(tmp_path: Path, model: Path) -> None:
+def test_a_logger_that_is_not_installed_is_a_line(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every published config has `logger: [console, wandb]`. An empty entry of sys.modules is a missing package."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    given = verl(model, logger=["console", "wandb", "jsonl"])
+    assert agl.VERL(given).settings(10).loggers == ["jsonl"]
+    [line] = [record.getMessage() for record in caplog.records if "wandb" in record.getMessage()]
+    assert line.endswith("The run goes on without it; pip install 'agentrl-cli[wandb]'") and "\n" not in line
+
+
+async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path) -> None:
     """calc_x trains, minimal traces and serves, spider is tried by `Trainer.dev` against a served model."""
     calc, minimal, spider = (load_file(ROOT / "examples" / "lightning" / f"{n}.py") for n in NAMES)
     trainer = await asyncio.to_thread(calc.main, str(model), 1, str(tmp_path))

@@ -20,9 +20,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_cli.config import Config, load_config
+from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.hooks import LOGGERS
 from agentrl_cli.hooks.loggers import flat
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO
+from agentrl_cli.registry import resolve
 
 _LOG = logging.getLogger(__name__)
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -95,10 +97,21 @@ class VERL(GRPO):
         self.name = str(given.get("trainer.experiment_name") or self.name)
 
     def settings(self, tasks: int) -> Config:
-        """The configuration; ignored keys are named in the log. Raises ConfigError for a value that is not valid."""
+        """The configuration; ignored keys are named in the log, and loggers that are not installed.
+
+        Raises ConfigError for a value that is not valid.
+        """
         if self.ignored:
             _LOG.warning("VERL: these keys have no effect here: %s", ", ".join(self.ignored))
-        return load_config((), (), os.environ, translate(flat(self.config), tasks))[0]
+        out = translate(flat(self.config), tasks)
+        kept = []
+        for name in out.pop("loggers", ()):
+            try:
+                resolve("loggers", LOGGERS, name)()
+                kept.append(name)
+            except EnvironmentProblem as error:  # every published script names wandb, and the store has all of it
+                _LOG.warning("VERL: %s The run goes on without it; %s", error.message, error.hint.partition(",")[0])
+        return load_config((), (), os.environ, out | ({"loggers": kept} if kept else {}))[0]
 
 
 def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
