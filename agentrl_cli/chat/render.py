@@ -93,6 +93,11 @@ class Chat:
         """Whether the parser reads the calls that the template writes; True if it writes none."""
         return self._syntax.reads_calls
 
+    @property
+    def moves_text(self) -> bool:
+        """Whether the template moves the text of a turn behind its calls' results; models write it in front."""
+        return self._syntax.moves_text
+
     @cached_property
     def shows_images(self) -> bool:
         """True if the model reads images and the template writes those of tool results."""
@@ -163,17 +168,26 @@ class Chat:
         """Tokens (origin FORCED) that close an assistant turn of `ids` which did not end with a stop token itself."""
         if stop_reason is StopReason.STOP or not self.stops.closing or (len(ids) and int(ids[-1]) in self.stop_ids):
             return []
-        return [self.stop_ids[0]]
+        return [*(self._before_stop if len(self.said(ids)) == len(ids) else []), self.stop_ids[0]]
 
     def parse(self, ids: Iterable[int], tools: Tools = None, *, turn: int = 0) -> Parsed:
         """The content and tool calls of an assistant turn's ids. Never raises.
 
         With `tools`, unknown names and invalid arguments become errors. `turn` makes the calls' ids unique.
         """
-        own = [int(id_) for id_ in ids]
-        if own and own[-1] in self.stop_ids:
-            own.pop()
-        return parse_text(self.decode(own), self.parser, tools, turn, opened=self.opens)
+        text = self.decode(self.said([int(id_) for id_ in ids]))
+        return parse_text(text, self.parser, tools, turn, opened=self.opens)
+
+    def said(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids of an assistant turn without what ends it: the stop token, and a token that precedes it."""
+        own = ids[:-1] if len(ids) and int(ids[-1]) in self.stop_ids else ids
+        before = len(self._before_stop)
+        return own[: len(own) - before] if before and list(own[-before:]) == self._before_stop else own
+
+    @cached_property
+    def _before_stop(self) -> list[int]:
+        """The ids that the model samples before its stop token; empty for most."""
+        return self.tokenizer.encode(self.stops.suffix) if self.stops.suffix.strip() else []
 
     def decode(self, ids: Iterable[int]) -> str:
         """The exact text of ids, control tokens included."""

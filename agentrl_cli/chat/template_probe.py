@@ -22,6 +22,7 @@ RenderText = Callable[[Sequence[Message], Sequence[ToolSchema] | None, bool], st
 
 MARK = f"zq{secrets.token_hex(6)}m"
 RESULT = f"zq{secrets.token_hex(6)}r"
+TEXT = f"zq{secrets.token_hex(6)}t"
 """Words that no conversation contains."""
 
 PROBE_TOOL: ToolSchema = {
@@ -47,7 +48,8 @@ class Stops:
     closing: bool
     """True if the token belongs to the assistant turn, False if it opens the next message."""
     suffix: str = ""
-    """The template's text between the content and the stop token; the model samples this too."""
+    """The template's text between the content and the stop token; the model samples this too. If it is more than
+    blanks (`<|END_RESPONSE|>` of Command R7B), it does not belong to what the turn says."""
     after_call: str = ""
     """The text that follows a turn with tool calls; empty if the template has no tools."""
     history: str = ""
@@ -87,6 +89,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
             hint="Use the template of an instruction-tuned model: --set model.chat_template=FILE.",
         )
     stop, suffix = found
+    stop, suffix = _own_end(stop, suffix, (followed, alone), tokenizer)
     stop, history = _sampled(stop, _first(alone, control), tokenizer)
     closing = _first(alone, [stop]) is not None
     after_call = ""
@@ -101,6 +104,18 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     asked, closed = (render([user("u")], None, ask) for ask in (True, False))
     between = history + asked.removeprefix(closed) if history else ""
     return Stops(texts, closing, suffix if closing else "", after_call, history, between)
+
+
+def _own_end(stop: str, suffix: str, texts: Sequence[str], tokenizer: BaseTokenizer) -> tuple[str, str]:
+    """Return the stop token and the text before it, where the model's own end token directly follows the first one.
+
+    Command R7B ends its text with `<|END_RESPONSE|>` and its turn with `<|END_OF_TURN_TOKEN|>`.
+    """
+    ends = [token.text for token in tokenizer.added if token.id in tokenizer.eos_ids]
+    for end in ends:
+        if stop not in ends and all(text.rpartition(MARK)[2].startswith(suffix + stop + end) for text in texts):
+            return end, suffix + stop
+    return stop, suffix
 
 
 def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer) -> tuple[str, str]:

@@ -15,7 +15,17 @@ from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_par
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template import ModelTemplates
 from agentrl_cli.chat.template_adapter import Abilities, adapted, find_abilities
-from agentrl_cli.chat.template_probe import PROBE_TOOL, find_called, find_stops, user
+from agentrl_cli.chat.template_probe import (
+    MARK,
+    PROBE_TOOL,
+    RESULT,
+    TEXT,
+    assistant,
+    find_called,
+    find_stops,
+    tool,
+    user,
+)
 from agentrl_cli.chat.thinking import THINK, THINK_END, without_given
 from agentrl_cli.chat.tokenizer import BaseTokenizer, overlaps
 from agentrl_cli.errors import TemplateError
@@ -70,6 +80,17 @@ class TemplateSyntax:
     def closing_texts(self) -> tuple[str, ...]:
         """Texts that an assistant turn may end with if the conversation continues after it."""
         return (*self.end_texts, *([self.stops.history] if self.stops.history else []))
+
+    @cached_property
+    def moves_text(self) -> bool:
+        """Whether the template writes the text of a turn with calls behind their results, in one turn (Gemma 4)."""
+        called = {**assistant("", [("c00000000", "probe")]), "content": TEXT}
+        try:
+            text = self.text([user("u"), called, tool(RESULT)], [PROBE_TOOL], True)
+        except TemplateError:
+            return False
+        between = text[text.find(MARK) :].partition(TEXT)[0] if MARK in text and TEXT in text else ""
+        return RESULT in between and self.stops.texts[0] not in between
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -128,8 +149,8 @@ def find_syntax(
     if parser != "auto":
         return first
     if not able.calls:
-        specials = {token.text for token in tokenizer.added if token.special}
-        return make(load_parser(detect_parser(templates.source, specials)))
+        added = {token.text for token in tokenizer.added}
+        return make(load_parser(detect_parser(templates.source, added)))
     if first.reads_calls:
         return first
     others = (make(other) for other in candidates(find_called(first.text)))

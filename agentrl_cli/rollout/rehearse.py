@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.drift import check_episode
+from agentrl_cli.chat.parsers import parsers_of, reads
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.template_probe import MARK
 from agentrl_cli.chat.thinking import THINK_END, family_thinking, gives_empty
 from agentrl_cli.config import Config
 from agentrl_cli.errors import TemplateError
@@ -48,8 +50,13 @@ class Finding:
     """What the template writes, an excerpt; empty if the template refused the conversation."""
     got: str
     """What was appended there."""
+    parser: str = ""
+    """The parser that reads such calls, which this chat's does not."""
 
     def __str__(self) -> str:
+        if self.parser:
+            tokens = "and the tokenizer has their tokens"
+            return f"{self.what} would not be executed, {tokens}: set model.parser={self.parser}"
         if not self.expected:
             return f"an episode with {self.what} would end as an error: {self.got}"
         return (
@@ -63,12 +70,12 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
 
     Empty too if turns cannot be read from the template: the audit refuses such a template.
     """
+    found = [*_unread(chat)]
     pack = Pack.of("rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look])
     try:
         plays = list(_plays(chat, pack.schemas))
     except TemplateError:
-        return ()
-    found = []
+        return tuple(found)
     for what, replies in plays:
         policy = ScriptedPolicy(replies, chat.tokenizer, context_length=LIMITS["max_tokens"])
         rollout = Rollout(policy, chat, {pack.name: pack}, Config.model_validate({"rollout": LIMITS}))
@@ -78,6 +85,16 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
         elif episode.outcome is Outcome.ENV_ERROR:
             found.append(Finding(what, "", episode.error))
     return tuple(found)
+
+
+def _unread(chat: Chat) -> Iterator[Finding]:
+    """Yield the syntaxes that a tokenizer has tokens for and the parser does not read; the template writes none."""
+    if chat.able.calls:
+        return
+    for other in parsers_of({token.text for token in chat.tokenizer.added}):
+        shared = set(other.markers) & set(chat.parser.markers)
+        if not shared and not reads(chat.parser, other.example("probe", {"x": MARK})):
+            yield Finding(f"calls in the syntax of {other.name}", "", "", other.name)
 
 
 def _zero(episode: Episode, ctx: Any) -> float:
@@ -97,7 +114,7 @@ def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[
     call, said = (chat.assistant_text(_message(text, {"word": "x"}), tools) for text in ("", TEXT))
     answer = chat.assistant_text(_message(ANSWER), tools)
     stop = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
-    if TEXT not in said:  # the template leaves it out, or puts it elsewhere; a model writes it in front
+    if TEXT not in said or chat.moves_text:  # a model writes it in front
         said = closed + TEXT + call.removeprefix(closed)
     yield "text before a call", [said + stop, answer]
     think = family_thinking(chat.source)
@@ -105,8 +122,10 @@ def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[
         yield "thinking before a call", [THOUGHT + call + stop, THOUGHT + call + stop, THOUGHT + answer]
     elif think is not None and not gives_empty(chat.decode(chat.prompt([_message("", role="user")], tools).ids)):
         yield "thinking before a call", [think(THOUGHT) + call + stop, think(THOUGHT) + call + stop, answer]
-    at = len(call) - max(3, len(call) // 8)
-    yield "a malformed call", [call[:at] + ("" if chat.stops.closing else stop), call + stop, answer]
+    ending = chat.stops.suffix.strip()
+    body = call.removesuffix(ending)
+    at = len(body) - max(3, len(body) // 8)
+    yield "a malformed call", [body[:at] + ending + ("" if chat.stops.closing else stop), call + stop, answer]
 
 
 def _message(text: str, arguments: Mapping[str, Any] | None = None, role: str = "assistant") -> Message:

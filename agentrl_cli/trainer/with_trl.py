@@ -118,7 +118,22 @@ def arguments(config: Config) -> dict[str, Any]:
         raise ConfigError(
             f"trainer.options: per_device_train_batch_size {size} does not divide the {total} episodes of a step."
         )
+    if algo.entropy_coef:
+        _require_one_bonus(config, size, total)
     return given | {"gradient_accumulation_steps": total // size}
+
+
+def _require_one_bonus(config: Config, size: int, total: int) -> None:
+    """Raise ConfigError where TRL's entropy bonus, a mean over a micro-batch's tokens, is not that of a step."""
+    if (name := aggregation_name(config.algo)) != "token_mean":
+        raise _unsupported("algo.aggregation with algo.entropy_coef", name, "token_mean")
+    if size < total:
+        raise ConfigError(
+            f"TRL takes the entropy bonus as a mean over each of the {total // size} micro-batches of {size} episodes,"
+            " which weights their tokens differently.",
+            hint=f"--set train.token_budget={total * config.rollout.max_tokens} (one micro-batch), or"
+            " trainer.kind: agentrl.",
+        )
 
 
 def _unsupported(key: str, value: object, only: object) -> ConfigError:

@@ -59,14 +59,15 @@ async def test_equal_requests_in_flight_are_one() -> None:
     policy = Slow()
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
-    other = asyncio.create_task(session.complete(ask(temperature=0.5)))
-    await policy.until(2)
+    others = [asyncio.create_task(session.complete(ask(**own))) for own in ({"seed": 1}, {"seed": 2})]
+    await policy.until(3)
     both[0].cancel()  # one of two clients leaves: the other still gets its answer
     await asyncio.sleep(0.01)
     policy.open.set()
     reply = await both[1]
-    await other
-    assert policy.begun == 2 and policy.cancelled == 0 and reply.choices[0].text.startswith("Number")
+    drawn = [(await other).choices[0].generation for other in others]
+    assert len(session.tree.turns) == 1 + 3 and [len(one.ids) > 0 for one in drawn] == [True] * 2
+    assert policy.begun == 3 and policy.cancelled == 0 and reply.choices[0].text.startswith("Number")
 
 
 async def test_sampling_stops_when_the_last_client_leaves() -> None:

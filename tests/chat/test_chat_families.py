@@ -163,10 +163,10 @@ async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(so
 
 
 WOULD_SKIP = {
-    (TRL, "gemma4"): ["text before a call"],
-    (TRL, "gemma4_v5"): ["text before a call"],
+    (TRL, "gemma4"): [],
+    (TRL, "gemma4_v5"): [],
     (TRL, "gemma4_v2"): [],
-    (CPP, "google-gemma-4-31B-it"): ["text before a call"],
+    (CPP, "google-gemma-4-31B-it"): [],
     (CPP, "openai-gpt-oss-120b"): [],
     (CPP, "deepseek-ai-DeepSeek-V3.2"): [],
     (CPP, "upstage-Solar-Open-100B"): ["a malformed call"],

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl_cli.chat.audit import Conversations, require_append_only
@@ -29,10 +30,11 @@ from agentrl_cli.rollout.rehearse import rehearse
 from agentrl_cli.runtime import conversations
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Message, Origin, Outcome
+from agentrl_cli.tools.schema import tool_schema
+from agentrl_cli.types import Episode, Message, Origin, Outcome, StopReason
 from tests.chat.test_chat_families import episode_of
 from tests.helpers.chat import GPT_OSS_ENDS, add, tokenizer_for
-from tests.helpers.family_templates import GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
+from tests.helpers.family_templates import COHERE2, GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
 from tests.helpers.train import trainer_of, write_model, write_pack
 
 ANALYSIS = "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant"
@@ -125,7 +127,8 @@ GEMMA_CALL = "<|tool_call>call:add{a:5,b:7}<tool_call|><|tool_response>"
 GEMMA_THOUGHT = "<|channel>thought\nhm\n<channel|>"
 
 
-async def test_gemma4_thinks_before_a_call_and_text_there_is_reported_as_skipped() -> None:
+async def test_gemma4_thinks_or_says_something_before_a_call() -> None:
+    """Its template moves that text behind the result; what the model wrote is trained, and nothing else may differ."""
     chat = chat_of(gemma4())
     thinking, rollout = await episode_of(chat, [GEMMA_THOUGHT + GEMMA_CALL] * 2 + [GEMMA_THOUGHT + "It is 12"])
     assert (thinking.outcome, results(thinking)) == (Outcome.SOLVED, ["12", "12"])
@@ -133,10 +136,14 @@ async def test_gemma4_thinks_before_a_call_and_text_there_is_reported_as_skipped
     assert thinking.turns[2].messages[0]["reasoning_content"] == "hm"
     hidden, _ = await episode_of(chat, [f"<|channel>thought\n{GEMMA_CALL}\n<channel|>It is 12"])
     assert results(hidden) == [], "a call that is only thought of is none"
-    (finding,) = await rehearse(chat)
-    assert str(finding).startswith("an episode with text before a call would be skipped as drift: the template writes")
+    assert await rehearse(chat) == ()
     text, rollout = await episode_of(chat, [f"Let me see.{GEMMA_CALL}", "It is 12"])
-    assert text.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"structural"}, "as it was reported"
+    assert text.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"by_design"}
+    spoilt = replace(text.tokens, ids=text.tokens.ids.copy())
+    (at,) = np.flatnonzero(spoilt.ids == chat.tokenizer.id_of("<tool_response|>"))
+    spoilt.ids[at] = chat.tokenizer.id_of("<turn|>")
+    drifts = check_episode(text.with_(tokens=spoilt), chat, [tool_schema(add)])
+    assert "structural" in {drift.kind for drift in drifts}, "what follows the text is compared"
 
 
 # --- LFM2 -------------------------------------------------------------------------------------------------------------
@@ -145,11 +152,31 @@ async def test_gemma4_thinks_before_a_call_and_text_there_is_reported_as_skipped
 async def test_the_calls_of_lfm2_are_found_by_its_tokens() -> None:
     chat = chat_of(LFM2, LFM2_CALLS)
     assert chat.parser.name == "lfm2" and not chat.able.calls
-    assert chat_of(LFM2).parser.name == "hermes", "nothing else identifies it"
+    assert chat_of(LFM2).parser.name == "lfm2", "a tokenizer whose tokens for calls are not added tokens"
+    (finding,) = await rehearse(Chat(tokenizer_for(LFM2, LFM2_CALLS), "hermes"))
+    assert str(finding).startswith("calls in the syntax of lfm2 would not be executed") and finding.parser == "lfm2"
     call = "<|tool_call_start|>[add(a=5, b=7)]<|tool_call_end|>"
     episode, rollout = await episode_of(chat, [call, f"I add.\n{call}", "It is 12"])
     assert (episode.outcome, results(episode)) == (Outcome.SOLVED, ["12", "12"])
     assert set(rollout.drift.values()) <= {"reserialised"}
+
+
+# --- Command R7B ------------------------------------------------------------------------------------------------------
+
+
+async def test_cohere2_ends_its_text_and_then_its_turn() -> None:
+    """The model samples both tokens; only the second one is its end token, and neither is what it says."""
+    chat = Chat(tokenizer_for(COHERE2, ends=("<|END_OF_TURN_TOKEN|>",)), "auto")
+    assert [chat.decode([id_]) for id_ in chat.stop_ids] == ["<|END_OF_TURN_TOKEN|>"]
+    assert await rehearse(chat) == () and require_append_only(chat).ok
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 5, "b": 7}}\n</tool_call>'
+    episode, rollout = await episode_of(chat, [f"{text}<|END_RESPONSE|>" for text in (call, "It is 12")])
+    assert (episode.outcome, results(episode), set(rollout.drift.values())) == (Outcome.SOLVED, ["12"], set())
+    assert sampled(chat, episode)[1] == "It is 12<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"
+    assert episode.messages[-1]["content"] == "It is 12"
+    cut_off = [chat.tokenizer.encode(text) for text in ("Cut off", "Cut off<|END_RESPONSE|>")]
+    forced = [chat.decode(chat.close_turn(StopReason.LENGTH, ids)) for ids in cut_off]
+    assert forced == ["<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"]
 
 
 # --- thinking that the prompt begins ---------------------------------------------------------------------------------

@@ -130,6 +130,17 @@ LFM2_CALLS = ("<|tool_call_start|>", "<|tool_call_end|>")
 """In its tokenizer, and not in its template."""
 
 
+# Cohere's Command R7B (Cohere2): a text has an end of its own, within the turn.
+COHERE2 = """\
+{{- bos_token }}
+{%- for m in messages %}
+{%- set role = {'user': 'USER', 'assistant': 'CHATBOT', 'system': 'SYSTEM'}[m.role] %}
+{{- '<|START_OF_TURN_TOKEN|><|' + role + '_TOKEN|>' }}
+{{- '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' if m.role == 'assistant' else m.content }}
+{{- '<|END_OF_TURN_TOKEN|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>' }}{% endif %}"""
+
+
 def mistral(system_stays: bool) -> str:
     """Mistral Small 3.2, and Nemo where `system_stays` is false: tools before the last user message.
 

@@ -35,6 +35,11 @@ TRL = {"kind": "trl"}
         ({"rollout": {"async_staleness": 1}}, "rollout.async_staleness: 1"),
         ({"rollout": {"top_p": 0.9}}, "truncated sampling"),
         ({"train": {"optimizer": "muon"}}, "train.optimizer: muon"),
+        ({"algo": {"entropy_coef": 0.1, "aggregation": "seq_mean"}}, "algo.entropy_coef: seq_mean; with TRL"),
+        (
+            {"algo": {"entropy_coef": 0.1}, "trainer": {**TRL, "options": {"per_device_train_batch_size": 4}}},
+            "a mean over each of the 2 micro-batches of 4 episodes",
+        ),
         ({"trainer": {"kind": "trl", "options": {"max_steps": 3}}}, "trainer.options: max_steps"),
         ({"trainer": {"kind": "trl", "options": {"per_device_train_batch_size": 3}}}, "does not divide the 8 episodes"),
     ],

@@ -137,7 +137,7 @@ def read_answer(
     parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
     text = stopped = ""
     if request.stop and generation.stop_reason is StopReason.STOP_STRING:
-        text, stopped = _until_stop(chat.decode(_own(chat, ids)), request.stop)
+        text, stopped = _until_stop(chat.decode(chat.said(ids)), request.stop)
     shown = parsed if not stopped else _read(text, chat, how, number)
     calls, content, malformed = _calls(shown, how.tools, chat, request.parallel)
     reasoning, content = (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
@@ -172,14 +172,9 @@ def _forced(ids: Sequence[int]) -> Tokens:
     return Tokens.given(list(ids), [int(Origin.FORCED)] * len(ids))
 
 
-def _own(chat: Chat, ids: Sequence[int]) -> Sequence[int]:
-    """The ids of a turn without its stop token."""
-    return ids[:-1] if ids and ids[-1] in chat.stop_ids else ids
-
-
 def _plain(chat: Chat, ids: Sequence[int]) -> Parsed:
     """A turn of a request without tools: no call counts."""
-    text = chat.decode(_own(chat, ids))
+    text = chat.decode(chat.said(ids))
     return Parsed(text, (), {"role": "assistant", "content": text})
 
 

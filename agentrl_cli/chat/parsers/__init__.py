@@ -60,6 +60,7 @@ DETECT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("harmony", ("<|channel|>", "functions.")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
     ("gemma4", ("<|tool_call>call:",)),
     ("gemma3_function", ("<start_function_call>",)),
     ("llama4", ("<|header_start|>", "<|python_start|>")),
@@ -78,14 +79,19 @@ def load_parser(name: str) -> Parser:
 def detect_parser(template: str, tokens: Collection[str] = ()) -> str:
     """The parser whose syntax a chat template writes, else the one whose markers are all in `tokens`, else hermes.
 
-    `tokens`: texts of a tokenizer's special tokens. Pass them for a template that writes no calls: LFM2's lists tools
-    and shows results, and its model writes calls between tokens that the template does not name.
+    `tokens`: texts of a tokenizer's added tokens. Pass them for a template that writes no calls: its model may write
+    them between tokens that the template does not name.
     """
     for name, texts in DETECT:
         if all(text in template for text in texts):
             return name
-    known = (load_parser(name) for name in PARSERS if name not in UNMARKED)
-    return next((p.name for p in known if p.markers and all(marker in tokens for marker in p.markers)), "hermes")
+    return next((parser.name for parser in parsers_of(tokens)), "hermes")
+
+
+def parsers_of(tokens: Collection[str]) -> list[Parser]:
+    """Return the parsers whose markers are all among a tokenizer's tokens: its model may write calls with those."""
+    known = [load_parser(name) for name in PARSERS if name not in UNMARKED]
+    return [parser for parser in known if parser.markers and set(parser.markers) <= set(tokens)]
 
 
 def reads(parser: Parser, written: str) -> bool:
@@ -100,4 +106,14 @@ def candidates(written: str) -> list[Parser]:
     return [p for p in every if p.name in UNMARKED or any(marker in written for marker in p.markers)]
 
 
-__all__ = ["PARSERS", "UNMARKED", "ParsedText", "Parser", "candidates", "detect_parser", "load_parser", "reads"]
+__all__ = [
+    "PARSERS",
+    "UNMARKED",
+    "ParsedText",
+    "Parser",
+    "candidates",
+    "detect_parser",
+    "load_parser",
+    "parsers_of",
+    "reads",
+]
