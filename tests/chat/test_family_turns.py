@@ -141,7 +141,7 @@ async def test_gemma4_thinks_or_says_something_before_a_call() -> None:
     assert text.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"by_design"}
     spoilt = replace(text.tokens, ids=text.tokens.ids.copy())
     (at,) = np.flatnonzero(spoilt.ids == chat.tokenizer.id_of("<tool_response|>"))
-    spoilt.ids[at] = chat.tokenizer.id_of("<turn|>")
+    spoilt.ids[at] = chat.stop_ids[0]
     drifts = check_episode(text.with_(tokens=spoilt), chat, [tool_schema(add)])
     assert "structural" in {drift.kind for drift in drifts}, "what follows the text is compared"
 
