@@ -24,17 +24,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agentrl_cli.errors import StoreError
+from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
 from agentrl_cli.store.mask_secrets import mask
 from agentrl_cli.types import Episode, ToolResult, TrainSignals, Turn
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
 
 _APART = ("turns", "tokens", "reward_parts")
 

@@ -16,20 +16,18 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agentrl_cli.errors import StoreError
 from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.store import EpisodeRow, Store
 from agentrl_cli.store.images import short_runs
 from agentrl_cli.store.mask_secrets import mask
 from agentrl_cli.store.rows import part_note
 from agentrl_cli.types import Episode, TrainSignals
 from agentrl_cli.types.content import content_text, data_uri
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, Store
 
 Texts = Callable[["Store", "EpisodeRow", list[int]], list[str]]
 """Decodes ids one by one with the tokenizer of an episode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.media import image_bytes, image_size
@@ -15,14 +15,12 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import raised
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import SPLITS, Pack, question
 from agentrl_cli.tasks.scaffold.draft import PLACEHOLDER
 from agentrl_cli.tools import validate_arguments
 from agentrl_cli.types import Message, Outcome, Task
 from agentrl_cli.types.content import HASH, digest, is_image
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
 
 PER_FAMILY = 4
 """Rows per family and split whose solution is run. All rows are read and checked against the schema."""

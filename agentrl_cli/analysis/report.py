@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from agentrl_cli.analysis.html import Texts
 from agentrl_cli.analysis.metric_names import METRICS
 from agentrl_cli.analysis.svg import Curve, chart_svg
 from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
 from agentrl_cli.store.mask_secrets import mask, mask_text
 from agentrl_cli.types.content import content_text
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
 
 SHOWN = ("reward", "solved", "all_solved", "all_failed", "entropy", "kl", "grad_norm", "loss", "tool_errors", "length")
 """The curves of a report, if the run has them."""

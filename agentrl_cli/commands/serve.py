@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from agentrl_cli.commands.common import (
     ConfigOption,
+    Context,
     DbOption,
     ModelOption,
     ProjectOption,
@@ -21,9 +22,6 @@ from agentrl_cli.commands.common import (
     open_project,
 )
 from agentrl_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from agentrl_cli.commands.common import Context
 
 AdapterOption = Annotated[
     list[str] | None,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.render import Chat
@@ -25,15 +25,13 @@ from agentrl_cli.evaluate.result import Attempt, EvalResult
 from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout.context import Workers
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.store import Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.rows import EpisodeRow, RunRow
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Task
-
-if TYPE_CHECKING:
-    from agentrl_cli.rollout.context import Workers
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.store import Store
 
 HELDOUT = "heldout"
 """The split of families that are not in training."""

@@ -14,20 +14,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.chat.media import missing_file
 from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.agent import AgentSpec
 from agentrl_cli.tasks.forms import named, normal
 from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
 
 SPLITS = ("train", "validation", "test", "heldout")
 AGENT_PART = "agent"

@@ -7,14 +7,12 @@ of the host is reached. The model reads what went wrong; it never ends the episo
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from agentrl_cli.errors import UsageError
+from agentrl_cli.sandbox import Session
 from agentrl_cli.tools.base import FunctionTool, ToolContext
 from agentrl_cli.types import ToolResult
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Session
 
 LINES = 200
 """Maximum lines of a view, and entries of a list."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agentrl_cli.errors import SandboxFault
+from agentrl_cli.sandbox import ExecResult
 from agentrl_cli.tools.base import FunctionTool, ToolContext
 from agentrl_cli.types import ToolResult
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import ExecResult
 
 
 async def run_python(code: str, ctx: ToolContext) -> ToolResult:

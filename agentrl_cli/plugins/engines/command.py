@@ -6,14 +6,20 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from agentrl_cli.commands.common import ConfigOption, ModelOption, ProjectOption, SetOption, echo, narrate, open_project
-
-if TYPE_CHECKING:
-    from agentrl_cli.commands.common import Context
+from agentrl_cli.commands.common import (
+    ConfigOption,
+    Context,
+    ModelOption,
+    ProjectOption,
+    SetOption,
+    echo,
+    narrate,
+    open_project,
+)
 
 app = typer.Typer(name="engine", help="A vLLM server of the project's model, in its own environment.")
 EnvOption = Annotated[Path | None, typer.Option("--env", metavar="FOLDER", help="The environment; engine.env.")]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.recorded import RecordedPolicy
 from agentrl_cli.analysis.whatif import Rerun, turns_before
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import UsageError
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, seed_of
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.servers.chat_session.open import Past
 from agentrl_cli.types import Episode, RewardPart, ToolCall, ToolResult
-
-if TYPE_CHECKING:
-    from agentrl_cli.chat.render import Chat
-    from agentrl_cli.policies.protocols import Policy
-    from agentrl_cli.sandbox import Sandbox
 
 MISSING = ToolResult("(the agent did not answer this call)", "missing")
 

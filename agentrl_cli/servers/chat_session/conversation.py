@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl_cli.analysis.whatif import ReplayResult, opened, rerun_calls, results_of, step_of
 from agentrl_cli.chat.images import pictured
@@ -38,9 +38,6 @@ from agentrl_cli.types import (
     Turn,
     new_id,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Emit = Callable[[dict[str, Any]], None]
 Approve = Callable[[tuple[ToolCall, ...]], Awaitable["Answer"]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,16 +24,14 @@ from agentrl_cli.policies import Policy, backend_name
 from agentrl_cli.policies.remote.base import RemotePolicy
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.servers.chat_session.choices import Choices
 from agentrl_cli.servers.chat_session.session import Emit, Session
+from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.types import Episode, Message, Sampling, Task
 from agentrl_cli.types.plain import parse_json
-
-if TYPE_CHECKING:
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
 
 KEPT = 8
 """Checkpoints of a sandbox session that a chat keeps, so that /undo is immediate."""

@@ -19,22 +19,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, chain_to, opened, rerun_calls, rescore, was_cut
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.envs.tool_env import Env
 from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.servers.chat_session.agents import rerun_agent, sample_agent
 from agentrl_cli.servers.chat_session.open import Past, check_tokenizer, make_env, open_past, open_policy, reachable
 from agentrl_cli.servers.chat_session.session import Session
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
-
-if TYPE_CHECKING:
-    from agentrl_cli.chat.render import Chat
-    from agentrl_cli.envs.tool_env import Env
-    from agentrl_cli.policies.protocols import Policy
-    from agentrl_cli.sandbox import Sandbox
 
 PARALLEL = 16
 """Maximum number of concurrent samples."""

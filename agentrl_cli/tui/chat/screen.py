@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -25,10 +25,8 @@ from agentrl_cli.tui.chat.transcript import ChatTranscript, ContextPane
 from agentrl_cli.tui.chat.view import taken_back
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = (
     "enter send  ctrl+j new line  ↑/↓ history  tab complete  F2 tokens F3 mask F4 logp F5 ids  ctrl+x stop  /help /quit"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual import work
 from textual.app import ComposeResult
@@ -13,16 +13,14 @@ from textual.widgets import Static
 from textual.worker import Worker
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store import Store
 from agentrl_cli.store.filters import compile_filter, fields
 from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.episode_table import EpisodeTable, head_text
 from agentrl_cli.tui.common.form import Field, Form
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import quoted
 from agentrl_cli.types import Outcome
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
-    from agentrl_cli.tui.common.reader import Reader
 
 SORTS = ("-time", "time", "-reward", "reward", "-step", "-advantage", "-tokens", "-turns")
 EXAMPLES = """\

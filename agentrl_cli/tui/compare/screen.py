@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -14,15 +14,13 @@ from textual.widgets import Static
 
 from agentrl_cli.analysis.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.charts import chart, short
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
 from agentrl_cli.tui.common.token_text import keep_end
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EvalRow
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = "j/k task  enter side by side  m all metrics  ? keys  q back"
 HELP = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -13,17 +13,15 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.store import EpisodeRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, join, num
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.token_view import TokenView
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import EpisodeRow
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = "tab side  j/k turn  ←/→ token  h/l other checkpoint  v fork  0-9 layer  enter open  ? keys  q back"
 HELP = """\

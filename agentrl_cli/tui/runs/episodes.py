@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
 from agentrl_cli.tui.common.episode_table import EpisodeTable
 from agentrl_cli.tui.common.text import quoted
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
 
 HELP = """\
 enter  open the episode          j k  down, up

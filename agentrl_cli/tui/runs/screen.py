@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+
 
 from rich.text import Text
 from textual import events, work
@@ -11,6 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from agentrl_cli.store import RunRow
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store.maintenance import delete_run, run_folder
@@ -29,10 +31,6 @@ from agentrl_cli.tui.runs.data import (
     run_line,
     shown_path,
 )
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import RunRow
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = (
     "enter open  w watch  e episodes  c checkpoints  space mark  C compare  / name  D delete  r again  ? keys  q quit"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -17,12 +17,10 @@ from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import HERE, TITLE, clip, join
 from agentrl_cli.tui.whatif.client import MODULE
 from agentrl_cli.tui.whatif.view import event_lines
-
-if TYPE_CHECKING:
-    from agentrl_cli.tui.common.reader import Reader
 
 KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
 HELP = """\
