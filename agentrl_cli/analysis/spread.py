@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.types import Episode, Outcome
 
-TASKS, ATTEMPTS = 4, 4
-"""The rollouts of an estimate: 16."""
+ATTEMPTS = 4
+"""At each task of an estimate."""
 PRIOR = 2.0
 FEW = 0.25
 """Share of groups with spread below which a training is slow to begin."""

@@ -21,7 +21,6 @@ _ADD_ALERT = (
     " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
 )
 _PUT_WORKER = f"INSERT OR REPLACE INTO workers VALUES ({marks(len(columns(WorkerRow)))})"
-_CONTROLS = "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=?"
 
 
 class Live(Part):

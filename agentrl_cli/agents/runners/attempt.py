@@ -18,13 +18,14 @@ from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.gateway.request import TOO_LONG
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
+from agentrl_cli.agents.gateway.sessions import new_key
 from agentrl_cli.agents.runners.base import AgentLost, Ended, MakeRunner, Runner
 from agentrl_cli.agents.runners.command import CommandRunner
 from agentrl_cli.agents.runners.function import FunctionRunner
 from agentrl_cli.agents.runners.jail import JailedRunner
 from agentrl_cli.agents.runners.policy import EpisodePolicy
 from agentrl_cli.agents.runners.remote import RemoteRunner
-from agentrl_cli.agents.runners.server import Door, EpisodeServer, new_key
+from agentrl_cli.agents.runners.server import Door, EpisodeServer
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.policies.protocols import MessagePolicy

@@ -43,11 +43,6 @@ MOST = 100_000
 """Sessions that are open at once; `rollout.concurrency` is the limit that counts."""
 
 
-def new_key() -> str:
-    """A key that cannot be guessed, and is an API key to clients."""
-    return f"ep-{secrets.token_urlsafe(24)}"
-
-
 @dataclass(eq=False)
 class Door:
     """One episode's place in the server."""

@@ -26,7 +26,6 @@ from agentrl_cli.plugins.lightning.utils.otel import format_exception_attributes
 _LOG = logging.getLogger(__name__)
 FLUSH = 0.5
 """Seconds between writes of the spans of a running attempt."""
-ROOT = "0" * 16
 
 
 @dataclass(eq=False)
