@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from agentrl_cli.agents import worker as shipped
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -19,7 +22,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Outcome
-from tests.agents.test_runners import LIMITS, pack_of, play
+from tests.agents.test_runners import LIMITS, ROOT, pack_of, play
 
 CHAT = Chat(ByteTokenizer())
 
@@ -138,3 +141,58 @@ async def test_many_agents_share_the_tasks(tmp_path: Path) -> None:
     for worker in workers:
         worker.cancel()
     assert [episode.reward for episode in episodes] == [float(job.task.id[-1]) for job in jobs]
+
+
+AGENT = """
+import json, os, sys, urllib.request
+OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+def ask(task, base_url, api_key):
+    body = json.dumps({"messages": task["messages"]}).encode()
+    head = {"authorization": "Bearer " + api_key, "content-type": "application/json"}
+    answer = OPEN(urllib.request.Request(base_url + "/chat/completions", body, head))
+    return json.loads(answer.read())["choices"][0]["message"]["content"]
+
+def solve(task, base_url, api_key):
+    said = ask(task, base_url, api_key)
+    if task["answer"] == "4":
+        raise RuntimeError("the search failed") from ConnectionError("refused")
+    return float(said == "Four.")
+
+async def later(task, base_url, api_key, model):
+    return solve(task, base_url, api_key)
+
+def odd(question): ...
+"""
+
+
+@pytest.mark.parametrize("name", ["solve", "later"])
+async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone(tmp_path: Path, name: str) -> None:
+    """A copy of its one file, without site-packages; sync and async; what the agent raises is in its episode."""
+    (tmp_path / "worker.py").write_bytes(Path(shipped.__file__).read_bytes())
+    (tmp_path / "mine.py").write_text(AGENT)
+    address = free()
+    pack = pack_of(tmp_path / "pack", agent={"remote": address, "fields": ["answer"]})
+    command = [sys.executable, "-I", "-S", "worker.py", address, f"mine.py:{name}", "--at-once", "2"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
+    try:
+        config = Config.model_validate({"rollout": LIMITS})
+        policy = ScriptedPolicy(lambda key, ids: "Four.", CHAT.tokenizer)
+        rollout = AgentRollout(policy, CHAT, {pack.name: pack}, config)
+        episodes = await rollout.run([Job(task, 7) for task in pack.tasks("train")])
+    finally:
+        process.terminate()
+        await process.wait()
+    assert [episode.outcome for episode in episodes if episode.solved] == [Outcome.SOLVED] * 3
+    (failed,) = [episode for episode in episodes if not episode.solved]
+    assert failed.outcome is Outcome.AGENT_ERROR and "ConnectionError: refused" in failed.error
+
+
+async def test_the_worker_refuses_a_function_that_no_task_fits(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(AGENT)
+    command = [sys.executable, "-m", "agentrl_cli.agents.worker", free(), "mine:odd"]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=tmp_path, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    said = (await process.communicate())[1].decode()
+    assert process.returncode == 1 and "'question', which no task gives" in said
