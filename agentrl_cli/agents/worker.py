@@ -44,7 +44,7 @@ def play(address: str, function: Callable[..., Any], given: dict[str, Any]) -> N
 
     def beat() -> None:
         while not over.wait(given["lease_seconds"] / 3):
-            with contextlib.suppress(OSError):  # the lease is over, or the training is: its end says so
+            with contextlib.suppress(OSError):  # the lease is over, or the training is: its end shows it
                 post(f"{lease}/heartbeat", {})
 
     threading.Thread(target=beat, daemon=True).start()
