@@ -5,15 +5,14 @@ from agentrl_cli.config.load import Sources, inside, load_config
 from agentrl_cli.config.models import (
     Config,
     DriftConfig,
-    EvalConfig,
     LoraConfig,
     ModelConfig,
     RolloutConfig,
     SandboxConfig,
     StoreConfig,
     TaskConfig,
-    TrainConfig,
 )
+from agentrl_cli.config.train import EvalConfig, TrainConfig
 from agentrl_cli.types.section import Section
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.config.models import TrainConfig
+from agentrl_cli.config.train import TrainConfig
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.models.quantise import check_8bit
 

@@ -113,7 +113,7 @@ def quiet_peft() -> Iterator[None]:
 
     It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
     merged as it is, which `merge` sees to; and that another adapter is active once one is deleted, which `activate`
-    of whoever serves them decides.
+    of the server decides.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)

@@ -19,127 +19,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, MissingDependency, NotFound
+from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.tools.base import Tool, ToolContext
+from agentrl_cli.tools.mcp_server import Server, connected, late, reason, tail
 from agentrl_cli.types import ToolResult
 
-STDERR_LINES, STDERR_BYTES = 8, 4096
-"""What a message repeats of the stderr of a server that died, at most."""
-KEYS = {
-    *("command", "args", "env", "cwd"),
-    *("url", "auth_token", "auth_token_env", "headers"),
-    *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix", "reset"),
-}
 MOST_TOOLS = 2000
 """Tools of one server."""
 IDLE = 60.0
 """Seconds after which a server that waits for its next episode is stopped."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """How to reach an MCP server."""
-
-    name: str
-    folder: Path
-    given: Mapping[str, Any]
-
-    @property
-    def shared(self) -> bool:
-        return bool(self.given.get("session", "episode") == "shared")
-
-    @property
-    def start_timeout(self) -> float:
-        """Maximum seconds to start it and list its tools."""
-        return float(self.given.get("start_timeout", 30.0))
-
-    @classmethod
-    def of(cls, where: str, name: str, given: Any, folder: Path) -> Server:
-        """Raises ConfigError for unknown keys, or without a command or url."""
-        if not isinstance(given, Mapping) or ("command" in given) == ("url" in given):
-            raise ConfigError(f"{where}: the MCP server {name} needs either a command or a url.")
-        unknown = sorted(set(given) - KEYS)
-        if unknown:
-            raise ConfigError(f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}.")
-        if given.get("session", "episode") not in ("shared", "episode"):
-            raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
-        chosen = given.get("tools")
-        if chosen is not None and not (isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)):
-            raise ConfigError(f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}.")
-        for key in ("prefix", "reset"):
-            if not isinstance(given.get(key, ""), str):
-                raise ConfigError(f"{where}: `{key}` of the MCP server {name} is a text, not {given[key]!r}.")
-        return cls(name, folder, dict(given))
-
-    async def client(self, stack: Any, errors: TextIO) -> Any:
-        """The mcp package's client for it; its resources are put on `stack`, a process writes stderr to `errors`."""
-        try:
-            from mcp import Client, StdioServerParameters, stdio_client
-            from mcp.client.streamable_http import streamable_http_client
-        except ImportError as error:
-            raise MissingDependency("MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'") from error
-        given = self.given
-        if "command" in given:
-            cwd = self.folder / str(given.get("cwd") or ".")
-            env = {str(key): str(value) for key, value in (given.get("env") or {}).items()}
-            args = [str(arg) for arg in given.get("args") or ()]
-            parameters = StdioServerParameters(command=str(given["command"]), args=args, env=env, cwd=cwd)
-            return Client(stdio_client(parameters, errlog=errors))
-        return Client(streamable_http_client(str(given["url"]), http_client=await self._http(stack)))
-
-    async def _http(self, stack: Any) -> Any:
-        import httpx2
-
-        headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
-        token = self.given.get("auth_token") or os.environ.get(str(self.given.get("auth_token_env") or ""), "")
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        client = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
-        return await stack.enter_async_context(client)
-
-
-@asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
-    """An initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
-    async with AsyncExitStack() as stack:
-        errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
-        try:
-            async with asyncio.timeout(server.start_timeout):
-                client = await stack.enter_async_context(await server.client(stack, errors))
-        except AgentRLError:
-            raise
-        except TimeoutError as error:
-            raise _late(server, "be started", errors) from error
-        except Exception as error:
-            why = _reason(error) + _tail(errors)
-            raise EnvError(f"The MCP server {server.name} cannot be reached: {why}") from error
-        yield client, errors
-
-
-def _late(server: Server, what: str, errors: TextIO) -> EnvError:
-    return EnvError(
-        f"The MCP server {server.name} could not {what} within {server.start_timeout:g} s.{_tail(errors)}",
-        hint=f"Give it longer in task.yaml: {server.name}: {{…, start_timeout: {2 * server.start_timeout:g}}}",
-    )
-
-
-def _tail(errors: TextIO) -> str:
-    """The last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
-    size = os.fstat(errors.fileno()).st_size
-    data = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))  # the process writes at the same offset
-    lines = data.decode("utf-8", "replace").strip().splitlines()[-STDERR_LINES:]
-    return "\nThe last lines of its stderr:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
 class Connection:
@@ -196,8 +92,8 @@ class Connection:
     def lost(self, why: str) -> EnvError:
         """The error for a server that has ended; the next episode opens a new connection."""
         self.broken = True
-        tail = _tail(self._errors) if self._errors is not None and not self._errors.closed else ""
-        return EnvError(f"The MCP server {self.server.name} was lost: {why}{tail}")
+        last = tail(self._errors) if self._errors is not None and not self._errors.closed else ""
+        return EnvError(f"The MCP server {self.server.name} was lost: {why}{last}")
 
     async def close(self) -> None:
         """Close the connection; a server process that it started is stopped."""
@@ -307,7 +203,7 @@ class McpTool(Tool):
                 raise state.lost(str(error)) from error
             return ToolResult(f"Error: {error}", error="exception")
         except (OSError, RuntimeError) as error:
-            raise state.lost(_reason(error)) from error
+            raise state.lost(reason(error)) from error
         return _result(answer)
 
     async def release(self, state: Connection) -> None:
@@ -356,9 +252,9 @@ async def _listed(server: Server, declared: list[str]) -> list[Any]:
         except EnvError as error:
             failed = error
         except TimeoutError:
-            failed = _late(server, "be started and list its tools", errors)
+            failed = late(server, "be started and list its tools", errors)
         except Exception as error:  # noqa: BLE001 - raised below, in words
-            failed = EnvError(f"The MCP server {server.name} lists no tools: {_reason(error)}{_tail(errors)}")
+            failed = EnvError(f"The MCP server {server.name} lists no tools: {reason(error)}{tail(errors)}")
     raise failed  # the client's task groups would make a group of it
 
 
@@ -415,10 +311,3 @@ def _result(answer: Any) -> ToolResult:
         else:
             texts.append(f"[{block.type}]")
     return ToolResult("\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images))
-
-
-def _reason(error: BaseException) -> str:
-    """The first real error of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__

@@ -54,17 +54,13 @@ def build_trainer(
 ) -> Trainer:
     """Return a training of `run`, whose row is in the store.
 
-    Args:
-        loaded: The policy with its model and chat, loaded `trainable`.
-        workers: What makes the episodes; None: this process.
-        team: The ranks that train together; None for this process alone.
-        base: The project folder, to which a teacher's path is relative; None: the current one.
+    `loaded` is loaded `trainable`. Without `workers` this process makes the episodes, without `team` it trains alone.
+    A teacher's path is relative to `base`, the project folder; None: the current one.
 
     Raises ModelError if the policy cannot be trained with, ConfigError without tasks.
     """
     run = store.runs.add_folder(run)
-    policy = require_trainable(loaded.policy)
-    hooks = hooks or HookList()
+    policy, hooks = require_trainable(loaded.policy), hooks or HookList()
     split = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
     torch.manual_seed(config.seed)
     teacher = find_teacher(config, loaded, split.train, store, base or Path.cwd())
@@ -74,32 +70,16 @@ def build_trainer(
     if hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
         learner.loss_config = replace(learner.loss_config, correction="tis")
     shaped = HookList([*hooks.hooks, Shaping(config)])
-    rollout = AgentRollout(
-        loaded.policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run
-    ).with_(workers=workers)
+    sampled = AgentRollout(policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run)
+    rollout = sampled.with_(workers=workers)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
     collector = Collector(config, run, split.train, store, rollout, vocabulary, narrate)
     prefetcher = Prefetcher(collector.sample, config)
     if prefetcher.staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)
-    return Trainer(
-        config=config,
-        run=run,
-        loaded=loaded,
-        policy=policy,
-        packs=packs,
-        store=store,
-        hooks=hooks,
-        learner=learner,
-        rollout=rollout,
-        collector=collector,
-        prefetcher=prefetcher,
-        greedy=Greedy(config, run, store, rollout) if learner.needs == "baseline" else None,
-        reporter=reporter,
-        checkpoints=Checkpoints(config, store, run, loaded, learner, narrate),
-        controls=Controls(config, run.id, store, narrate, learner.compute.fault),
-        tasks=split.train,
-        eval_tasks=split.tasks,
-        narrate=narrate,
-        on_step=on_step,
-    )
+    greedy = Greedy(config, run, store, rollout) if learner.needs == "baseline" else None
+    checkpoints = Checkpoints(config, store, run, loaded, learner, narrate)
+    controls = Controls(config, run.id, store, narrate, learner.compute.fault)
+    sampling, keeping = (rollout, collector, prefetcher, greedy), (reporter, checkpoints, controls)
+    opened = (config, run, loaded, policy, packs, store, hooks)
+    return Trainer(*opened, learner, *sampling, *keeping, split.train, split.tasks, narrate, on_step)

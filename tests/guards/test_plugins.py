@@ -66,14 +66,14 @@ def test_without_a_plugin_the_rest_can_be_imported_and_used(missing: str, tmp_pa
     shutil.copytree(PACKAGE, tmp_path / "agentrl_cli", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("tasks", "sandbox", "runs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    gone = FOLDERS if missing == "all of them" else [missing]
+    deleted = FOLDERS if missing == "all of them" else [missing]
     registry = tmp_path / "agentrl_cli" / "registry" / "plugins.py"
     lines = registry.read_text(encoding="utf-8").splitlines(keepends=True)
-    for name in gone:
+    for name in deleted:
         shutil.rmtree(tmp_path / "agentrl_cli" / "plugins" / name)
         lines = [line for line in lines if f'"agentrl_cli.plugins.{name}:OFFERS"' not in line]
     registry.write_text("".join(lines), encoding="utf-8")
-    left = " ".join(sorted(set(FOLDERS) - set(gone)))
+    left = " ".join(sorted(set(FOLDERS) - set(deleted)))
     command = [sys.executable, "-c", WITHOUT, str(tmp_path), left]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import typer
 
-from agentrl_cli.commands import COMMANDS, load_command
+from agentrl_cli.commands import commands, load_command
 from agentrl_cli.config import load_config
 from agentrl_cli.config.models import fields
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store.filters import compile_filter
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = "|".join(COMMANDS)
+NAMES = "|".join(commands())
 TICKED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 BARE = re.compile(rf"(?<![-\w./])agentrl (?:{NAMES})\b(?!-)[^\n]*")
 END = re.compile(r"\s{2,}|[,;:.] |[.,;:)]+$| \(")
@@ -127,7 +127,7 @@ def problem_of(line: str, mention: bool) -> str:
 def _try(words: list[str], mention: bool) -> str:
     if words[0].startswith("-"):
         return ""
-    if words[0] not in COMMANDS:
+    if words[0] not in commands():
         return f"there is no command {words[0]}"
     command, name, rest = load_command(words[0]), words[0], words[1:]
     while getattr(command, "commands", None):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import TrainConfig
+from agentrl_cli.config.train import TrainConfig
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
 from agentrl_cli.learning.optimizers import OffloadedAdamW, Several, make_optimizer
 from agentrl_cli.models import quantise

@@ -638,13 +638,13 @@ async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_
 
 
 class Counted(ScriptedPolicy):
-    """Notes which episodes it was told to forget."""
+    """Notes which episodes it had to forget."""
 
     released: tuple[str, ...] = ()
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
         if self._reply(key, ids) == "break":
-            raise PolicyError("the server is gone")
+            raise PolicyError("the server is lost")
         return await super().generate(key, ids, sampling, **more)
 
     async def release(self, key: str) -> None:
@@ -653,7 +653,7 @@ class Counted(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("said", ["5", "6", "long", "hang", "fail", "break", "cancel"])
-async def test_the_policy_is_told_to_forget_an_episode_however_it_ends(said: str) -> None:
+async def test_the_policy_forgets_an_episode_however_it_ends(said: str) -> None:
     """Else its keys and values would stay until the next update."""
     replies = {"hang": call("hang"), "fail": call("fail", text="no"), "long": "x" * 900, "cancel": call("hang")}
     policy = Counted([replies.get(said, said)] * 9, BYTES)

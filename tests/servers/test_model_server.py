@@ -274,10 +274,10 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
     process, base = recording(tmp_path)
     try:
         for key in ("open", "over"):
-            answer = httpx2.post(f"{base}/e/{key}/v1/chat/completions", json=body, timeout=60)
+            answer = httpx2.post(f"{base}/e/{key}/v1/chat/completions", json=body, timeout=None)
             assert answer.status_code == 200
         assert status(db).running == 2
-        assert httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=60).status_code == 200
+        assert httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=None).status_code == 200
     finally:
         process.kill()
         process.communicate()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from agentrl_cli.config.models import Stop
+from agentrl_cli.config.train import Stop
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.alerts import RULES, Health, find_alerts

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import TrainerConfig
+from agentrl_cli.config.train import TrainerConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state

@@ -81,8 +81,8 @@ def run(name: str, script: str, folder: Path, rows: list[dict[str, Any]]) -> lis
     )
     assert done.returncode == 0, done.stderr[-4000:]
     with Store.open(folder / "run" / "runs" / "agentrl.db", readonly=True) as store:
-        rows = store.episodes.rows(store.episodes.ids("kind:train", "time"))
-        return [store.episodes.get(row.id) for row in rows]
+        made_rows = store.episodes.rows(store.episodes.ids("kind:train", "time"))
+        return [store.episodes.get(row.id) for row in made_rows]
 
 
 def check(episodes: list[Episode]) -> None:

@@ -1,0 +1,86 @@
+"""The sections of what trains and evaluates: trainer, train, eval."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from agentrl_cli.types.section import Count, OnOff, Positive, Section, Unit
+
+Stop = Literal[
+    "nan",
+    "gradients",
+    "entropy_collapse",
+    "no_signal",
+    "reward_hacking",
+    "kl_drift",
+    "clip_drift",
+    "drift",
+    "mask",
+    "mismatch",
+    "errors",
+    "ungraded",
+    "bad_tokens",
+    "truncated",
+]
+"""Names of alerts (trainer/alerts.py)."""
+
+
+class TrainerConfig(Section):
+    """What computes the updates."""
+
+    kind: Literal["agentrl", "trl"] = Field(
+        default="agentrl", description="agentrl: this package's trainer; trl: TRL's GRPOTrainer (extra trl)"
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="trl: fields of GRPOConfig over what the other settings give, e.g. {loss_type: cispo}"
+    )
+
+
+class TrainConfig(Section):
+    """The optimizer, the schedule, evaluation and checkpoints."""
+
+    steps: Positive = Field(default=60, description="training steps")
+    lr: float = Field(default=1e-4, gt=0, description="peak learning rate")
+    warmup_steps: Count = Field(default=5, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="learning rate after warm-up"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    optimizer: Literal["adamw", "adamw8bit", "adamw_offload", "muon"] = Field(
+        default="adamw",
+        description="adamw, adamw8bit (8-bit state; GPU, extra quant), adamw_offload (state in CPU memory), muon",
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
+    betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
+    token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
+    checkpointing: Annotated[Literal["auto", "on", "off"], OnOff] = Field(
+        default="auto",
+        description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: if"
+        " they would not fit by the memory plan",
+    )
+    eval_every: Count = Field(default=0, description="evaluate every N steps; 0: never")
+    eval_split: str = Field(
+        default="validation",
+        description="the split for evaluations during training, which choose the best checkpoint; if absent and"
+        " eval_every is set, a tenth of the training tasks is held out",
+    )
+    eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
+    eval_samples: Positive = Field(default=2, description="attempts at each of these tasks")
+    save_every: Positive = Field(default=20, description="checkpoint every N steps; the last step always saves")
+    keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
+    stop_on: list[Stop] = Field(default=["nan"], description="alerts that stop the run: " + ", ".join(get_args(Stop)))
+    stop_patience: Positive = Field(
+        default=1, description="consecutive steps with such an alert before it stops the run"
+    )
+
+
+class EvalConfig(Section):
+    """`agentrl eval`."""
+
+    split: str = Field(default="test", description="the split that is evaluated")
+    k: Positive = Field(default=4, description="attempts at each task: pass@1 to pass@k")
+    limit: Positive | None = Field(default=150, description="tasks; null: all of the split")
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
+    fail_under: Unit | None = Field(default=None, description="exit 4 if pass@1 is lower")
