@@ -9,7 +9,9 @@ Nothing is created at import, and nothing here creates a folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,20 @@ def runs_dir(project: Path | None) -> Path:
 def default_db(project: Path | None) -> Path:
     """The store of a project, unless `--db`, AGENTRL_DB or `store.path` names another."""
     return runs_dir(project) / "agentrl.db"
+
+
+@contextmanager
+def utf8_name(folder: Path) -> Iterator[Path]:
+    """A folder under a name that is UTF-8, for libraries that open no other (safetensors, tokenizers)."""
+    if os.fsencode(folder).decode("utf-8", "replace") == str(folder):
+        yield folder
+        return
+    import tempfile  # not for every command
+
+    with tempfile.TemporaryDirectory(prefix="agentrl-name-") as place:
+        link = Path(place, "folder")
+        link.symlink_to(os.path.abspath(folder))
+        yield link
 
 
 def portable(value: Any, projects: Sequence[Path]) -> Any:

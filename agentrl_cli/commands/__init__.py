@@ -7,6 +7,7 @@ subcommands), and one line in COMMANDS.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from agentrl_cli._version import __version__
+from agentrl_cli.commands.escapes import ESCAPES
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.registry import resolve, trust
@@ -185,6 +187,7 @@ def load_command(name: str) -> Any:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _print_any_text()
     try:
         _require_text(sys.argv[1:] if args is None else args)
         with trust.saying(lambda text: print(text, file=sys.stderr, flush=True)):
@@ -192,6 +195,13 @@ def main(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  the boundary: unexpected errors go to a log
         return report(error)
     return code if isinstance(code, int) else 0
+
+
+def _print_any_text() -> None:
+    """Let the standard streams print what their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ESCAPES)
 
 
 def _require_text(args: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from agentrl_cli.commands import completion
+from agentrl_cli.commands.escapes import ESCAPES
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
 
@@ -156,7 +157,7 @@ def data_stdout() -> Iterator[None]:
     sys.stdout.flush()
     outer_data, outer_stdout = _data, sys.stdout
     saved = os.dup(1)
-    _data = os.fdopen(os.dup(saved), "w", encoding="utf-8")
+    _data = os.fdopen(os.dup(saved), "w", encoding="utf-8", errors=ESCAPES)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     try:

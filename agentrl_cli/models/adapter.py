@@ -19,6 +19,7 @@ from torch import nn
 
 from agentrl_cli.config.models import LoraConfig
 from agentrl_cli.errors import ModelError
+from agentrl_cli.paths import utf8_name
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -40,8 +41,8 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
             raise ModelError(
                 f"No adapter in {path}.", hint="adapter.path is a folder with adapter_config.json."
             )
-        with quiet_peft():
-            loaded: nn.Module = PeftModel.from_pretrained(model, str(path), is_trainable=True)
+        with quiet_peft(), utf8_name(path) as named:
+            loaded: nn.Module = PeftModel.from_pretrained(model, str(named), is_trainable=True)
         return loaded
     lora = PeftLora(
         r=config.r,
@@ -68,12 +69,12 @@ def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:
     from peft import PeftModel
 
     try:
-        with quiet_peft():
+        with quiet_peft(), utf8_name(folder) as named:
             if hasattr(model, "peft_config"):
                 loader: Any = model
-                loader.load_adapter(str(folder), adapter_name=name)
+                loader.load_adapter(str(named), adapter_name=name)
             else:
-                model = PeftModel.from_pretrained(model, str(folder), adapter_name=name)
+                model = PeftModel.from_pretrained(model, str(named), adapter_name=name)
     except (ValueError, RuntimeError, OSError, KeyError) as error:
         raise ModelError(f"The adapter in {folder} cannot be loaded: {short(error)}") from error
     return model.eval()
@@ -112,8 +113,8 @@ def quiet_peft() -> Iterator[None]:
     """What peft 0.19 says and no user could do anything about.
 
     It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
-    merged as it is, which `merge` sees to; and that another adapter is active once one is deleted, which `activate`
-    of the server decides.
+    merged as it is, which `merge` sees to; and that another adapter is active once one is deleted, though
+    the caller chooses one for each turn.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)

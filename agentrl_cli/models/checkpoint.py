@@ -23,6 +23,7 @@ from agentrl_cli.errors import ModelError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.models.checksums import CHECKSUMS, damage, seal, to_disk
 from agentrl_cli.models.save import save_model
+from agentrl_cli.paths import utf8_name
 
 STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""
@@ -177,7 +178,8 @@ def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for path in files:
         try:
-            weights |= load_file(path)
+            with utf8_name(path.parent) as place:
+                weights |= load_file(place / path.name)
         except Exception as error:  # damaged bytes break the reader in any way
             raise DamagedCheckpoint(folder, f"{path.name}: {_first_line(error)}") from error
     return weights
@@ -186,7 +188,8 @@ def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
 def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
     """The weights under the model's own names, by transformers' conversion."""
     try:
-        weights: dict[str, torch.Tensor] = type(model).from_pretrained(folder, local_files_only=True).state_dict()
+        with utf8_name(folder) as name:
+            weights: dict[str, torch.Tensor] = type(model).from_pretrained(name, local_files_only=True).state_dict()
     except Exception as error:  # damaged bytes break the reader in any way
         raise DamagedCheckpoint(folder, _first_line(error)) from error
     return weights

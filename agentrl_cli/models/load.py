@@ -26,7 +26,7 @@ from agentrl_cli.models.device import pick_device, pick_dtype
 from agentrl_cli.models.quantise import quantization
 from agentrl_cli.models.save import quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
-from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable
+from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -105,9 +105,10 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     dtype = pick_dtype(config.dtype, device)
     quantised = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
     try:
-        model, found = loader.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **more, **quantised
-        )
+        with utf8_name(folder) as name:
+            model, found = loader.from_pretrained(
+                name, dtype=dtype, local_files_only=True, output_loading_info=True, **more, **quantised
+            )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError) as error:
         raise ModelError(
             f"The model in {folder} cannot be loaded: {short(error)}", hint=advice(written, error)
@@ -177,8 +178,8 @@ def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
     from peft import PeftModel
 
     under = load_model(adapter_base(folder, config, base=base), config, base=base)
-    with quiet_peft():
-        model: nn.Module = PeftModel.from_pretrained(under, str(folder), is_trainable=True)
+    with quiet_peft(), utf8_name(folder) as name:
+        model: nn.Module = PeftModel.from_pretrained(under, str(name), is_trainable=True)
     return model.eval()
 
 

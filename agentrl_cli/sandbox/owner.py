@@ -46,7 +46,7 @@ def has_ended(name: str) -> bool:
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """A folder that ends with the block, or, if this process is killed, at the next start of agentrl."""
+    """A folder that ends with the block, or, if this process is killed, with the next start of a run."""
     sweep()
     with tempfile.TemporaryDirectory(prefix=f"agentrl-{kind}{_machine()}{name()}-") as made:
         yield Path(made)

@@ -130,7 +130,7 @@ def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
 
 
 def _open_ro(path: Path, busy_ms: int, options: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?{options}"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
     conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0)
     try:
         conn.execute("PRAGMA query_only=ON")

@@ -241,7 +241,7 @@ def run_folder(db: Path | str, run: RunRow) -> Path | None:
 def _has_run(file: Path, run_id: str) -> bool:
     """Whether a file is a store that has this run."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as conn:
+        with closing(sqlite3.connect(f"file:{quote(os.fsencode(file))}?mode=ro", uri=True)) as conn:
             return conn.execute("SELECT 1 FROM runs WHERE id=?", (run_id,)).fetchone() is not None
     except sqlite3.Error:
         return False  # not a store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +49,8 @@ def add_functions(conn: sqlite3.Connection) -> None:
 
     The last argument of each is the run's folder as stored.
     """
-    file = conn.execute("PRAGMA database_list").fetchone()[2]
-    home = Path(file).parent if file else None
+    file = conn.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name='main'").fetchone()[0]
+    home = Path(os.fsdecode(file)).parent if file else None
 
     @functools.cache
     def origin(folder: str) -> tuple[Path, tuple[Path, ...]]:

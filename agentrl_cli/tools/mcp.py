@@ -29,11 +29,9 @@ from typing import Any, TextIO
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.tools.base import Tool, ToolContext
-from agentrl_cli.tools.mcp_server import Server, connected, late, reason, tail
+from agentrl_cli.tools.mcp_server import Server, connected, listed_tools, reason, tail
 from agentrl_cli.types import ToolResult
 
-MOST_TOOLS = 2000
-"""Tools of one server."""
 IDLE = 60.0
 """Seconds after which a server that waits for its next episode is stopped."""
 
@@ -92,8 +90,8 @@ class Connection:
     def lost(self, why: str) -> EnvError:
         """The error for a server that has ended; the next episode opens a new connection."""
         self.broken = True
-        last = tail(self._errors) if self._errors is not None and not self._errors.closed else ""
-        return EnvError(f"The MCP server {self.server.name} was lost: {why}{last}")
+        quoted = tail(self._errors) if self._errors is not None and not self._errors.closed else ""
+        return EnvError(f"The MCP server {self.server.name} was lost: {why}{quoted}")
 
     async def close(self) -> None:
         """Close the connection; a server process that it started is stopped."""
@@ -219,7 +217,7 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
 
     def ask() -> None:  # in a thread: the caller may be inside a running loop
         try:
-            listed.extend(asyncio.run(_listed(server, declared)))
+            listed.extend(asyncio.run(listed_tools(server, declared)))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
             failed.append(error)
 
@@ -238,43 +236,6 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
     link = Link(server, reset)
     items = [item for item in listed if item.name != reset] if chosen is None else [known[item] for item in chosen]
     return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in items]
-
-
-async def _listed(server: Server, declared: list[str]) -> list[Any]:
-    """Its tools; the one that resets it, if it declares one, is added to `declared`. Raises EnvError."""
-    until = asyncio.get_running_loop().time() + server.start_timeout
-    async with connected(server) as (client, errors):
-        try:
-            async with asyncio.timeout_at(until):
-                found = await _every_page(server, client)
-            declared += _reset_tools(client.server_capabilities)
-            return found
-        except EnvError as error:
-            failed = error
-        except TimeoutError:
-            failed = late(server, "be started and list its tools", errors)
-        except Exception as error:  # noqa: BLE001 - raised below, in words
-            failed = EnvError(f"The MCP server {server.name} lists no tools: {reason(error)}{tail(errors)}")
-    raise failed  # the client's task groups would make a group of it
-
-
-async def _every_page(server: Server, client: Any) -> list[Any]:
-    """The tools of all pages. Raises EnvError for a server that always has a next one."""
-    page = await client.list_tools()
-    found = list(page.tools)
-    while page.next_cursor:
-        if len(found) > MOST_TOOLS:
-            raise EnvError(f"The MCP server {server.name} lists more than {MOST_TOOLS} tools.")
-        page = await client.list_tools(cursor=page.next_cursor)
-        found += page.tools
-    return found
-
-
-def _reset_tools(capabilities: Any) -> list[str]:
-    """The tools that a server declares for its reset."""
-    named = {**(capabilities.experimental or {}), **(capabilities.extensions or {})}
-    found = [value for name, value in named.items() if name.rpartition("/")[2] == "reset"]
-    return [str(one["tool"]) for one in found if isinstance(one, Mapping) and "tool" in one]
 
 
 async def _progress(reported: list[str], progress: float, total: float | None, message: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Connections to MCP servers: how one is given in a task.yaml, reached, and what a message says of one that fails."""
+"""Reaching an MCP server: its settings, a client, and the list of its tools, each within a time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ KEYS = {
     *("url", "auth_token", "auth_token_env", "headers"),
     *("session", "timeout", "start_timeout", "type", "transport", "tools", "prefix", "reset"),
 }
+MOST_TOOLS = 2000
+"""Tools of one server."""
 
 
 @dataclass(frozen=True)
@@ -94,32 +96,63 @@ async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
                 client = await stack.enter_async_context(await server.client(stack, errors))
         except AgentRLError:
             raise
-        except TimeoutError as error:
-            raise late(server, "be started", errors) from error
         except Exception as error:
-            why = reason(error) + tail(errors)
-            raise EnvError(f"The MCP server {server.name} cannot be reached: {why}") from error
+            raise _unreachable(server, "cannot be reached", error, errors) from error
         yield client, errors
 
 
-def late(server: Server, what: str, errors: TextIO) -> EnvError:
-    """Return the error of a server that could not do something within its `start_timeout`."""
-    return EnvError(
-        f"The MCP server {server.name} could not {what} within {server.start_timeout:g} s.{tail(errors)}",
-        hint=f"Give it longer in task.yaml: {server.name}: {{…, start_timeout: {2 * server.start_timeout:g}}}",
-    )
+def _unreachable(server: Server, what: str, error: Exception, errors: TextIO) -> EnvError:
+    """The error for a server that did not start or list its tools, in time or at all."""
+    why, hint, limit = reason(error), "", server.start_timeout
+    if isinstance(error, TimeoutError):
+        why = f"it took longer than {limit:g} s"
+        hint = f"Give it longer in task.yaml: {server.name}: {{…, start_timeout: {2 * limit:g}}}"
+    return EnvError(f"The MCP server {server.name} {what}: {why}{tail(errors)}", hint=hint)
 
 
 def tail(errors: TextIO) -> str:
-    """Return the last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
+    """The last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
     size = os.fstat(errors.fileno()).st_size
     data = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))  # the process writes at the same offset
     lines = data.decode("utf-8", "replace").strip().splitlines()[-STDERR_LINES:]
     return "\nThe last lines of its stderr:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
+async def listed_tools(server: Server, declared: list[str]) -> list[Any]:
+    """Its tools; the one that resets it, if it declares one, is added to `declared`. Raises EnvError."""
+    until = asyncio.get_running_loop().time() + server.start_timeout
+    async with connected(server) as (client, errors):
+        try:
+            async with asyncio.timeout_at(until):
+                found = await _every_page(client)
+            declared += reset_tools(client.server_capabilities)
+            return found
+        except Exception as error:  # noqa: BLE001 - raised below, in words
+            failed = _unreachable(server, "lists no tools", error, errors)
+    raise failed  # the client's task groups would make a group of it
+
+
+async def _every_page(client: Any) -> list[Any]:
+    """The tools of all pages. Raises OverflowError for a server that always has a next one."""
+    page = await client.list_tools()
+    found = list(page.tools)
+    while page.next_cursor:
+        if len(found) > MOST_TOOLS:
+            raise OverflowError(f"it has more than {MOST_TOOLS}")
+        page = await client.list_tools(cursor=page.next_cursor)
+        found += page.tools
+    return found
+
+
+def reset_tools(capabilities: Any) -> list[str]:
+    """The tools that a server declares for its reset."""
+    named = {**(capabilities.experimental or {}), **(capabilities.extensions or {})}
+    found = [value for name, value in named.items() if name.rpartition("/")[2] == "reset"]
+    return [str(one["tool"]) for one in found if isinstance(one, Mapping) and "tool" in one]
+
+
 def reason(error: BaseException) -> str:
-    """Return the text of the first real error of a group."""
+    """The first real error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__

@@ -191,8 +191,7 @@ def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[R
 def _require_own(spec: str, base: Path, store: Store | None) -> None:
     """Raise RequestError unless a client's adapter is a checkpoint of the project's runs, or a folder inside it.
 
-    A client over HTTP may be another person than the one who started the server: no other folder is opened, and no
-    hub is asked.
+    A client over HTTP may not be the user who started the server: no other folder is opened, no hub is asked.
     """
     run, at, which = spec.rpartition("@")
     if at and "/" not in spec and which != "base":

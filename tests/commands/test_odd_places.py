@@ -1,0 +1,67 @@
+"""Project folders whose names are not UTF-8, and terminals that can print ASCII alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Outcome, Task
+
+SMALL = ["--set", "rollout.group_size=2", "--set", "rollout.prompts_per_step=2", "--set", "rollout.max_new_tokens=16"]
+
+
+def test_a_project_whose_folders_name_is_not_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Train, resume, evaluate and look: every file of the run is in that folder."""
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        place.mkdir()
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes no such names")
+    monkeypatch.chdir(place)
+    for command in (
+        ["init", "calc-task", "."],
+        ["check"],
+        ["train", *SMALL, "--set", "train.steps=1"],
+        ["train", "--resume", "last", *SMALL, "--set", "train.steps=2"],
+        ["eval", "--limit", "1", "--set", "rollout.max_new_tokens=8"],
+        ["ls", "--json"],
+        ["show", "last"],
+        ["db", "status", "--json"],
+        ["doctor"],
+    ):
+        assert main(command) == 0, (command, capfd.readouterr().err[-2000:])
+    assert "caf" in capfd.readouterr().out
+
+
+def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    prompt = ({"role": "user", "content": "Grüße, 日本, 🙂"},)
+    with Store.open(db) as store:
+        store.tasks.add([Task("t", "p", "", "train", prompt, {})])
+        store.episodes.add([Episode("e" * 26, "t", outcome=Outcome.FAILED, error="für nichts")])
+
+    def said(encoding: str, *command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrl_cli", *command, "--db", str(db)],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode(encoding)
+
+    assert r"f\u00fcr nichts" in said("ascii", "show", "last") and "für nichts" in said("utf-8", "show", "last")
+    found: Any = json.loads(said("ascii", "ls", "--json"))
+    assert found and found == json.loads(said("utf-8", "ls", "--json"))
+    assert "für nichts" in json.dumps(found, ensure_ascii=False)
