@@ -26,6 +26,7 @@ from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, Poli
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store, WorkerRow
@@ -72,7 +73,7 @@ async def an_episode() -> Episode:
     return Episode("e", "t", "p", turns=turns, tokens=tokens, reward_parts=parts, outcome=Outcome.SOLVED, flags=("X",))
 
 
-def pool_of(plays: list[Play], store: Store) -> WorkerPool:
+def pool_of(plays: list[Play], store: Store, kind: type[WorkerPool] = WorkerPool) -> WorkerPool:
     config = Config.model_validate({"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}})
     setup = Setup(config, Path(), "scripted", False)
     recorder, discard = StoreRecorder(store), store.episodes.discard
@@ -80,7 +81,7 @@ def pool_of(plays: list[Play], store: Store) -> WorkerPool:
         RemoteWorker(n, lambda play=play: ScriptedLink(play), setup, recorder, discard)  # type: ignore[misc]
         for n, play in enumerate(plays)
     ]
-    return WorkerPool(workers, config, store)
+    return kind(workers, config, store)
 
 
 async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
@@ -105,19 +106,34 @@ async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -
 
 
 async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:
-    play = copy_of(await an_episode())
-    deaths = iter([True, True])
+    """What the lost workers had recorded of it, turns included, is deleted."""
+    whole = await an_episode()
+    play = copy_of(whole)
+    deaths = iter(["lost0", "lost1"])
+    seen: list[list[str]] = []
 
     def dies_twice(order: Order, relay: Relay) -> Episode | None:
-        if not next(deaths, False):
+        if (name := next(deaths, "")) == "":
+            seen.append([row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")])
             return play(order, relay)
-        relay.start(Episode("lost", "t", started=1.0), "train", "")
+        relay.start(Episode(name, "t", started=1.0), "train", "")
+        relay.turn(name, whole.turns[0], whole.tokens.slice(0, whole.turns[0].end))
         return None
 
+    class Recorded(StoreRecorder):
+        def turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+            super().turn(episode_id, turn, tokens)
+            store.flush()  # it is in the file before the worker is lost
+            seen.append([row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")])
+
     with Store.open(tmp_path / "s.db") as store:
-        (found,) = await run(store, pool_of([dies_twice], store), [Job(TASK, 7)])
+        pool = pool_of([dies_twice], store)
+        pool.workers[0].recorder = Recorded(store)
+        (found,) = await run(store, pool, [Job(TASK, 7)])
         (row,) = store.episodes.rows(store.episodes.ids())
+        assert store.select("SELECT DISTINCT episode_id FROM turns") == [(found.id,)]
     assert (row.id, row.seed, row.outcome) == (found.id, 7, Outcome.SOLVED)
+    assert seen[:3] == [["lost0"], ["lost1"], []], "each lost attempt is deleted before the next"
 
 
 async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(tmp_path: Path) -> None:
@@ -132,6 +148,60 @@ async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_
     bad = found.pop(3)
     assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith("The worker was lost 3 times. Worker ")
     assert {episode.outcome for episode in found} == {Outcome.SOLVED}, "jobs beside it are not blamed"
+
+
+class Shared(ScriptedLink):
+    """Waits until no further order comes, then dies if one of them is the job with seed 0."""
+
+    orders: list[Order]
+    deaths: list[int]
+    """How many orders each death took."""
+    twice: asyncio.Event
+    """Set at the second death."""
+
+    async def send(self, message: Message) -> None:
+        if message[0] != "run":
+            Shared.orders = []
+            await super().send(message)
+            return
+        Shared.orders.append(message[1])
+        if len(Shared.orders) == 1:
+            self.deciding = asyncio.ensure_future(self._decide())
+
+    async def _decide(self) -> None:
+        count = 0
+        while count < len(Shared.orders):
+            count = len(Shared.orders)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        if any(order.job.seed == 0 for order in Shared.orders):
+            Shared.deaths.append(count)
+            if len(Shared.deaths) == 2:
+                Shared.twice.set()
+            self._die()
+            return
+        orders, Shared.orders = Shared.orders, []
+        for order in orders:
+            self._play(order)
+
+
+async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path) -> None:
+    """Two jobs share each worker that a third one kills; alone they are done. A new job waits for that."""
+    Shared.deaths, Shared.twice = [], asyncio.Event()
+    with Store.open(tmp_path / "s.db") as store:
+
+        class Late(WorkerPool):
+            async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
+                if job.seed == 3:
+                    await Shared.twice.wait()
+                return await super().attempt(job, context)
+
+        play = copy_of(await an_episode())
+        pool = pool_of([play], store, Late)
+        pool.workers[0]._link = lambda: Shared(play)
+        first, *others = await run(store, pool, [Job(TASK, seed) for seed in range(4)])
+    assert [episode.outcome for episode in others] == [Outcome.SOLVED] * 3
+    assert first.outcome is Outcome.ENV_ERROR and Shared.deaths == [3, 3, 1]
 
 
 class Slow(ScriptedLink):

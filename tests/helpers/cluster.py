@@ -47,10 +47,11 @@ class ScriptedLink:
 
     async def receive(self) -> list[Message]:
         await self._wake.wait()
-        self._wake.clear()
         found, self._out = self._out, []
-        if self._dead:
+        if self._dead and not found:  # what it wrote before it died arrives
             raise WorkerLost("it died")
+        if not self._dead:
+            self._wake.clear()
         return self.pack(found)
 
     async def kill(self) -> str:

@@ -155,6 +155,16 @@ async def test_balance_takes_every_difficulty_in_turn(tmp_path: Path, model: Pat
         assert hard == {0, 1, 2}, "drawn at random within a difficulty"
 
 
+async def test_an_earlier_visit_counts_half(tmp_path: Path, model: Path) -> None:
+    """Of three visits to a task, in steps 1 to 3: 4 of 4 solved, then 1 of 4, then 0 of 2."""
+    async with trainer_of(project(tmp_path / "p"), model) as trainer:
+        for step, tried in enumerate([(4, 4), (1, 4), (0, 2)], 1):
+            solved(trainer.store, trainer.run, {"bandit/train0": tried}, step)
+        seen = [trainer.collector.records(step)[0] for step in range(4)]
+    assert seen == [Record(), Record(4, 4), Record(2 + 1, 2 + 4), Record(1 + 0.5, 1 + 2 + 2)]
+    assert seen[3].rate == pytest.approx(2.5 / 7) and str(seen[3]) == "solved 30% lately"
+
+
 def test_records_fade() -> None:
     assert Record().rate == 0.5 and Record().level == "new"
     assert Record(4, 4).rate == pytest.approx(5 / 6) and Record(4, 4).level == "easy"
