@@ -212,10 +212,12 @@ async def run_training(
     hooks: Sequence[object] = (),
     narrate: Callable[[str], None] = to_stderr,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
+    accept_changes: bool = False,
 ) -> RunRow:
     """Open what a training needs and train. Returns the run's row as it ended.
 
     `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
+    `accept_changes`: see Trainer.
     """
     from agentrl_cli.learning.settings import check
     from agentrl_cli.trainer import build_trainer
@@ -241,6 +243,7 @@ async def run_training(
                 narrate=narrate,
                 on_step=on_step,
                 base=base,
+                accept_changes=accept_changes,
             )
             return await trainer.train()
 

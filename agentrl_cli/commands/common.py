@@ -7,6 +7,7 @@ Options (Annotated types for Typer; write `db: DbOption = None`):
     PackOption     --pack        list[str] | None ModelOption --model/-m    str | None
     SeedOption     --seed        int | None       YesOption   --yes/-y      bool
     LimitOption    --limit/-n    int | None       AgentOption --agent       str | None
+    AcceptOption --accept-changes    bool
 
 Helpers:
     open_project(project=None, db=None, config=None, sets=None, flags=None, required=True) -> Context
@@ -90,6 +91,9 @@ ModelOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
+AcceptOption = Annotated[
+    bool, typer.Option("--accept-changes", help="Resume with changed rows, code or tokenizer; cut groups are replaced.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 

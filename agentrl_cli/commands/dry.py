@@ -48,12 +48,15 @@ class Wanted:
     gpu_memory: str | None = None
     dry_run: bool = False
     resumes: bool = False
+    accept: bool = False
 
     def __post_init__(self) -> None:
         given = {"--preset": self.preset, "--fit": self.fit, "--gpu-memory": self.gpu_memory}
         if self.resumes and any(given.values()):
             name = next(name for name, value in given.items() if value)
             raise UsageError(f"{name} is for a new run: a resumed one keeps its settings.", hint=f"Leave out {name}.")
+        if self.accept and not self.resumes:
+            raise UsageError("--accept-changes is for a resume.", hint="agentrl train --resume last --accept-changes")
         if self.gpu_memory is not None and not self.dry_run:
             raise UsageError("--gpu-memory plans for a GPU that may be absent.", hint="Add --dry-run.")
 

@@ -18,6 +18,7 @@ import typer
 
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
+    AcceptOption,
     AgentOption,
     ConfigOption,
     Context,
@@ -80,6 +81,7 @@ def command(
     watch: WatchOption = False,
     detach: DetachOption = False,
     resume: ResumeOption = None,
+    accept: AcceptOption = False,
     preset: PresetOption = None,
     dry_run: DryOption = False,
     fit: FitOption = False,
@@ -101,12 +103,9 @@ def command(
 ) -> None:
     """Train on the local GPU or CPU. Ctrl-C finishes the step and saves, twice stops now; --resume continues."""
     flags = {
-        "train.steps": steps,
-        "train.lr": lr,
-        "model.name": model,
+        **{"train.steps": steps, "train.lr": lr, "model.name": model, "seed": seed},
         "adapter.enabled": lora,
         "rollout.group_size": group,
-        "seed": seed,
         "task.packs": pack or None,
         "task.agent": agent,
         "cluster.gpus": gpus,
@@ -114,7 +113,7 @@ def command(
         "cluster.nodes": nodes,
         "cluster.rendezvous": rendezvous,
     }
-    wanted = Wanted(preset, fit=fit, gpu_memory=gpu_memory, dry_run=dry_run, resumes=resume is not None)
+    wanted = Wanted(preset, fit=fit, gpu_memory=gpu_memory, dry_run=dry_run, resumes=resume is not None, accept=accept)
     context = open_project(project, db, [*wanted.files, *(config or [])], sets, flags)
     if not _joins(context, node):
         context = context if watch or detach else wanted.fitted(context)  # the process that trains chooses
@@ -146,7 +145,7 @@ def _begin(
         elif shown.watch or shown.detach:
             _own_process(context, resume, watch=shown.watch)
         else:
-            _foreground(context, resume, id, shown.as_json)
+            _foreground(context, resume, id, shown)
 
 
 def _joins(context: Context, node: int) -> bool:
@@ -187,15 +186,15 @@ def _claimed(context: Context, resume: str | None, *, here: bool) -> Iterator[No
         yield
 
 
-def _foreground(context: Context, resume: str | None, run_id: str | None, as_json: bool) -> None:
+def _foreground(context: Context, resume: str | None, run_id: str | None, shown: _Shown) -> None:
     """Train in this process and report the result."""
     begun: list[str] = []
-    with restarting(context, begun, as_json=as_json), data_stdout():
+    with restarting(context, begun, as_json=shown.as_json), data_stdout():
         announce_loading()
         steps = context.config.train.steps
         with Progress("train", steps, eta=False) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
-            run = asyncio.run(_train(context, resume, run_id, as_json, bar, begun))
-        if as_json:
+            run = asyncio.run(_train(context, resume, run_id, shown, bar, begun))
+        if shown.as_json:
             echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
     if run.status == "stopped":
         _conclude(context.db, run.id)
@@ -274,7 +273,7 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(
-    context: Context, resume: str | None, run_id: str | None, as_json: bool, bar: Progress | None, begun: list[str]
+    context: Context, resume: str | None, run_id: str | None, shown: _Shown, bar: Progress | None, begun: list[str]
 ) -> RunRow:
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import run_training
@@ -301,14 +300,15 @@ async def _train(
         return run
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
-        if as_json:
+        if shown.as_json:
             echo_jsonl([{"type": "step", "step": step, **metrics}])
         if bar is not None:
             bar.done = step - 1  # a resumed training begins further on
             bar.advance()
 
     try:
-        return await run_training(config, begin, base=context.project, db=context.db, narrate=narrate, on_step=on_step)
+        given: dict[str, Any] = {"base": context.project, "db": context.db, "accept_changes": shown.wanted.accept}
+        return await run_training(config, begin, **given, narrate=narrate, on_step=on_step)
     except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row has it, and a resume continues from it
         if not begun:
             raise

@@ -90,6 +90,12 @@ class Journal(Part):
         rows = self._tail("events", "id, at, kind, data", run_id, since, limit)
         return [{**row, "data": loads(row["data"])} for row in rows]
 
+    def newest_event(self, run_id: str, kind: str) -> dict[str, Any] | None:
+        """The data of a run's newest event of a kind, None if absent."""
+        sql = "SELECT data FROM events WHERE run_id=? AND kind=? ORDER BY id DESC LIMIT 1"
+        row = self.file.select_one(sql, (run_id, kind))
+        return None if row is None else dict(loads(row[0]))
+
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
         """The end of what an episode's agent wrote to stderr; empty if nothing."""
         sql = "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable
@@ -9,11 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from agentrl_cli.errors import NotFound
-from agentrl_cli.store.codec import blob_floats, bytes_blob, clean, decoding, float_bytes, no_number
+from agentrl_cli.store.codec import blob_floats, bytes_blob, clean, decoding, dumps, float_bytes, no_number
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import DriftRow
-from agentrl_cli.types import Fact, Float32, TrainSignals
+from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals
 
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _NUMBERS = (
@@ -115,6 +116,35 @@ class Marks(Part):
         """Set (episode id, `Fact` value, advantage or None) of the episodes of a step."""
         with self.file.transaction() as conn:
             conn.executemany(_SET_FACT, [(str(fact), _finite(advantage), episode) for episode, fact, advantage in rows])
+
+    def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
+        """Rename a group of a run to GROUP~2 and so on, with the fact `skipped:changed`: another may take its name.
+
+        With `episodes` only these leave the group, and those that were cancelled. Returns the number of episodes that
+        had ended by themselves.
+        """
+        of = (group, run_id)
+        ids = dumps(list(episodes))
+        here = "WHERE group_id=?1 AND run_id=?2 AND (?3='[]' OR id IN (SELECT value FROM json_each(?3))"
+        here += f" OR outcome='{Outcome.CANCELLED}')"
+        with self.file.transaction() as conn:
+            names = (f"{group}~{n}" for n in itertools.count(2))
+            known = "SELECT 1 FROM groups WHERE id=? AND run_id=?"
+            new = next(name for name in names if conn.execute(known, (name, run_id)).fetchone() is None)
+            conn.execute(
+                "INSERT INTO groups (id, run_id, task_id, step, at, why, pack)"
+                " SELECT ?3, run_id, task_id, step, at, why, pack FROM groups WHERE id=?1 AND run_id=?2",
+                (*of, new),
+            )
+            count = conn.execute(
+                f"UPDATE episodes SET fact=?4, advantage=NULL {here} AND kind='train' AND outcome<>?5",
+                (*of, ids, Fact.SKIPPED_CHANGED, Outcome.CANCELLED),
+            ).rowcount
+            key = "run_id || '/' || step || '/' || ?4 || '/' || sample"
+            conn.execute(f"UPDATE episodes SET group_id=?4, key={key} {here}", (*of, ids, new))
+            left = "SELECT 1 FROM episodes e WHERE e.group_id=groups.id AND e.run_id=groups.run_id"
+            conn.execute(f"DELETE FROM groups WHERE id=?1 AND run_id=?2 AND NOT EXISTS ({left})", of)
+        return count
 
     def add_drift(self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str) -> None:
         """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl_cli.store.codec import marks
 from agentrl_cli.store.file import Part
-from agentrl_cli.types import Outcome
+from agentrl_cli.types import Fact, Outcome
 
 
 class Stats(Part):
@@ -25,13 +25,22 @@ class Stats(Part):
         rewards = np.array([row[0] for row in rows])
         return len(rows), float(rewards.mean()), float(rewards.std())
 
+    def groups(self, run_id: str, step: int, kind: str = "train") -> list[tuple[str, str, str, int]]:
+        """(group, pack, task, episodes that ended by themselves) of a run's groups after a step, in order of name."""
+        sql = (
+            "SELECT group_id, pack, task_id, count(*) FROM episodes WHERE run_id=? AND step>? AND kind=?"
+            " AND outcome<>? AND fact<>? AND group_id IS NOT NULL GROUP BY group_id ORDER BY group_id"
+        )
+        return self.file.select(sql, (run_id, step, kind, Outcome.CANCELLED, Fact.SKIPPED_CHANGED))
+
     def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
         """(pack, task, step, solved, graded) of a training's steps up to `until`, oldest first; errors are left out."""
         errors = [outcome.value for outcome in Outcome if outcome.is_error]
         return self.file.select(
             "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
-            f" AND step<=? AND outcome NOT IN ({marks(len(errors))}) GROUP BY step, pack, task_id ORDER BY step",
-            (run_id, until, *errors),
+            f" AND step<=? AND fact<>? AND outcome NOT IN ({marks(len(errors))})"
+            " GROUP BY step, pack, task_id ORDER BY step",
+            (run_id, until, Fact.SKIPPED_CHANGED, *errors),
         )
 
     def tasks(self, run: str | None = None) -> list[list[Any]]:

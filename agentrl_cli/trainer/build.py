@@ -51,19 +51,20 @@ def build_trainer(
     narrate: Callable[[str], None] = lambda text: None,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
     base: Path | None = None,
+    accept_changes: bool = False,
 ) -> Trainer:
     """Return a training of `run`, whose row is in the store.
 
     `loaded` is loaded `trainable`. Without `workers` this process makes the episodes, without `team` it trains alone.
-    A teacher's path is relative to `base`, the project folder; None: the current one.
+    `base` is the project folder; None: the current one. `accept_changes`: see Trainer.
 
     Raises ModelError if the policy cannot be trained with, ConfigError without tasks.
     """
     run = store.runs.add_folder(run)
-    policy, hooks = require_trainable(loaded.policy), hooks or HookList()
+    policy, hooks, base = require_trainable(loaded.policy), hooks or HookList(), base or Path.cwd()
     split = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
     torch.manual_seed(config.seed)
-    teacher = find_teacher(config, loaded, split.train, store, base or Path.cwd())
+    teacher = find_teacher(config, loaded, split.train, store, base)
     reporter = Reporter(config, store, run, narrate)
     make = partial(make_learner, config, loaded, Path(run.dir), partial(reporter.log, "warn"))
     learner = make(compute=make_compute(config, loaded, team), teacher=teacher, hooks=hooks)
@@ -82,4 +83,6 @@ def build_trainer(
     controls = Controls(config, run.id, store, narrate, learner.compute.fault)
     sampling, keeping = (rollout, collector, prefetcher, greedy), (reporter, checkpoints, controls)
     opened = (config, run, loaded, policy, packs, store, hooks)
-    return Trainer(*opened, learner, *sampling, *keeping, split.train, split.tasks, narrate, on_step)
+    return Trainer(
+        *opened, learner, *sampling, *keeping, split.train, split.tasks, narrate, base, on_step, accept_changes
+    )

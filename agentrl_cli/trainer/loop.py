@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.controls import keep_settings
+from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
 from agentrl_cli.trainer.probe import probe
@@ -65,8 +67,12 @@ class Trainer:
     eval_tasks: list[Task]
     narrate: Callable[[str], None]
     """Gets a line for people now and then."""
+    base: Path
+    """The project folder."""
     on_step: Callable[[int, dict[str, float]], None] | None = None
     """Gets the metrics of every step."""
+    accept_changes: bool = False
+    """Whether a resume may replace groups that would mix two versions of rows, code or tokenizer."""
     step: int = 0
     """Steps that are done."""
     best: float | None = None
@@ -220,6 +226,10 @@ class Trainer:
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
+        inputs = Inputs.of(self.tasks, self.packs.values(), self.loaded.hash, self.base)
+        done, size, greedy = int(state.get("step", 0)), self.config.rollout.group_size, self.greedy is not None
+        if changed := inputs.settle(self.store, self.run, done, size, greedy=greedy, accept=self.accept_changes):
+            self.reporter.log("warn", changed)
         self.store.episodes.cancel(self.run.id)
         if state:
             self.step, self.best = int(state["step"]), state.get("best")

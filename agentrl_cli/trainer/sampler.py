@@ -18,6 +18,7 @@ from agentrl_cli.evaluate import pick_tasks
 from agentrl_cli.learning.advantages import drops_equal, has_signal
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout.greedy import SUFFIX
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Fact, Outcome, Task
@@ -117,12 +118,12 @@ class Collector:
 
     async def _round(self, step: int, picks: Sequence[Pick], places: range, note: str) -> list[list[Episode]]:
         jobs = self.jobs(step, picks, places)
+        known = self.finished(step, jobs)
         for place in places:
             index, why = picks[place % len(picks)]
             task, name = self.tasks[index], group_name(step, place)
             if reason := "; ".join(filter(None, (note, why))):
                 self.store.episodes.add_group(self.run.id, name, task.id, step + 1, reason, pack=task.pack)
-        known = self.finished(step, jobs)
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
         for episode in await self.rollout.run(missing):
             known[episode.group_id, episode.sample] = episode
@@ -175,17 +176,23 @@ class Collector:
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]
 
     def finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
-        """The stored attempts of a step at these very tasks: the data may have changed since."""
+        """The stored attempts of a step at these very tasks; others that were planned are retired."""
         wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
+        others: dict[str, list[str]] = {}
         for episode_id in self.store.episodes.finished(self.run.id, step + 1).values():
             episode = self.store.episodes.get(episode_id)
             place = (episode.group_id, episode.sample)
-            if episode.outcome is not Outcome.CANCELLED and wanted.get(place) == (episode.task_id, episode.seed):
+            if place in wanted and wanted[place] != (episode.task_id, episode.seed):
+                others.setdefault(str(episode.group_id), []).append(episode_id)
+            elif place in wanted and episode.outcome is not Outcome.CANCELLED:
                 found[place] = episode
                 kinds = [drift.kind for drift in self.store.marks.drift(episode_id)]
                 if kinds:
                     self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
+        for name, ids in others.items():
+            self.store.marks.retire(self.run.id, name, ids)
+            self.store.marks.retire(self.run.id, name + SUFFIX)
         return found
 
 

@@ -72,6 +72,8 @@ class Fact(StrEnum):
     """A turn without text or calls, with `algo.mask_void`."""
     SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_STALE = "skipped:stale"
+    SKIPPED_CHANGED = "skipped:changed"
+    """Sampled before a row, the code or the tokenizer was changed, and replaced at the resume."""
     SKIPPED_UNGRADED = "skipped:ungraded"
     SKIPPED_BAD_TOKENS = "skipped:bad_tokens"
     """No model can have sampled what is stored (`learning.dispositions.flaw`)."""

@@ -376,7 +376,7 @@ async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) 
             await asyncio.create_task(trainer.train())
         run = trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
-        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["machine", "control:stop"]
+        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["inputs", "machine", "control:stop"]
         assert not trainer.store.controls.waiting(run.id)
 
 

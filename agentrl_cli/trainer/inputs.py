@@ -1,0 +1,168 @@
+"""What a run is made from besides its settings: its rows, its code and its tokenizer.
+
+A run keeps their hashes as an event. A resume reports what is different. It is refused where a group that the
+interruption cut would hold episodes of both versions, unless the change is accepted: then such a group is retired,
+and a new one takes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import UsageError
+from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.rollout.greedy import SUFFIX
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.codec import dumps
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Task
+
+EVENT = "inputs"
+"""The event with the hashes; the newest one counts."""
+DIGITS = 8
+"""Hexadecimal digits of a row's name, and of its content, in the event."""
+TEXTS = ("description", "defaults", "families", "data", "variants")
+"""Keys of task.yaml that change no episode of a task."""
+SHOWN = 3
+_INSTALLED = (
+    Path(__file__).resolve().parent.parent,
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")),
+)
+_PACKAGES = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a run now, by their hashes."""
+
+    tasks: tuple[str, ...]
+    """Ids of the training tasks, in order."""
+    rows: tuple[str, ...]
+    """Name and content of each."""
+    code: Mapping[str, str]
+    """Maps the name of a file to its content."""
+    tokenizer: str
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], packs: Iterable[Pack], tokenizer: str, base: Path) -> Inputs:
+        """The inputs of this process, which has loaded the packs; `base` is the project folder."""
+        packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
+        rows = (_name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks)
+        code = {_shown(path, base): _hash(path.read_bytes()) for path in sorted(_files(packs, base))}
+        for pack in packs:
+            spec = load_yaml(pack.dir / "task.yaml")
+            kept = {key: value for key, value in spec.items() if key not in TEXTS}
+            code[_shown(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
+        return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer)
+
+    def settle(
+        self, store: Store, run: RunRow, done: int, size: int, *, greedy: bool = False, accept: bool = False
+    ) -> str:
+        """Compare with those that the run had, and keep these. Returns what changed, in sentences; empty if nothing.
+
+        Args:
+            done: The steps that are done.
+            size: The episodes of a group.
+            greedy: Whether a group needs a greedy attempt too.
+            accept: Retire cut groups that would mix two versions.
+
+        Raises UsageError if there are such groups and `accept` is False; nothing is stored then.
+        """
+        now = {"rows": "".join(self.rows), "code": dict(self.code), "tokenizer": self.tokenizer}
+        stored = store.journal.newest_event(run.id, EVENT)
+        before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
+        contents = _contents(before["rows"])
+        rows = {row[:DIGITS] for row in self.rows if contents.get(row[:DIGITS], row[DIGITS:]) != row[DIGITS:]}
+        files = [name for name, content in self.code.items() if before["code"].get(name, content) != content]
+        other = before["tokenizer"] != self.tokenizer
+        found = [*self._about_rows(rows, list(contents))]
+        found += [f"the code of {_listed(files)} is different"] * bool(files)
+        found += [f"the tokenizer is another ({before['tokenizer']} before, {self.tokenizer} now)"] * other
+        text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
+        baselines = {group for group, *_ in store.stats.groups(run.id, done, "baseline")}
+        cut = [
+            group
+            for group, pack, task, count in store.stats.groups(run.id, done)
+            if (count < size or (greedy and group + SUFFIX not in baselines))
+            and (files or other or _name(pack, task) in rows)
+        ]
+        if cut and not accept:
+            raise UsageError(
+                f"{text} Groups that the interruption cut would hold episodes of both versions: {_listed(cut)}.",
+                hint="Undo the change, or let new groups take their places:"
+                f" agentrl train --resume {run.name} --accept-changes",
+            )
+        with store.transaction():
+            count = sum(store.marks.retire(run.id, group + end) for group in cut for end in ("", SUFFIX))
+            if other:
+                store.runs.update(run.id, tokenizer=self.tokenizer)
+            if now != stored:
+                store.journal.add_event(run.id, EVENT, now)
+        return text + f" {count} episodes of cut groups are replaced: {_listed(cut)}." * bool(cut)
+
+    def _about_rows(self, changed: Collection[str], before: Sequence[str]) -> Iterator[str]:
+        """Clauses about the rows; `before` are the names that the run had, in order."""
+        now = [row[:DIGITS] for row in self.rows]
+        if changed:
+            ids = [task for task, name in zip(self.tasks, now, strict=True) if name in changed]
+            yield f"{_rows(len(ids))} of the same id with another content ({_listed(ids)})"
+        missing, new = set(before) - set(now), set(now) - set(before)
+        if missing:
+            yield f"{_rows(len(missing))} fewer"
+        if new:
+            yield f"{_rows(len(new))} more"
+        moved = [name for name in before if name not in missing] != [name for name in now if name not in new]
+        if moved:
+            yield "the rows are in another order"
+        if missing or new or moved:
+            yield "the next steps draw other tasks than planned"
+
+
+def _contents(rows: str) -> dict[str, str]:
+    """Name to content of the stored rows."""
+    width = 2 * DIGITS
+    return {rows[at : at + DIGITS]: rows[at + DIGITS : at + width] for at in range(0, len(rows), width)}
+
+
+def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
+    """The files of code that this process has imported from the project and its packs, and those of the agents."""
+    folders = {base, *(pack.dir.resolve() for pack in packs)}
+    named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    for path in {Path(name).resolve() for name in named if name.endswith(".py")}:
+        installed = _PACKAGES & set(path.parts) or any(path.is_relative_to(place) for place in _INSTALLED)
+        if not installed and any(path.is_relative_to(folder) for folder in folders) and path.is_file():
+            yield path
+    for pack in packs:
+        yield from (path.resolve() for path in pack.dir.glob("*.y*ml") if path.name not in (PROJECT_FILE, "task.yaml"))
+        if agent := pack.agent:
+            words = filter(None, (agent.function.partition(":")[0], *agent.command))
+            places = ((agent.folder / agent.cwd / word).resolve() for word in words)
+            yield from (path for path in places if path.is_file())
+
+
+def _shown(path: Path, base: Path) -> str:
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+def _name(pack: str, task: str) -> str:
+    return _hash(f"{pack}\0{task}")
+
+
+def _hash(content: str | bytes) -> str:
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.blake2b(data, digest_size=DIGITS // 2).hexdigest()
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" + "s" * (count != 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,210 @@
+"""What changes between a kill and a resume is named, and no group holds episodes of two versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.store import Store
+from agentrl_cli.types import Episode, Fact, Outcome
+from tests.helpers.train import TASK_PY, TASK_YAML, episodes_of, spawn
+from tests.trainer.test_resume import EPISODES, STEPS, only_run, plan, project_of
+
+HOOK = """\
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+
+class Killer:
+    '''Kills this process in step 2, once a group of it is whole and the next one is begun, and both are stored.'''
+
+    calls = 0
+
+    async def on_rollout_end(self, rollout):
+        self.calls += 1
+        if Path("kill").is_file() and self.calls == 8 + 4 + 3:
+            while self.ended() < 8 + 4 + 2:
+                await asyncio.sleep(0.02)
+            Path("kill").unlink()
+            os.kill(os.getpid(), 9)
+
+    def ended(self):
+        conn = sqlite3.connect("file:runs/agentrl.db?mode=ro", uri=True)
+        return conn.execute("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL").fetchone()[0]
+"""
+
+
+def killed(folder: Path, model: Path, *, cut: bool = True) -> Path:
+    """A project whose training was killed in its second step; its reward is in a file of its own, with a helper."""
+    shutil.copytree(model, folder / "model")
+    hooks = ["hook.py:Saboteur", "killer.py:Killer"]
+    project = project_of(folder / "project", folder / "model", rollout={"concurrency": 1}, hooks=hooks)
+    (project / "killer.py").write_text(HOOK)
+    (project / "scale.py").write_text("FACTOR = 1.0\n")
+    (project / "reward.py").write_text(
+        "import scale\n\n\ndef extra(episode, ctx):\n    return scale.FACTOR * episode.trained_tokens\n"
+    )
+    (project / "task.yaml").write_text(TASK_YAML.replace("length: {", 'length: {function: "reward.py:extra", '))
+    if cut:
+        (project / "kill").touch()
+    else:
+        plan(project, "batch", 2)
+    code, said = spawn(project, "train")
+    assert code == -signal.SIGKILL, said
+    return project
+
+
+def rows_of(project: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (project / "data" / "train.jsonl").read_text().splitlines()]
+
+
+def write_rows(project: Path, rows: list[dict[str, str]]) -> None:
+    (project / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_prompts(project: Path) -> None:
+    write_rows(project, [{**row, "prompt": f"Changed {row['id']}."} for row in rows_of(project)])
+
+
+def change_pack(project: Path) -> None:
+    (project / "task.py").write_text(TASK_PY.replace("% 2 == 0", "% 2 == 1"))
+
+
+def change_file(project: Path) -> None:
+    (project / "reward.py").write_text("def extra(episode, ctx):\n    return 0.0\n")
+
+
+def change_helper(project: Path) -> None:
+    (project / "scale.py").write_text("FACTOR = 2.0\n")
+
+
+def change_weight(project: Path) -> None:
+    text = (project / "task.yaml").read_text()
+    (project / "task.yaml").write_text(text.replace("weight: 0.0", "weight: 0.5"))
+
+
+def change_tokenizer(project: Path) -> None:
+    path = project.parent / "model" / "tokenizer.json"
+    data = json.loads(path.read_text())
+    words = data["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    path.write_text(json.dumps(data))
+
+
+def stored(project: Path) -> list[Episode]:
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        assert store.select("PRAGMA foreign_key_check") == []
+        return episodes_of(store, only_run(store))
+
+
+def state(project: Path) -> list[tuple[object, ...]]:
+    """All that a refused resume must leave as it is."""
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        rows: list[tuple[object, ...]] = store.select("SELECT id, group_id, outcome, fact FROM episodes ORDER BY id")
+        return rows + store.select("SELECT status, step, tokenizer FROM runs")
+
+
+def prompts(episodes: list[Episode]) -> dict[str | None, set[str]]:
+    """Group to its prompts."""
+    found: dict[str | None, set[str]] = {}
+    for episode in episodes:
+        if episode.turns:
+            text = str(episode.turns[0].messages[-1]["content"])
+            found.setdefault(episode.group_id, set()).add(f"{episode.task_id} {text}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (change_prompts, r"6 rows of the same id with another content (bandit/train0, bandit/train1,"),
+        (change_pack, "the code of task.py is different"),
+        (change_file, "the code of reward.py is different"),
+        (change_helper, "the code of scale.py is different"),
+        (change_weight, "the code of task.yaml is different"),
+        (change_tokenizer, "the tokenizer is another"),
+    ],
+)
+def test_a_cut_group_never_holds_two_versions(
+    tmp_path: Path, model: Path, change: Callable[[Path], None], named: str
+) -> None:
+    project = killed(tmp_path, model)
+    before, was = state(project), {e.id: e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)}
+    cut = {e.id for e in was.values() if e.group_id == "000002-001"}
+    assert 2 <= len(cut) < 4
+    change(project)
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 2 and named in said and "both versions: 000002-001." in said, said
+    assert "agentrl train --resume bandit-grpo --accept-changes" in said and "Traceback" not in said
+    assert state(project) == before, "nothing was stored"
+
+    code, said = spawn(project, "train", "--resume", "last", "--accept-changes")
+    assert code == 0 and named in said, said
+    assert f"{len(cut)} episodes of cut groups are replaced: 000002-001." in said, said
+    after = stored(project)
+    retired = {e.id for e in after if e.fact == Fact.SKIPPED_CHANGED}
+    assert retired == cut and all(e.group_id == "000002-001~2" for e in after if e.id in retired)
+    kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.id not in retired]
+    assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
+    assert all(e.fact for e in after), "each has its disposition"
+    assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        run = only_run(store)
+        groups: dict[str | None, set[str]] = {}
+        for row in store.episodes.rows(store.episodes.ids(run=run.id)):
+            groups.setdefault(row.group_id, set()).add(row.tokenizer)
+        assert all(len(found) == 1 for found in groups.values())
+        assert run.tokenizer in groups["000004-001"], "the run names the tokenizer of its newest episodes"
+        assert any(named in line["text"] for line in store.journal.logs(run.id))
+    code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
+    assert code == 0 and "Changed" not in said, said  # it is reported once
+
+
+def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -> None:
+    """The step is sampled whole: all of its groups are of the old version, and the next step is of the new one."""
+    project = killed(tmp_path, model, cut=False)
+    change_pack(project)
+    text = (project / "task.yaml").read_text().replace("Say tokens", "Write tokens")
+    (project / "task.yaml").write_text(text)  # the description: no episode depends on it
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and "Changed since this run was last started: the code of task.py is different." in said, said
+    after = stored(project)
+    assert Fact.SKIPPED_CHANGED not in {e.fact for e in after} and len(after) == STEPS * EPISODES
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda rows: rows[:5], "1 row fewer; "),
+        (lambda rows: [*rows, {**rows[0], "id": "new"}], "1 row more; "),
+        (lambda rows: rows[::-1], "the rows are in another order; "),
+    ],
+)
+def test_other_tasks_than_planned_are_reported(
+    tmp_path: Path, model: Path, change: Callable[[list[dict[str, str]]], list[dict[str, str]]], named: str
+) -> None:
+    project = killed(tmp_path, model)
+    write_rows(project, change(rows_of(project)))
+    code, said = spawn(project, "train", "--resume", "last")
+    assert code == 0 and f"{named}the next steps draw other tasks than planned." in said, said
+    after = stored(project)
+    assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
+    assert all(e.fact for e in after)
+    kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.fact != Fact.SKIPPED_CHANGED]
+    assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
+    with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
+        rows = store.select("SELECT e.task_id, g.task_id FROM episodes e JOIN groups g ON g.id=e.group_id")
+        assert all(episode == group for episode, group in rows)
+
+
+def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path) -> None:
+    project = project_of(tmp_path / "project", model)
+    code, said = spawn(project, "train", "--accept-changes")
+    assert code == 2 and "--accept-changes is for a resume." in said
