@@ -57,8 +57,7 @@ def words_of(node: ast.AST) -> str | None:
 def in_code(file: Path) -> Iterator[Place]:
     """(place, text, whether it is a docstring) of each string of a Python file."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    bodies: list[Any] = [getattr(node, "body", None) for node in ast.walk(tree)]
-    loose = {id(line.value) for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)}
+    loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         text = None if id(node) in parts else words_of(node)

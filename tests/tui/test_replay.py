@@ -86,6 +86,35 @@ async def test_siblings_keep_the_place_and_episodes_follow_the_list(db: Path) ->
         await until(pilot, lambda: screen.episode_id != before)
 
 
+async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens come a frame before the panes beside them; what needs more reading comes last."""
+    dimmed: list[dict[str, float]] = []
+    async with replay(db).run_test(size=(170, 44)) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until_text(pilot, "BESIDE")
+
+        def opacity() -> dict[str, float]:
+            names = ("group", "turns", "reward", "token", "why", "map", "failure", "diff", "steps", "beside")
+            return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
+
+        def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
+            dimmed.append(opacity())
+            paint()
+            dimmed.append(opacity())
+
+        monkeypatch.setattr(screen.panes, "paint", before_paint)
+        await until(pilot, lambda: set(opacity().values()) == {1.0})
+        before = screen.episode_id
+        await pilot.press("l")
+        await until(pilot, lambda: screen.episode_id != before and set(opacity().values()) == {1.0})
+    assert set(dimmed[0].values()) == {0.35}
+    later = {"failure", "diff", "steps", "beside"}
+    assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
+
+
 async def test_search_moves_to_matches_and_says_how_many(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")

@@ -203,6 +203,10 @@ def test_curves_have_the_right_size_and_gaps() -> None:
     assert [len(row) for row in rows] == [10, 10, 10]
     lines = charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4, unit=True, marks=[5])
     assert len(lines) == 6 and "┴" in lines[-1].plain and all(line.cell_len <= 30 for line in lines)
+    assert " 2 points " in charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4)[-1].plain  # joined by a line
+    axes = [charts.chart("x", [(x, x % 7) for x in range(n)], 40, 4)[-1].plain for n in (30, 68, 69, 400)]
+    assert ["means" in axis for axis in axes] == [False, False, True, True]
+    assert " means of 2 " in axes[2] and " means of 6 " in axes[3] and not any("points" in axis for axis in axes)
     assert "no data yet" in charts.chart("x", [(0, math.nan)], 30, 4)[1].plain
     assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
 

@@ -27,8 +27,9 @@ from agentrl_cli.tui.compare.screen import CompareScreen
 from agentrl_cli.tui.replay.panels import token_numbers, turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.watch.controls import SETTINGS
-from agentrl_cli.tui.watch.load import load
+from agentrl_cli.tui.watch.load import load, notable_of
 from agentrl_cli.tui.watch.panels import now_lines
+from agentrl_cli.tui.watch.recent import load_recent
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
 from tests.helpers import tui_demo as demo
@@ -61,7 +62,7 @@ def test_the_settings_are_those_that_the_trainer_takes() -> None:
 def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
     with Store.open(db) as store:
         going = store.episodes.get("ep_live").with_(
-            id="ev1", kind="eval", task_id="calc/test-1", step=40, group_id="ge"
+            id="ev1", kind="eval", task_id="calc/test-1", step=41, group_id="ge"
         )
         store.episodes.finish(going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)))
         store.episodes.start(going)
@@ -71,11 +72,28 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
             id="flat", advantage=None, fact=Fact.SKIPPED_ZERO_VARIANCE, step=41
         )
         store.episodes.finish(flat)
+        store.runs.add_step("run7", 41, {"reward": 0.0})
         data = load(store, "run7")
     assert data.evaluating and data.done == 1
-    assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 40: 1 done, 1 run"
+    assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 41: 1 done, 1 run"
     assert {row.kind for _, row in data.notable} == {"train"}  # of the step itself, not of what judges it
     assert 0.0 in data.advantages  # a group without spread: no advantage was stored, and it teaches nothing
+
+
+def test_the_last_step_is_the_run_s_own(db: Path) -> None:
+    """Between two steps nothing runs, and of the step that has begun some episodes may have ended: neither is the last
+    step, whose best and worst are two episodes even where all are equal."""
+    with Store.open(db) as store:
+        begun = store.episodes.get("ep_live").with_(outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),))
+        store.episodes.finish(begun)
+        data, recent = load(store, "run7"), load_recent(store, "run7")
+        assert data.step == 40 and not data.live
+        assert [row.step for _, row in data.notable[:2]] == [40, 40] and data.signal.groups == 1
+        assert len(recent.lengths) == 8
+        for row in store.episodes.rows(store.episodes.ids("step:40 kind:train", "time", "run7")):
+            store.episodes.finish(store.episodes.get(row.id).with_(reward_parts=(RewardPart("r", 1.0, primary=True),)))
+        (_, best), (_, worst) = notable_of(store, "run7", 40)["notable"][:2]
+        assert best.id != worst.id and best.reward == worst.reward == 1.0
 
 
 async def test_no_text_steers_the_terminal(db: Path) -> None:

@@ -117,7 +117,7 @@ def chart(
     log: bool = False,
 ) -> list[Text]:
     """A titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
-    `marks` are steps on the axis.
+    `marks` are steps on the axis, which says how many points a dot averages, or that few are joined by lines.
 
     `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
     """
@@ -150,8 +150,26 @@ def chart(
     left, right = short(x_range[0]), short(x_range[1])
     axis_text = "".join(axis)
     axis_text = left + axis_text[len(left) : inner - len(right)] + right
+    axis_text = _noted(axis_text, drawn_as(len(clean), inner * 2) if join else "")
     lines.append(Text(" " * 5 + "└" + axis_text, FAINT, no_wrap=True))
     return lines
+
+
+def drawn_as(points: int, columns: int) -> str:
+    """What a curve does with its points, for its axis: means where there are more than columns, lines between few."""
+    if points > columns:
+        return f" means of {-(-points // columns)} "
+    return f" {points} points " if points * 4 <= columns else ""
+
+
+def _noted(axis: str, note: str) -> str:
+    """An axis with a note near its middle, where nothing else stands."""
+    free = [at for at in range(len(axis)) if note and set(axis[max(at - 1, 0) : at + len(note) + 1]) == {"─"}]
+    free = [at for at in free if 0 < at < len(axis) - len(note)]
+    if not free:
+        return axis
+    at = min(free, key=lambda place: abs(2 * place + len(note) - len(axis)))
+    return axis[:at] + note + axis[at + len(note) :]
 
 
 def _top(layers: Sequence[tuple[str, str]], column: int) -> tuple[str, str]:

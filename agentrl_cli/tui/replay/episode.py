@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widget import Widget
 from textual.widgets import Static
 from textual.worker import Worker
 
@@ -25,6 +28,8 @@ from agentrl_cli.tui.replay.transcript import Transcript
 Place = tuple[int, int]
 """(turn, token in the turn)"""
 LAST: Place = (1 << 30, 1 << 30)
+STALE = "-stale"
+"""Class of a dimmed pane."""
 TOO_SMALL = "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`."
 
 
@@ -107,6 +112,7 @@ class EpisodePanes(Vertical):
         self.episode_id, self.view, self._children = episode_id, view, 0
         self.transcript.show(view, token_at(view, place))
         self._show("head", panels.head(view, brief=self.small))
+        dim(next_frame(self), later(self))
         self.call_after_refresh(self.paint)  # the panes beside the tokens cost as much again: in the next frame
         self._load_rest(view)
 
@@ -125,6 +131,7 @@ class EpisodePanes(Vertical):
         self.left.show_failure(found.failure, view.episode.step)
         steps = panels.step_lines(found.kind, found.steps, view.episode.step, self.transcript.inner)
         self.transcript.show_steps(steps)
+        undim(panel for panel in later(self) if panel.id != "beside" or self.transcript.beside == view.episode.id)
         try:
             if self.browse.ids is None:
                 await self.reader.call(self.browse.load)
@@ -176,8 +183,7 @@ class EpisodePanes(Vertical):
         view = self.view
         if view is None:
             return
-        small = self.small
-        self._show("head", panels.head(view, brief=small))
+        self._show("head", panels.head(view, brief=self.small))
         key = legend.legend_strip(self.transcript.lens, max(self.screen.size.width - 2, 20))
         self._show("strip", panels.group_strip(view), key)
         self.left.show(view, self.transcript.lens)
@@ -185,6 +191,7 @@ class EpisodePanes(Vertical):
         self.transcript.paint()
         self._paint_subhead()
         self._show_cursor(self.tokens.cursor)
+        undim(next_frame(self))
 
     def _paint_subhead(self) -> None:
         if self.view is None:
@@ -193,9 +200,8 @@ class EpisodePanes(Vertical):
         if self.browse.ids is not None:
             text += f"   {len(self.browse.ids):,} episodes in the list"
         marks = panels.marks(self.view, self.following, self.transcript.branch, self._children)
-        link = menus.link(self.episode_id, self.view, self.tokens.cursor)
-        line = Text(f"{text}   link {link}", FAINT, no_wrap=True)
-        self._show("subhead", Text().append("   ".join([*marks, ""]), HERE) + line)
+        text += f"   link {menus.link(self.episode_id, self.view, self.tokens.cursor)}"
+        self._show("subhead", Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True))
 
     def _show_cursor(self, token: int) -> None:
         """Paints what follows the token cursor: inspector, map, the mark in the list of turns."""
@@ -277,3 +283,25 @@ class EpisodePanes(Vertical):
         for name in order[1:]:
             self.screen.set_class(name == after, name)
         self.call_after_refresh(self.paint)
+
+
+def next_frame(panes: EpisodePanes) -> tuple[Widget, ...]:
+    """What `paint` paints, a frame after the tokens of another episode."""
+    return (*panes.left.panels, *panes.right.panels, panes.query_one("#strip"), panes.transcript.map)
+
+
+def later(panes: EpisodePanes) -> tuple[Widget, ...]:
+    """What needs more reading, and comes after that."""
+    return panes.left.failure, panes.transcript.diff, panes.transcript.by_step, panes.query_one("#beside")
+
+
+def dim(*panels: Iterable[Widget]) -> None:
+    """Dim panes that still show another episode than the transcript."""
+    for panel in chain(*panels):
+        panel.add_class(STALE)
+
+
+def undim(panels: Iterable[Widget]) -> None:
+    """Show panes as they are: they are current."""
+    for panel in panels:
+        panel.remove_class(STALE)

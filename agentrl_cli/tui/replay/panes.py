@@ -72,6 +72,11 @@ class GroupPane(Pane):
     def compose(self) -> ComposeResult:
         yield from (self.group, self.failure, self.turns, self.legend)
 
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """Those that `show` and `show_cursor` paint."""
+        return self.group, self.turns, self.legend
+
     def show(self, view: EpisodeView, layer: Layer) -> None:
         """Shows an episode; `show_cursor` is to follow."""
         self.view, self._block = view, -1
@@ -123,6 +128,11 @@ class InspectorPane(Pane):
 
     def compose(self) -> ComposeResult:
         yield from (self.reward, self.token, self.reasons)
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """Its parts."""
+        return self.reward, self.token, self.reasons
 
     def show(self, view: EpisodeView) -> None:
         """Shows an episode; `show_cursor` is to follow."""

@@ -24,13 +24,14 @@ E            evaluate now                       X       stop after this step and
 C            other trainings' curves, up to four, under these; a chosen one again: away
 / .          find text on the page, the next match; on the overview: which metrics
 f            charts: which metrics; log: which lines; episodes: which ones (o sorts them)
-y z [ ] r    charts: log axis, zoom to the last steps, earlier or later steps, smooth
+y z [ ] r    charts: log axis, zoom to the last steps, earlier or later steps, means of 5 and 20
 s e          this screen as SVG; every metric as a CSV file
 q            detach: the training goes on; `agentrl watch` attaches again
 ctrl+c       asks: detach, stop after this step, stop now
 
 Everything that changes the run asks first, goes through the store and is recorded as an event;
-curves carry a mark at every such change.
+curves carry a mark at every such change. A dot of a curve is the mean of the steps in its column
+(the axis says of how many, `means of 3`); r averages further.
 """
 
 BINDINGS: list[BindingType] = named(

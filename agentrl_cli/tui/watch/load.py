@@ -45,17 +45,17 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
         pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
         read=time.time() if now is None else now,
     )
-    newest = _newest_step(store, run.id)
-    going, done = bool(data.live) and not data.evaluating, 0
+    done = 0
     if run.alive and data.live:
-        which = f"step:{newest} kind:train" if going else f"step:{data.step} kind:eval"
+        current = f"step:{data.step} kind:eval", f"step:{_newest_step(store, run.id)} kind:train"
+        which = current[not data.evaluating]
         done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
         data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
         data = replace(data, signal=old.signal)
         data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
-    else:  # while episodes run, the newest step that has some is the current one
-        data = replace(data, **notable_of(store, run.id, newest - 1 if going and newest else newest))
+    else:
+        data = replace(data, **notable_of(store, run.id, data.step))
         size, free = _disk(Path(store.path))
         data = replace(data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free)
     data = replace(data, done=max(done, 0))
@@ -113,8 +113,10 @@ def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []
     if graded:
-        out.append(("best", max(graded, key=lambda row: row.reward or 0.0)))
-        out.append(("worst", min(graded, key=lambda row: row.reward or 0.0)))
+        best = max(graded, key=lambda row: row.reward or 0.0)
+        others = [row for row in graded if row is not best]  # so the worst is another one even if all are equal
+        out.append(("best", best))
+        out += [("worst", min(others, key=lambda row: row.reward or 0.0))] if others else []
     seen = {row.id for _, row in out}
     for why, rest in (
         ("odd", [row for row in rows if row.flags]),

@@ -79,7 +79,7 @@ class Recent:
 
     groups: tuple[GroupLine, ...] = ()
     lengths: tuple[int, ...] = ()
-    """Sampled tokens of the episodes of the newest finished step."""
+    """Sampled tokens of the episodes of the run's last finished step."""
     dispositions: tuple[tuple[str, int], ...] = ()
     """(disposition, count) of those episodes: trained, or skipped and why."""
     tools: tuple[Sequence[Any], ...] = ()
@@ -93,10 +93,9 @@ def load_recent(store: Store, run_id: str) -> Recent:
     groups: dict[tuple[int, str], list[EpisodeRow]] = {}
     for row in rows:
         groups.setdefault((row.step or 0, row.group_id or row.task_id), []).append(row)
-    steps = sorted({row.step or 0 for row in rows if row.outcome is not None}, reverse=True)
-    done = [s for s in steps if all(row.outcome is not None for row in rows if row.step == s)]
-    last = [row for row in rows if done and row.step == done[0]]
-    since = max(steps[0] - 19, 0) if steps else 0
+    finished = store.runs.get(run_id).step
+    last = [row for row in rows if row.step == finished and row.outcome is not None]
+    since = max(finished - 19, 0)
     return Recent(
         tuple(_group(step, members) for (step, _), members in groups.items()),
         tuple(row.n_model_tokens for row in last),
