@@ -10,7 +10,7 @@ TEMPLATES := .cache/templates/.fetched
 # Python compiles what is imported: all of torch takes half a minute, of which the first step needs a tenth. Not where
 # the environment forbids to keep bytecode: there every command would compile again.
 LAZY   := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(LAZY) -c constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check $(LAZY) -c constraints.txt
 JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 

@@ -117,6 +117,16 @@ def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
     assert code == 0 and "Installing" in said and calls == ["agentrl demo demo"]
 
 
+def test_the_installation_draws_pip_s_own_bar(tmp_path: Path) -> None:
+    """It takes minutes and a gigabyte, behind one line that did not move."""
+    machine = Machine(tmp_path, 0, sudo=False)
+    machine.checkout()
+    (tmp_path / ".venv" / ".base").unlink()
+    assert machine.run("make", "demo").returncode == 0
+    (line,) = [call for call in machine.calls if call.startswith("python -m pip install")]
+    assert line.endswith("-e .") and not {"-q", "--quiet", "--progress-bar"} & set(line.split())
+
+
 def test_the_demo_continues_without_where_the_level_is_strong_enough(tmp_path: Path) -> None:
     code, said, calls = demo(Machine(tmp_path, 1000, sudo=False))
     assert code == 0 and LINE in said and calls == ["agentrl demo demo"]

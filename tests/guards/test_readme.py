@@ -48,6 +48,14 @@ def test_every_command_shown_exists(page: str) -> None:
     assert set(shown) <= set(commands())
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/index.md", "docs/zh/index.md"])
+def test_the_clone_comes_first_until_the_package_is_published(page: str) -> None:
+    """The first command of each page ended in `No matching distribution found`."""
+    block = (ROOT / page).read_text(encoding="utf-8").split("```")[1].strip().splitlines()
+    assert block[0].startswith("git clone ") and block[1].startswith("make demo")
+    assert not any("pip install" in line for line in block)
+
+
 def test_the_map_names_what_is_there() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     block = page.split("## Where things are")[1].split("```")[1]
