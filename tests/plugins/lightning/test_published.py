@@ -101,7 +101,7 @@ def test_the_published_calc_x_trains(tmp_path: Path) -> None:
     check(run("calc_x", CALC, tmp_path, rows))
 
 
-def test_the_published_spider_trains(tmp_path: Path) -> None:
+def test_the_published_spider_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph of LangGraph over a database, whose reward is Spider's evaluation."""
     setting("spider")
     for place in ("database", "test_database"):
@@ -111,6 +111,6 @@ def test_the_published_spider_trains(tmp_path: Path) -> None:
         (folder / "schema.sql").write_text(schema)
         with sqlite3.connect(folder / "singers.sqlite") as db:
             db.executescript(f"{schema} INSERT INTO singer VALUES ('Ann', 30), ('Bo', 41);")
-    os.environ["VERL_SPIDER_DATA_DIR"] = str(tmp_path / "data")
+    monkeypatch.setenv("VERL_SPIDER_DATA_DIR", str(tmp_path / "data"))
     rows = [{"question": "How many singers are there?", "db_id": "singers", "query": "SELECT count(*) FROM singer"}] * 2
     check(run("spider", SPIDER, tmp_path, rows))
