@@ -82,17 +82,16 @@ def evaluate(project: Path, checkpoint: str, seed: int, tasks: int) -> Result:
 
 def measure(work: Path, name: str, seed: int, steps: int, tasks: int, base: Result) -> Result:
     """One run of one algorithm."""
-    project, started = project_of(work, name, seed), time.monotonic()
+    project = project_of(work, name, seed)
     train(project, seed, steps, ALGORITHMS[name])
-    run, curve, cpu = read_curve(project)
+    run, curve, spent = read_curve(project)
     trained = evaluate(project, f"{run.name}@last", seed, tasks)
     return {
         "algorithm": name,
         "set": list(ALGORITHMS[name]),
         "seed": seed,
         "steps": run.step,
-        "cpu_seconds": round(cpu, 1),
-        "wall_seconds": round(time.monotonic() - started, 1),
+        **spent,
         "base": base,
         "trained": trained,
         "passed": rate(base) <= BASE and rate(trained) >= WANTED,

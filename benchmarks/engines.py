@@ -33,11 +33,14 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # last: the checkout that is measured comes first
+
+from benchmarks.worker import Numbers, Worker, serve  # noqa: E402
+
 CASES = ["generate-3M", "generate-60M", "tools-3M", "tools-60M", "step-3M", "step-60M", "demo"]
 EPISODES = {"3M": 64, "60M": 16}
 """Of the tool episodes and whole steps; `generate` always has 64."""
 STEPS = 40
-Numbers = dict[str, float]
 
 
 # --- in a process of one checkout -----------------------------------------------------------------------------------
@@ -119,54 +122,28 @@ def work(case: str) -> None:
     if name != "demo":
         importlib.import_module("torch").set_num_threads(1)
         importlib.import_module("logging").disable(30)
-    run = makers[name](model)
-    for _ in sys.stdin:
-        print(json.dumps(run()), flush=True)
+    serve(makers[name](model), peak_memory)
+
+
+def peak_memory() -> Numbers:
+    """MiB of this process at most."""
     status = Path("/proc/self/status").read_text()
-    peak = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
-    print(json.dumps({"memory": int(peak) / 1024}), flush=True)
+    return {"memory": int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024}
 
 
 # --- in the process that compares -------------------------------------------------------------------------------------
 
 
-class Worker:
+def worker(checkout: Path, case: str) -> Worker:
     """A process of one checkout that measures one case."""
-
-    def __init__(self, checkout: Path, case: str) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--work", case]
-        # The checkout comes before this script's own folder and before what is installed.
-        env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=env, cwd=checkout, **pipes)
-
-    def measure(self) -> Numbers:
-        """One more measurement."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def close(self) -> Numbers:
-        """End the process. Returns its peak memory."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        found = self._read()
-        self.process.wait()
-        return found
-
-    def _read(self) -> Numbers:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                found: Numbers = json.loads(line)
-                return found
-        raise SystemExit(f"a measuring process ended with status {self.process.wait()}")
+    # The checkout comes before this script's own folder and before what is installed.
+    env = {"PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"}
+    return Worker([sys.executable, str(Path(__file__).resolve()), "--work", case], env, checkout)
 
 
 def compared(old: Path, case: str, rounds: int) -> dict[str, Any]:
     """Interleaved rounds of one case."""
-    both = {"old": Worker(old, case), "new": Worker(ROOT, case)}
+    both = {"old": worker(old, case), "new": worker(ROOT, case)}
     names = list(both)
     found: dict[str, list[Numbers]] = {name: [] for name in names}
     warm = int(case != "demo")

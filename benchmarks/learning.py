@@ -5,7 +5,8 @@
 For every seed (the first alone for packs after the first): `agentrl init`, `agentrl train --seed S`, then `agentrl
 eval` of base and best checkpoint on every task of the test split and of the held-out families, 4 attempts each at
 temperature 1, and once more without tools. The best checkpoint is chosen on the validation split, which shares no task
-with these. CPU seconds are those of training with its sandbox, evaluation excluded (`time/cpu` of the steps).
+with these. CPU and wall seconds are the sums of `time/cpu` and `time/step` of the steps: the training with its
+sandbox, without start-up and evaluations.
 
 Prints a Markdown table; writes benchmarks/results/learning.json and docs/learning.svg. With --work the projects are
 kept and a second call resumes where the first one stopped.
@@ -17,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -57,11 +57,8 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
     """Train one seed and evaluate it."""
     if not project.is_dir():
         agentrl("init", pack, str(project), cwd=project.parent)
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     train(project, seed, steps)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    run, curve, total = read_curve(project)
+    run, curve, spent = read_curve(project)
     name = f"{run.name}@best"
     common = ["-k", str(samples), "-n", str(tasks), "-T", "1", "--seed", str(seed), "--resume", "--json"]
     both = json.loads(agentrl("eval", "--checkpoint", name, "--compare-to", "base", *common, cwd=project))
@@ -72,9 +69,7 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
         "pack": pack,
         "seed": seed,
         "steps": run.step,
-        "cpu_seconds": round(total, 2),
-        "process_cpu_seconds": round(cpu, 1),
-        "wall_seconds": round(time.monotonic() - started, 1),
+        **spent,
         "base": base,
         "trained": trained,
         "without_tools": bare["results"][0]["splits"]["test"],
@@ -97,12 +92,17 @@ def train(project: Path, seed: int, steps: int | None) -> None:
     agentrl("train", "--seed", str(seed), *count, *resume, cwd=project)
 
 
-def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
-    """The newest training; of each step CPU seconds so far, share solved, share with a tool call; all CPU seconds."""
+def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], dict[str, float]]:
+    """The newest training; of each step CPU seconds so far, share solved, share with a tool call; the seconds of all.
+
+    Both sums are over the stored steps, so that they are of one training however often this script was interrupted.
+    """
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
         run = next(run for run in store.runs.all() if run.kind == "train")
-        cpu = {int(row["step"]): float(row.get("time/cpu", 0.0)) for row in store.runs.steps(run.id)}
+        steps = store.runs.steps(run.id)
+    cpu = {int(row["step"]): float(row.get("time/cpu", 0.0)) for row in steps}
+    wall = sum(float(row.get("time/step", 0.0)) for row in steps)
     conn = sqlite3.connect(f"file:{db}?mode=ro", uri=True)
     rows = conn.execute(
         "SELECT step, avg(outcome='solved'), avg(n_calls>0), avg(reward) FROM episodes WHERE run_id=? AND kind='train'"
@@ -116,7 +116,7 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], float]:
         spent += cpu.get(done, 0.0)
         point = {"step": done, "cpu": round(spent, 2), "solved": solved, "tool_call_rate": calls, "reward": reward}
         curve.append(point)
-    return run, curve, sum(cpu.values())
+    return run, curve, {"cpu_seconds": round(sum(cpu.values()), 2), "wall_seconds": round(wall, 1)}
 
 
 # --- table -----------------------------------------------------------------------------------------------------------

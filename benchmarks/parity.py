@@ -140,7 +140,9 @@ DIFFERENCES = (
      " advantage, per token by default. TRL can also normalise RLOO advantages over the batch; ours never does."),
     ("KL", "TRL weighs it with the ratio by default (use_bias_correction_kl), ours with kl_unbiased;"
      " only ours subtracts it from the reward for every estimator, and as k1, k2 or k3."),
-    ("luspo, vespo, off_policy_mask_threshold, top_entropy_quantile", "not in ours."),
+    ("luspo, vespo", "not in ours."),
+    ("off_policy_mask_threshold, top_entropy_quantile", "algo.off_policy_mask and algo.entropy_share in ours; not"
+     " compared here, tested by hand-computed numbers in tests/learning/test_masks.py."),
     ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
      " GRPOTrainer: tested by hand-computed numbers in tests/learning/test_advantages.py and test_losses.py."),
     ("group of one, groups of equal rewards", "both give 0, but ours then skips and reports the episodes."),

@@ -5,10 +5,11 @@
     python benchmarks/rollout.py tools --trl /path/of/a/venv/with/trl/bin/python     (rollout_tools.py)
 
 `generate`: 64 episodes in groups of 8, prompts of 128 tokens, each stopped after its own number of tokens (uniform in
-16..128), sampled at temperature 1 with log-probabilities; both engines in this process, one thread, rounds
-interleaved. transformers keeps each step's logits (`output_logits`) and computes log-probabilities from them, as its
-`generate` does. Only tokens up to an episode's stop count. `--alone`: every episode has a prompt of its own.
-`--top-p P`: both sides draw so. The peer's linear layers run through torch's default and, as a second peer, oneDNN.
+16..128), sampled at temperature 1 with log-probabilities. Each side has a process and a model of its own (the engine
+lays a model's linear layers out for itself), one thread; rounds interleaved. transformers keeps each step's logits
+(`output_logits`) and computes log-probabilities from them, as its `generate` does. Only tokens up to an episode's stop
+count. `--alone`: every episode has a prompt of its own. `--top-p P`: both sides draw so. The peer's linear layers run
+through torch's default and, as a second peer, oneDNN.
 `turns`: the cost of a turn after 0 to 15 earlier turns, with attention separately. `memory`: peak bytes of keys and
 values against live tokens.
 On a GPU (`--device cuda`) models are bf16, the engine is measured with and without CUDA graphs, transformers'
@@ -40,8 +41,9 @@ from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.device import free_memory
 from agentrl_cli.types import Sampling
-from benchmarks.machine import machine
+from benchmarks.machine import machine_and_load
 from benchmarks.rollout_plot import split_costs, svg
+from benchmarks.worker import Worker, serve
 
 GROUP = 8
 PROMPT = 128
@@ -248,27 +250,44 @@ def position_bytes(model: Any) -> int:
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize)
 
 
+def sides(arguments: argparse.Namespace) -> list[str]:
+    """The names of what is compared; `agentrl` first."""
+    cpu = arguments.device == "cpu"
+    names = ["agentrl", "transformers generate", *(["transformers generate, oneDNN"] if cpu else [])]
+    names += ["agentrl, CUDA graphs"] if not cpu else ["agentrl, fixed shapes"] if arguments.fixed else []
+    return names + (["transformers continuous batching"] if not cpu or arguments.batching else [])
+
+
+def serve_side(arguments: argparse.Namespace) -> None:
+    """Measure one side in this process, once for each line that is read; its model is nobody else's."""
+    model = make_model(arguments.model, arguments.device)
+    prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
+    name, recorded, run = arguments.side, None, their_batching
+    if name == "agentrl":
+        run = partial(ours, top_p=arguments.top_p)
+    elif name.startswith("agentrl, "):
+        run = recorded = Captured(model, arguments.device, len(prompts))
+    elif name.startswith("transformers generate"):
+        run = partial(WithOneDnn(model) if "oneDNN" in name else theirs, top_p=arguments.top_p)
+    run(model, prompts[:GROUP], wanted[:GROUP])
+    serve(
+        lambda: measured(partial(run, model, prompts, wanted), arguments.device),
+        lambda: {} if recorded is None else {"engine": recorded.close()},
+    )
+
+
 def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Interleaved rounds, the best of each by CPU seconds (wall on a GPU), and the ratio."""
     model = make_model(arguments.model, arguments.device)
-    prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
-    engines: dict[str, Callable[..., int]] = {
-        "agentrl": partial(ours, top_p=arguments.top_p),
-        "transformers generate": partial(theirs, top_p=arguments.top_p),
-    }
-    if arguments.device == "cpu":
-        engines["transformers generate, oneDNN"] = partial(WithOneDnn(model), top_p=arguments.top_p)
-    recorded = Captured(model, arguments.device, len(prompts)) if arguments.device != "cpu" or arguments.fixed else None
-    if recorded is not None:
-        engines["agentrl, CUDA graphs" if arguments.device != "cpu" else "agentrl, fixed shapes"] = recorded
-    if arguments.device != "cpu" or arguments.batching:
-        engines["transformers continuous batching"] = their_batching
-    for engine in engines.values():
-        engine(model, prompts[:GROUP], wanted[:GROUP])
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--side"]
+    workers = {name: Worker([*command, name]) for name in sides(arguments)}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
     for _ in range(arguments.rounds):
-        for name, engine in engines.items():
-            rounds[name].append(measured(partial(engine, model, prompts, wanted), arguments.device))
+        for name, worker in workers.items():
+            rounds[name].append(worker.measure())
+    line: dict[str, Any] = {}
+    for worker in workers.values():
+        line |= worker.close()
     clock = "cpu" if arguments.device == "cpu" else "wall"
     rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
     peer = max((name for name in rate if name.startswith("transformers generate")), key=lambda name: rate[name])
@@ -278,9 +297,8 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     wall = {name: max(one["tokens"] / one["wall"] for one in every) for name, every in rounds.items()}
     moved = bandwidth(arguments.device)
-    limit = bandwidth_limit(model, len(prompts), moved)
-    line = {} if recorded is None else {"engine": recorded.close()}
-    case = {"model": arguments.model, "episodes": len(prompts), "group": 1 if arguments.alone else GROUP}
+    limit = bandwidth_limit(model, arguments.episodes, moved)
+    case = {"model": arguments.model, "episodes": arguments.episodes, "group": 1 if arguments.alone else GROUP}
     return {**case, "top_p": arguments.top_p, "clock": clock, "tokens_per_second": rate, **line} | {
         "gigabytes_per_second": moved / 1e9,
         "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
@@ -368,10 +386,14 @@ def main() -> None:
     parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     parser.add_argument("--plot", type=Path, help="turns: an SVG file of each turn's cost")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.side:
+        serve_side(arguments)
+        return
     result = BENCHES[arguments.what](arguments)
-    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device, "machine": machine()}, indent=1)
+    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device, **machine_and_load()}, indent=1)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,16 +1,17 @@
 """A whole training step of three-turn tool episodes, rollout included: AgentRL and TRL's GRPOTrainer.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/peers.txt sqlite-utils
-    /tmp/peers/bin/python benchmarks/whole_step.py [--model 3M|60M] [--episodes 64] [--rounds 3] [--out FILE]
-                                                   [--settings "NAME" ...]
+    python benchmarks/whole_step.py --trl /tmp/peers/bin/python [--model 3M|60M] [--episodes 64] [--rounds 3]
+                                    [--settings "NAME" ...] [--out FILE]
 
 The same model under LoRA r=8, threads (1) and dtype (float32). Replies are scripted token by token on both sides, as in
 rollout_tools.py: two turns with a call of `add`, one that answers; forwards, caches, tools, templates and parsing are
 real. TRL's step is from `on_step_begin` to `on_step_end` of `trainer.train()`: generation, tools, scoring, update.
 It is trained with each of SETTINGS, its defaults and what makes a step cheaper on a CPU; its best one counts. AgentRL's
-step runs, with its defaults, after each of TRL's in the same process: `Rollout` with log-probabilities, drift check and
-store, `Learner.update`, per-token numbers into the store, new weights for the sampler. CPU seconds of the process; the
-first step of both warms up. Writes results/whole_step.json.
+step, with its defaults, runs after each of TRL's: `Rollout` with log-probabilities, drift check and store,
+`Learner.update`, per-token numbers into the store, new weights for the sampler. Each side has a process and a model of
+its own, so that nothing that one does to either reaches the other. CPU seconds of the process; the first step of each
+warms up. Writes results/whole_step.json, with the processor.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ from agentrl_cli.rewards import Reward  # noqa: E402
 from agentrl_cli.rollout import Job, Rollout  # noqa: E402
 from agentrl_cli.store import RunRow, Store  # noqa: E402
 from agentrl_cli.tasks import Pack  # noqa: E402
-from benchmarks.machine import machine  # noqa: E402
+from benchmarks.machine import machine_and_load  # noqa: E402
 from benchmarks.rollout_tools import LIKELY, MOST, SYSTEM, Scripted, add, script  # noqa: E402
 from benchmarks.train_step import GROUP, LR, SHAPES, make_model  # noqa: E402
+from benchmarks.worker import Worker, serve  # noqa: E402
 
 Turns = list[list[list[int]]]
 
@@ -112,10 +114,10 @@ class Ours:
         return list(groups.values())
 
 
-def train_theirs(
-    model: Any, prompts: Sequence[str], turns: Turns, ours: Ours, rounds: int, settings: dict[str, Any]
-) -> tuple[list[float], list[float]]:
-    """(CPU seconds of TRL's steps, of AgentRL's after each), without the warm-up."""
+def serve_theirs(
+    model: Any, prompts: Sequence[str], turns: Turns, rounds: int, settings: dict[str, Any]
+) -> None:
+    """Train with TRL; each step waits for a line, and its CPU seconds are one."""
     from datasets import Dataset
     from transformers import AutoTokenizer, LogitsProcessorList, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -138,18 +140,19 @@ def train_theirs(
         )
 
     model.generate = generate
-    theirs: list[float] = []
-    mine: list[float] = []
 
     class Timer(TrainerCallback):
+        steps = 0
+
         def on_step_begin(self, *args: Any, **more: Any) -> None:
+            sys.stdin.readline()
             self.started = time.process_time()
 
         def on_step_end(self, *args: Any, **more: Any) -> None:
-            theirs.append(time.process_time() - self.started)
-            assert calls[0] == 3 * len(theirs), calls
-            mine.append(ours.step())
-            print(f"TRL {theirs[-1]:.2f} s, ours {mine[-1]:.2f} s {ours.parts[-1]}", flush=True)
+            seconds = time.process_time() - self.started
+            self.steps += 1
+            assert calls[0] == 3 * self.steps, calls
+            print(json.dumps({"cpu": seconds}), flush=True)
 
     texts = [
         {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]}
@@ -168,7 +171,49 @@ def train_theirs(
         tools=[their_add], callbacks=[Timer()],
     )  # fmt: skip
     trainer.train()
-    return theirs[1:], mine[1:]
+    found = {name: version(name) for name in ("torch", "transformers", "peft", "trl")}
+    print(json.dumps({"versions": found}), flush=True)
+
+
+def serve_side(given: argparse.Namespace) -> None:
+    """Measure one side in this process, one step for each line that is read; its model is nobody else's."""
+    tokenizer = Tokenizer.load(bundled_model())
+    turns = script(tokenizer, given.episodes)
+    prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(given.episodes)]
+    model = make_model(given.model, True)
+    if given.side != "agentrl":
+        return serve_theirs(model, prompts, turns, given.rounds, SETTINGS[given.side])
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Ours(model, Chat(tokenizer), prompts, turns, Path(folder))
+        said = sum(len(turn) for episode in turns for turn in episode)
+        serve(lambda: {"cpu": ours.step(), **ours.parts[-1]}, lambda: {"said_tokens": said})
+        ours.store.close()
+
+
+def compared(given: argparse.Namespace) -> dict[str, Any]:
+    """Interleaved steps of both, for each of TRL's settings; the first of each process warms up."""
+    theirs: dict[str, list[float]] = {}
+    mine: dict[str, list[dict[str, float]]] = {}
+    ends: dict[str, Any] = {}
+    common = ["--model", given.model, "--episodes", str(given.episodes), "--rounds", str(given.rounds), "--side"]
+    here = str(Path(__file__).resolve())
+    for name in given.settings:
+        ours, peer = Worker([sys.executable, here, *common, "agentrl"]), Worker([given.trl, here, *common, name])
+        steps = [(peer.measure(), ours.measure()) for _ in range(given.rounds + 1)][1:]
+        theirs[name], mine[name] = [one["cpu"] for one, _ in steps], [one for _, one in steps]
+        ends |= {**ours.close(), **peer.close()}
+        print(f"{name}: TRL {rounded(theirs[name])}, ours {mine[name]}", flush=True)
+    best = min(theirs, key=lambda name: min(theirs[name]))
+    cpu = {name: [step["cpu"] for step in steps] for name, steps in mine.items()}
+    ratios = {name: [round(a / b, 2) for a, b in zip(theirs[name], cpu[name], strict=True)] for name in theirs}
+    parts = [{part: step[part] for part in ("rollout", "update")} for steps in mine.values() for step in steps]
+    return {
+        "model": given.model, "episodes": given.episodes, "adapter": "LoRA r=8", "turns": 3, **ends,
+        "ours": {name: rounded(found) for name, found in cpu.items()}, "parts": parts,
+        "trl": {name: rounded(found) for name, found in theirs.items()}, "best_of_trl": best,
+        "ratio": round(min(theirs[best]) / min(map(min, cpu.values())), 2), "ratio_by_round": ratios,
+        "clock": "CPU seconds of a process and a model of each side's own, 1 thread, float32", **machine_and_load(),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -177,40 +222,25 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--trl", default=sys.executable, help="python of the environment with TRL; default: this one")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "whole_step.json")
+    parser.add_argument("--side", choices=["agentrl", *SETTINGS], help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    tokenizer = Tokenizer.load(bundled_model())
-    turns = script(tokenizer, given.episodes)
-    prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(given.episodes)]
-    theirs: dict[str, list[float]] = {}
-    mine: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(make_model(given.model, True), Chat(tokenizer), prompts, turns, Path(folder))
-        for name in given.settings:
-            model = make_model(given.model, True)
-            theirs[name], mine[name] = train_theirs(model, prompts, turns, ours, given.rounds, SETTINGS[name])
-        ours.store.close()
-    best = min(theirs, key=lambda name: min(theirs[name]))
-    ratios = {name: [round(a / b, 2) for a, b in zip(theirs[name], mine[name], strict=True)] for name in theirs}
-    row = {
-        "model": given.model, "episodes": given.episodes, "adapter": "LoRA r=8", "turns": 3,
-        "said_tokens": sum(len(turn) for episode in turns for turn in episode),
-        "ours": rounded(mine), "parts": ours.parts, "trl": rounded(theirs), "best_of_trl": best,
-        "ratio": round(min(theirs[best]) / min(min(times) for times in mine.values()), 2), "ratio_by_round": ratios,
-        "clock": "process CPU seconds, 1 thread, float32", "machine": machine(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "peft", "trl")},
-    }  # fmt: skip
+    if given.side:
+        torch.set_num_threads(1)
+        logging.disable(logging.WARNING)
+        return serve_side(given)
+    row = compared(given)
     kept = json.loads(given.out.read_text()) if given.out.is_file() else []
     kept = [old for old in kept if any(old[key] != row[key] for key in ("model", "episodes"))]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps([*kept, row], indent=1) + "\n")
-    print(f"{given.model}: TRL's best is {best!r}; {row['ratio']} times, by round {ratios[best]}")
+    best = row["best_of_trl"]
+    print(f"{given.model}: TRL's best is {best!r}; {row['ratio']} times, by round {row['ratio_by_round'][best]}")
 
 
-def rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    return {name: [round(t, 3) for t in found] for name, found in times.items()}
+def rounded(times: Sequence[float]) -> list[float]:
+    return [round(seconds, 3) for seconds in times]
 
 
 if __name__ == "__main__":
