@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.store import Store
+from agentrl_cli.errors import UsageError
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.types import Episode, Fact, Outcome
 from tests.helpers.train import TASK_PY, TASK_YAML, episodes_of, spawn
 from tests.trainer.test_resume import EPISODES, STEPS, only_run, plan, project_of
@@ -208,3 +210,34 @@ def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path) -> None:
     project = project_of(tmp_path / "project", model)
     code, said = spawn(project, "train", "--accept-changes")
     assert code == 2 and "--accept-changes is for a resume." in said
+
+
+def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_path: Path) -> None:
+    old, new = (Inputs(("t",), ("aaaaaaaabbbbbbbb",), {"task.py": code}, "h") for code in ("1", "2"))
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.runs.add(RunRow("r", "fox", tokenizer="h"))
+
+        def add(sample: int, kind: str = "train", group: str = "000001-000", outcome: Outcome = Outcome.SOLVED) -> None:
+            name = f"{group}/{kind}/{sample}/{outcome}"
+            given = {"run_id": "r", "step": 1, "group_id": group, "sample": sample, "kind": kind, "outcome": outcome}
+            store.episodes.add([Episode(name, "t", "p", **given)])  # type: ignore[arg-type]
+
+        for sample in range(2):
+            add(sample)
+        add(2, outcome=Outcome.CANCELLED)
+        assert old.settle(store, run, 0, 2, greedy=True) == "", "a run without hashes gets them"
+        assert "task.py is different" in new.settle(store, run, 0, 2), "the group is whole"
+        with pytest.raises(UsageError, match="both versions: 000001-000"):
+            old.settle(store, run, 0, 2, greedy=True)
+        assert old.settle(store, run, 1, 2, greedy=True), "the step is done"
+        add(0, "baseline", "000001-000-greedy")
+        assert new.settle(store, run, 0, 2, greedy=True)
+        assert "2 episodes of cut groups are replaced" in old.settle(store, run, 0, 3, greedy=True, accept=True)
+        rows = {(row.group_id, row.kind, row.fact, row.key) for row in store.episodes.rows(store.episodes.ids())}
+        assert {group for group, *_ in rows} == {"000001-000~2", "000001-000-greedy~2"}
+        assert {(kind, fact) for _, kind, fact, _ in rows} >= {("train", "skipped:changed"), ("baseline", "")}
+        assert all(f"/{group}/" in (key or "") for group, _, _, key in rows)
+        assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
+        add(0, outcome=Outcome.FAILED)
+        assert new.settle(store, run, 0, 3, accept=True), "the name is free again, and is retired once more"
+        assert store.stats.groups("r", 0) == [] and len(store.select("SELECT 1 FROM groups")) == 3
