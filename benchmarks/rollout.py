@@ -259,7 +259,7 @@ def sides(arguments: argparse.Namespace) -> list[str]:
 
 
 def serve_side(arguments: argparse.Namespace) -> None:
-    """Measure one side in this process, once for each line that is read; its model is nobody else's."""
+    """Measure one side in this process, once for each line that is read; no other side uses its model."""
     model = make_model(arguments.model, arguments.device)
     prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
     name, recorded, run = arguments.side, None, their_batching

@@ -273,7 +273,7 @@ def http(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait()
 
 
 async def test_a_server_over_http(folder: Path, http: str) -> None:
