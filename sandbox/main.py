@@ -13,6 +13,7 @@ everything in its pid namespace with it.
 from __future__ import annotations
 
 import _socket as socket
+import contextlib
 import gc
 import importlib
 import json
@@ -202,6 +203,21 @@ class ForkServer:
         os._exit(0)
 
 
+def read_all(folders: tuple[str, ...]) -> None:
+    """Reads every file of an image, some 80 MB, so that a solution cannot choose which are in the page cache.
+
+    Containers of one image share it, and how long the first read of a file takes is a message.
+    """
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    file = os.open(f"{place}/{name}", os.O_RDONLY | os.O_NOFOLLOW)
+                    while os.read(file, 1 << 20):
+                        pass
+                    os.close(file)
+
+
 def main() -> None:
     """Warms up, gives up root, hides its own modules, serves."""
     options = {**DEFAULTS, **dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))}
@@ -211,6 +227,8 @@ def main() -> None:
     packages = [folder for folder in options["--packages"].split(os.pathsep) if folder]
     sys.path += packages
     os.environ.pop("LD_BIND_NOW", None)
+    if level == "uid" and options["--grading"] == "1":
+        read_all(("/usr", "/opt", "/lib", "/lib64"))
     warm_up([name for name in options["--imports"].split(",") if name])
     if uid and level == "ns":
         namespaces.mount_proc()

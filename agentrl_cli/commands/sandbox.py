@@ -150,9 +150,12 @@ def attack(
     held, verdicts = asyncio.run(_attack(settings, name or [], quiet=as_json))
     if as_json:
         echo_json({"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]})
-    contained = sum(verdict.contained for verdict in verdicts)
-    narrate(f"{contained} of {len(verdicts)} contained at level {held}")
-    if contained < len(verdicts):
+    attacked = [verdict for verdict in verdicts if verdict.rate is None]
+    contained = sum(verdict.contained for verdict in attacked)
+    stay = len(verdicts) - len(attacked)
+    more = f"; {stay} channel{'s stay' if stay > 1 else ' stays'} open" if stay else ""
+    narrate(f"{contained} of {len(attacked)} contained at level {held}{more}")
+    if not all(verdict.contained for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -166,7 +169,8 @@ async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tup
         raise UsageError(f"No attack matches {', '.join(names)}.")
 
     def show(verdict: Verdict) -> None:
-        what = "contained" if verdict.contained else "; ".join(verdict.problems)
+        what = "contained" if verdict.rate is None else f"stays open, {verdict.rate:.0f} bit/s here"
+        what = "; ".join(verdict.problems) or what
         echo(f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}")
 
     if settings.backend == "bare":

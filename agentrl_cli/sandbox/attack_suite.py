@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
+import math
 import secrets
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from agentrl_cli.errors import SandboxFault
 from agentrl_cli.paths import sandbox_dir
-from agentrl_cli.sandbox import owner
+from agentrl_cli.sandbox.canaries import Canaries, canaries
 from agentrl_cli.sandbox.grading import grade
-from agentrl_cli.sandbox.launch import CANARY
 from agentrl_cli.sandbox.results import ExecResult
 from agentrl_cli.sandbox.sandbox import Sandbox
 from agentrl_cli.sandbox.session import Session
@@ -53,6 +45,8 @@ class Attack:
     """Part of the probe that `agentrl doctor` runs."""
     strong: bool
     """Promised only by the levels that hold hostile code (ns, docker)."""
+    stays: bool
+    """A channel that stays open (docs/sandbox.md): it is measured, and no problem."""
     code: str
     meanwhile: str
     """The program that runs in another session at the same time; empty for an attack of one session."""
@@ -70,7 +64,8 @@ def _parse(text: str) -> Iterator[Attack]:
         name, guarantee, op, right, flags = (field.strip() for field in head.split("|"))
         words = flags.split()
         code, _, other = code.strip("\n").partition("\n--- meanwhile\n")
-        yield Attack(name, guarantee, op, tuple(right.split()), "quick" in words, "strong" in words, code, other)
+        flags_of = ("quick" in words, "strong" in words, "stays" in words)
+        yield Attack(name, guarantee, op, tuple(right.split()), *flags_of, code, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +78,8 @@ class Verdict:
     problems: tuple[str, ...]
     """Why it was not contained; empty if it was."""
     seconds: float
+    rate: float | None = None
+    """Bits a second that the other session learned by a channel that stays open; None for others."""
 
     @property
     def contained(self) -> bool:
@@ -98,95 +95,6 @@ class Guarantee:
     detail: str
     fix: str = ""
     """What to do if it does not hold."""
-
-
-@dataclass(slots=True)
-class Canaries:
-    """Targets of the attacks: a file, a folder, a port, an abstract socket, a socket in the folder, and a process."""
-
-    secret: str
-    folder: Path
-    port: int
-    name: str
-    process: subprocess.Popen[bytes]
-    touched: list[str] = field(default_factory=list)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Values of the attacks' placeholders."""
-        file = self.folder / "secret"
-        return {
-            "secret_file": file, "folder": self.folder, "port": self.port, "name": self.name, "pid": self.process.pid,
-        }  # fmt: skip
-
-    def problems(self) -> list[str]:
-        """The canaries touched since the last call."""
-        found, self.touched = self.touched, []
-        names = {path.name for path in self.folder.iterdir()}
-        if (self.folder / "secret").read_text() != self.secret or names != {"secret", "datagrams"}:
-            found.append("the canary's folder was changed")
-        if self.process.poll() is not None:
-            found.append("the canary process was killed")
-        elif _state(self.process.pid) == "T":
-            found.append("the canary process was stopped")
-        return found
-
-
-@contextlib.asynccontextmanager
-async def canaries() -> AsyncIterator[Canaries]:
-    """Sets them up, readable for every user, and removes them."""
-    secret = f"canary-{secrets.token_hex(12)}"
-    folder = Path(tempfile.mkdtemp(prefix=f"{CANARY}{owner.name()}-"))
-    folder.chmod(0o777)
-    (folder / "secret").write_text(secret)
-    program = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
-    # In that folder a sweep finds it if this process is killed.
-    process = subprocess.Popen(program, env={"CANARY": secret}, cwd=folder)
-    name = f"agentrl-{secrets.token_hex(8)}"
-    touched: list[str] = []
-
-    def serve(what: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            touched.append(f"the canary's {what} was reached")
-            writer.write(secret.encode())
-            writer.close()
-
-        return answer
-
-    abstract = socket.socket(socket.AF_UNIX)
-    abstract.bind("\0" + name)
-    datagrams = _datagrams(folder / "datagrams", lambda: touched.append("the canary's datagram socket was reached"))
-    servers = [
-        await asyncio.start_server(serve("port"), "127.0.0.1", 0),
-        await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
-    ]
-    os.environ["SECRET_CANARY"] = secret
-    try:
-        yield Canaries(secret, folder, servers[0].sockets[0].getsockname()[1], name, process, touched)
-    finally:
-        os.environ.pop("SECRET_CANARY", None)
-        for server in servers:
-            server.close()
-        asyncio.get_running_loop().remove_reader(datagrams)
-        datagrams.close()
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _datagrams(path: Path, reached: Callable[[], None]) -> socket.socket:
-    """A datagram socket in the file system, open to every user, such as the journal's."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    listening.bind(str(path))
-    listening.setblocking(False)
-    path.chmod(0o777)
-
-    def heard() -> None:
-        listening.recv(4096)
-        reached()
-
-    asyncio.get_running_loop().add_reader(listening, heard)
-    return listening
 
 
 async def attack(
@@ -225,12 +133,17 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
     faults = sandbox.counts.total()
     problems: list[str] = []
     result: ExecResult | None = None
+    rate = None
     try:
         if one.op == "cell":
             await session.cell("kept = 'the state'", wall=PATIENCE)
         if one.meanwhile:
-            result, heard = await _two(sandbox, session, one, targets)
-            problems += ["the other session heard what it must not"] if heard else []
+            word, results = await _two(sandbox, session, one, targets)
+            heard = [found for found in results if word in found.stdout + found.stderr]
+            wrong = [found for found in results if "LEAK" in found.stdout or found.status not in one.right]
+            result = (heard or wrong or results)[0]
+            rate = max(learned(word, found.stdout) for found in results) if one.stays else None
+            problems += ["the other session heard what it must not"] if heard and not one.stays else []
         else:
             result = await getattr(session, one.op)(_aimed(one.code, targets))
         problems += _read(one, result, targets)
@@ -253,7 +166,21 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
     problems += targets.problems()
     problems += await _left()
     seconds = result.seconds if result else 0.0
-    return Verdict(one.name, one.guarantee, str(result.status) if result else "fault", tuple(problems), seconds)
+    status = str(result.status) if result else "fault"
+    return Verdict(one.name, one.guarantee, status, tuple(problems), seconds, rate)
+
+
+def learned(word: str, said: str) -> float:
+    """Bits a second that a session learned, which said `WORD SECONDS` for each time it received 48 bits.
+
+    The capacity of a channel with so many wrong bits; 0 above a quarter, since chance alone gives a half.
+    """
+    best = 0.0
+    for heard, seconds in (line.split() for line in said.splitlines()):
+        wrong = (int(heard[1:], 16) ^ int(word[1:], 16)).bit_count() / 48
+        lost = -sum(part * math.log2(part) for part in (wrong, 1 - wrong) if part)
+        best = max(best, (1 - lost) * 48 / float(seconds) if wrong <= 0.25 else 0.0)
+    return best
 
 
 def _aimed(code: str, targets: Canaries) -> str:
@@ -263,8 +190,10 @@ def _aimed(code: str, targets: Canaries) -> str:
     return code
 
 
-async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canaries) -> tuple[ExecResult, bool]:
-    """An attack of two sessions: the result of the listening one, and whether it received the word.
+async def _two(
+    sandbox: Sandbox, session: Session, one: Attack, targets: Canaries
+) -> tuple[str, list[ExecResult]]:
+    """An attack of two sessions: the word that one has to tell, and the results of those that listen.
 
     The least busy runner gets the next session, so with two per runner one listens beside the one that talks.
     """
@@ -287,9 +216,7 @@ async def _two(sandbox: Sandbox, session: Session, one: Attack, targets: Canarie
     finally:
         for other in others:
             await other.close()
-    heard = [result for result in results if word in result.stdout + result.stderr]
-    wrong = [result for result in results if "LEAK" in result.stdout or result.status not in one.right]
-    return (heard or wrong or results)[0], bool(heard)
+    return word, results
 
 
 def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
@@ -331,13 +258,6 @@ def _daemons() -> list[str]:
         if line == f"sleep {_MARK}":
             found.append(line)
     return found
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
 
 
 MEANING = {

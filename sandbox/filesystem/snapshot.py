@@ -17,7 +17,7 @@ from sandbox.filesystem.cleanup import FOLDER, opened
 from sandbox.isolation import namespaces, users
 
 _DEPTH = 60
-_LONGEST = 2.0
+_LONGEST = 3.0
 """Seconds to restore a folder, less than the host waits for an answer: the code may have filled it with anything."""
 _FIRST = 3
 """Folders in a fresh box: the work folder, and those of /tmp and /dev/shm."""

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
-from agentrl_cli.sandbox.attack_suite import attack, attacks, probe
+from agentrl_cli.sandbox.attack_suite import attack, attacks, learned, probe
 from agentrl_cli.sandbox.runner_process import Process
 from tests.helpers.processes import comes
 from tests.helpers.sandbox import open_sandbox
@@ -38,6 +38,36 @@ async def test_every_attack_is_contained(level: str) -> None:
         verdicts = await attack(sandbox, chosen, wall=0.6 if level == "ns" else 2.0)
     assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
     assert len(verdicts) == len(chosen)
+
+
+def test_the_rate_of_a_channel_is_its_capacity() -> None:
+    word = "w000000ffffff"
+    assert learned(word, f"{word} 0.5\n{word} 2.0\n") == 96.0
+    assert learned(word, "w00000000ffff 1.0") == pytest.approx(48 * (1 - 0.650022), abs=1e-3)  # 8 of 48 are wrong
+    assert learned(word, "w000000000000 0.001\nwffffff000000 0.001") == learned(word, "") == 0.0
+
+
+def test_every_channel_that_stays_open_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    named = {one.name for one in attacks() if one.stays}
+    assert len(named) == 4 and {name for name in named if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("level", ["ns", "landlock"])
+async def test_grading_has_runners_of_its_own_and_takes_no_locks(level: str) -> None:
+    lock = (
+        "def lock(kind):\n    import fcntl, os\n    file = os.open(os.__file__, 0)\n"
+        "    try: fcntl.flock(file, kind) if kind < 5 else fcntl.lockf(file, fcntl.LOCK_SH)\n"
+        "    except PermissionError: return 'refused'\n    return 'taken'\n"
+    )
+    async with await opened(level) as sandbox:
+        session = await sandbox.session()
+        assert (await session.cell(f"{lock}lock(1), lock(5)")).stdout == "('taken', 'taken')\n"
+        before = {id(runner) for runners in sandbox.pool.runners.values() for runner in runners}
+        tests = [{"call": "lock", "args": [kind], "expect": "refused"} for kind in (1, 5)]
+        assert (await grade(session, lock, tests)).failures == ()
+        profiles = {profile: {id(runner) for runner in runners} for profile, runners in sandbox.pool.runners.items()}
+        assert len(profiles) == 2 and not profiles[("@grading",)] & before
 
 
 async def test_an_attack_stopped_by_time_first_runs_again(sandbox: Sandbox) -> None:

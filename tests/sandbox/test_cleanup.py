@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.sandbox import ExecResult, Sandbox, Session, launch, owner
+from agentrl_cli.sandbox import ExecResult, Sandbox, Session, Status, launch, owner
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Process
 from tests.helpers.processes import comes, descendants, soon
@@ -145,6 +145,26 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
         host.wait()
     launch.sweep()
     assert not Path(folder).exists() and born and comes(lambda: owner.born(pid) != born)
+
+
+MANY = "import os\nfor n in range(20_000):\n    os.mkdir(f'd{n}'); os.symlink('x' * 200, f'l{n}')"
+
+
+async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leaves_nothing() -> None:
+    """At the level without a file system of its own; the runner opens other boxes while a folder is deleted."""
+    async with await open_sandbox(backend="landlock", min_level="landlock", workers=1, wall=20.0) as sandbox:
+        session = await sandbox.session()
+        await session.cell("kept = 1")
+        result = await session.cell(MANY)
+        assert (result.status, result.detail) == (Status.DISK_LIMIT, "too many files"), result.text()
+        assert (await session.cell("kept")).stdout == "1\n"
+        assert (await sandbox.run(MANY)).status is Status.DISK_LIMIT
+        (runner,) = sandbox.pool.runners[()]
+        assert isinstance(runner, Process) and runner.folder.exists()
+        await session.close()
+        assert (await sandbox.run("print(1)")).stdout == "1\n"
+        assert not [status for status in sandbox.counts if Status(status).infrastructure]
+    assert not runner.folder.exists()
 
 
 CLOCK = "import time; a = time.monotonic(); time.sleep(0.1); print(a, time.monotonic())"

@@ -43,6 +43,16 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> No
         await session.close()
 
 
+async def test_the_name_of_an_exception_is_shown_without_control_characters(sandbox: Sandbox) -> None:
+    """People read it in their terminal, and a class may have any name."""
+    session = await sandbox.session()
+    odd = "raise type('\\x1b[2J\\n', (Exception,), {})('text')"
+    for result in (await session.cell(odd), await session.run(odd)):
+        assert (result.status, result.detail) == (Status.EXCEPTION, "\\x1b[2J\\n")
+    graded = await grade(session, f"def f(): {odd}", [{"call": "f", "expect": 1}])
+    assert graded.failures == ("test 1: f() gave exception \\x1b[2J\\n: text",)
+
+
 def test_the_memory_check_ends_in_time() -> None:
     memory = guest_module("memory")
     me = [os.getpid()]
