@@ -36,7 +36,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # works without an installation
 
-
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.device import free_memory
@@ -259,7 +258,7 @@ def sides(arguments: argparse.Namespace) -> list[str]:
 
 
 def serve_side(arguments: argparse.Namespace) -> None:
-    """Measure one side in this process, once for each line that is read; no other side uses its model."""
+    """Measure one side in this process, once for each line that is read; no other side shares its model."""
     model = make_model(arguments.model, arguments.device)
     prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
     name, recorded, run = arguments.side, None, their_batching
@@ -285,9 +284,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(arguments.rounds):
         for name, worker in workers.items():
             rounds[name].append(worker.measure())
-    line: dict[str, Any] = {}
-    for worker in workers.values():
-        line |= worker.close()
+    line = {key: value for worker in workers.values() for key, value in worker.close().items()}
     clock = "cpu" if arguments.device == "cpu" else "wall"
     rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
     peer = max((name for name in rate if name.startswith("transformers generate")), key=lambda name: rate[name])
@@ -299,7 +296,7 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
     moved = bandwidth(arguments.device)
     limit = bandwidth_limit(model, arguments.episodes, moved)
     case = {"model": arguments.model, "episodes": arguments.episodes, "group": 1 if arguments.alone else GROUP}
-    return {**case, "top_p": arguments.top_p, "clock": clock, "tokens_per_second": rate, **line} | {
+    return {**case, **line, "top_p": arguments.top_p, "clock": clock, "tokens_per_second": rate} | {
         "gigabytes_per_second": moved / 1e9,
         "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
         "fastest": max(rate, key=lambda name: rate[name]),

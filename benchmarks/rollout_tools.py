@@ -39,6 +39,7 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Generation, Sampling
+from benchmarks.machine import machine_and_load
 from benchmarks.rollout import GROUP, SHAPES, make_model
 
 SYSTEM = "You are a helpful agent. Use the tools that you are given to work out what is asked, one step at a time."
@@ -161,7 +162,7 @@ def main() -> None:
         result["ratio_of_best_cpu"] = best["trl"] / best["agentrl"]
         pairs = zip(result["agentrl"], result["trl"], strict=True)
         result["ratio_by_round"] = [other["cpu"] / mine["cpu"] for mine, other in pairs]
-    text = json.dumps(result, indent=1)
+    text = json.dumps(result | machine_and_load(), indent=1)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -176,7 +176,7 @@ def serve_theirs(
 
 
 def serve_side(given: argparse.Namespace) -> None:
-    """Measure one side in this process, one step for each line that is read; no other side uses its model."""
+    """Measure one side in this process, one step for each line that is read; no other side shares its model."""
     tokenizer = Tokenizer.load(bundled_model())
     turns = script(tokenizer, given.episodes)
     prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(given.episodes)]
