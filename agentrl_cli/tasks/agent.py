@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.tasks.beside import files_beside
 
 ENDS = {"timeout", "on_error", "rejects"}
 KINDS = {
@@ -66,10 +67,11 @@ class AgentSpec:
 
     @property
     def code(self) -> str:
-        """Everything that decides what it does, as far as it is known: its settings, and the text of its file."""
+        """What decides what it does, as far as it is known: its settings, its file and what that imports beside it."""
         where = self.folder / self.function.partition(":")[0]
-        text = where.read_text(encoding="utf-8", errors="replace") if where.suffix == ".py" and where.is_file() else ""
-        return f"{self!r}\n{text}"
+        files = [where, *files_beside(where)] if where.suffix == ".py" and where.is_file() else []
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.suffix == ".py"]
+        return "\n".join([repr(self), *(texts or [""])])
 
 
 def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:

@@ -210,6 +210,9 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     assert asyncio.run(tool.call(ToolContext(), {"name": "bolt"})).text == "7"
     agent = resolve("agents", {}, pack.agent.function, base=pack.dir)
     assert agent(None, "") == 7.0
+    before = pack.agent.code
+    (tmp_path / "mine" / "db.py").write_text("STOCK = {'bolt': 9}\n")
+    assert pack.agent.code != before  # an evaluation is another one then
     (tmp_path / "away" / "db.py").rename(tmp_path / "away" / "task.py")
     (tmp_path / "away" / "look.py").write_text((tmp_path / "away" / "look.py").read_text().replace("db", "task"))
     code, err = init("other", "--from", "away/look.py")

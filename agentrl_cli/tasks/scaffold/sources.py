@@ -22,8 +22,8 @@ import yaml
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import adapter, load_file
+from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
-from agentrl_cli.tasks.scaffold.beside import files_beside
 from agentrl_cli.tasks.scaffold.draft import Draft
 from agentrl_cli.tasks.scaffold.functions import ask, tools_in
 from agentrl_cli.tasks.scaffold.given import ANSWERS, HOW, distinct, read_rows
