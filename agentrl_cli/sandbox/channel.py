@@ -13,7 +13,7 @@ from typing import Any
 from agentrl_cli.errors import SandboxUnavailable, UsageError
 from agentrl_cli.paths import sandbox_dir
 
-GRACE = 15.0
+GRACE = 10.0
 """Seconds beyond the wall limit after which the host gives up a box; on a busy machine its answer is late."""
 START = 600.0
 """Seconds that a runner may take to come up. One that ends is noticed at once."""

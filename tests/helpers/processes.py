@@ -32,10 +32,12 @@ def comes(condition: Callable[[], bool], lives: Callable[[], bool] = lambda: Tru
 
     Only the suite's own limit ends the wait, so a slow machine fails nothing.
     """
+    pause = 0.01
     while not condition():
         if not lives():
             return condition()
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.5)  # looking takes CPU, too
     return True
 
 
