@@ -91,7 +91,8 @@ def _rename(layer: Mapping[str, Value]) -> dict[str, Value]:
             continue
         if value.source != "run":
             _LOG.warning("%s: %s is now %s.", _where(value), key, new)
-        found.setdefault(new, value._replace(source=f"{value.source} ({key})", place=value.place or value.source))
+        source = value.source if value.source == "run" else f"{value.source} ({key})"
+        found.setdefault(new, value._replace(source=source, place=value.place or value.source))
     return found
 
 

@@ -6,6 +6,7 @@ the bundled model on a CPU. Relative paths are relative to the project folder.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
@@ -15,12 +16,14 @@ from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.config.conflicts import conflict
 from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.config.train import EvalConfig, TrainConfig, TrainerConfig
+from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.types import Sampling
 from agentrl_cli.types.section import Count, OnOff, Positive, Seconds, Section, Unit
 
 S = TypeVar("S", bound=Section)
+_LOG = logging.getLogger(__name__)
 
 
 class ModelConfig(Section):
@@ -301,11 +304,20 @@ class Config(Section):
 
 
 def _with_plugins(core: type[Config]) -> type[Config]:
-    """Return the settings with the sections of plugins, each described by its docstring."""
-    kinds = {name: resolve("settings", {}, name) for name in offers("settings")}
-    sections: dict[str, Any] = {
-        name: (kind, Field(default_factory=kind, description=kind.__doc__)) for name, kind in kinds.items()
-    }
+    """Return the settings with the sections of plugins, each described by its docstring.
+
+    A section that cannot be loaded, or that has the name of one of the core's, is reported and left out.
+    """
+    sections: dict[str, Any] = {}
+    for name in offers("settings"):
+        try:
+            if name in core.model_fields:
+                raise ConfigError(f"the core has a section {name}")
+            kind = resolve("settings", {}, name)
+        except AgentRLError as error:
+            _LOG.warning("The section %s of a plugin is left out: %s", name, error)
+            continue
+        sections[name] = (kind, Field(default_factory=kind, description=kind.__doc__))
     return create_model("Config", __base__=core, __doc__=core.__doc__, __module__=__name__, **sections)
 
 

@@ -110,7 +110,8 @@ def load_file(path: Path) -> ModuleType:
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise NotFound.of("file", str(path), siblings)
-    name = f"{_folder_of(path).name}.{path.stem.replace('.', '_')}"
+    stem = path.stem if "." not in path.stem else f"{path.stem.replace('.', '_')}_dotted"
+    name = f"{_folder_of(path).name}.{stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
@@ -168,7 +169,8 @@ def _failure(path: Path, error: BaseException) -> str:
     file, line = str(path), getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename).is_relative_to(path.parent):
+        where = Path(trace.tb_frame.f_code.co_filename)
+        if where.is_relative_to(path.parent) and "site-packages" not in where.parts:
             file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:

@@ -5,7 +5,8 @@ A plugin offers objects of the kinds that the core asks for, under the names tha
     OFFERS = {"commands": {"optimize": ("Run", "my_package.command:command", "One line of help")},
               "settings": {"engine": "my_package.settings:EngineConfig"}}
 
-An outsider's package registers the same mapping under the entry-point group `agentrl.plugins`. The kinds:
+An outsider's package registers the same mapping under the entry-point group `agentrl.plugins`; the module that holds it
+imports nothing of agentrl, which is being imported. The kinds:
 
     commands    name to (panel, a Typer function or group, one line of help)
     examples    name of a command to two command lines for its help

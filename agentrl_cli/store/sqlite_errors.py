@@ -114,7 +114,8 @@ def _migrating(path: Path) -> str:
     """The process that migrates a store and since when; empty if none does."""
     newest = "SELECT at, data FROM events WHERE run_id IS NULL AND kind=? ORDER BY id DESC LIMIT 1"
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=0)) as conn:
+        uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=0)) as conn:
             version = int(conn.execute("PRAGMA user_version").fetchone()[0])
             row = conn.execute(newest, (MIGRATION,)).fetchone() if version < SCHEMA_VERSION else None
     except sqlite3.Error:

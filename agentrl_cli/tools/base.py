@@ -48,7 +48,7 @@ class ToolContext:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Held by a tool during a read-modify-write of the session: calls of one turn run concurrently."""
     remote: Any = None
-    """The episode's trajectory at a tool server, if its tools run there (`tools/remote.py`)."""
+    """The episode's trajectory at a tool server, if its tools run there."""
     _session: Any = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 

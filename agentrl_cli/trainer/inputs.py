@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrl_cli.config.yamlfile import load_yaml
@@ -54,7 +55,8 @@ class Inputs:
         """The inputs of this process, which has loaded the packs; `base` is the project folder."""
         packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
         rows = (_name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks)
-        code = {_shown(path, base): _hash(path.read_bytes()) for path in sorted(_files(packs, base))}
+        hashes = {_shown(path, base): _hash_file(path) for path in sorted(set(_files(packs, base)))}
+        code = {name: found for name, found in hashes.items() if found is not None}
         for pack in packs:
             spec = load_yaml(pack.dir / "task.yaml")
             kept = {key: value for key, value in spec.items() if key not in TEXTS}
@@ -131,7 +133,7 @@ def _contents(rows: str) -> dict[str, str]:
 
 
 def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
-    """The files of code that this process has imported from the project and its packs, and those of the agents."""
+    """Yield the files of code that this process imported from the project and its packs, and agents' words."""
     folders = {base, *(pack.dir.resolve() for pack in packs)}
     named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     for path in {Path(name).resolve() for name in named if name.endswith(".py")}:
@@ -142,8 +144,7 @@ def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
         yield from (path.resolve() for path in pack.dir.glob("*.y*ml") if path.name not in (PROJECT_FILE, "task.yaml"))
         if agent := pack.agent:
             words = filter(None, (agent.function.partition(":")[0], *agent.command))
-            places = ((agent.folder / agent.cwd / word).resolve() for word in words)
-            yield from (path for path in places if path.is_file())
+            yield from (agent.folder / agent.cwd / word for word in words)
 
 
 def _shown(path: Path, base: Path) -> str:
@@ -157,6 +158,15 @@ def _name(pack: str, task: str) -> str:
 def _hash(content: str | bytes) -> str:
     data = content.encode() if isinstance(content, str) else content
     return hashlib.blake2b(data, digest_size=DIGITS // 2).hexdigest()
+
+
+def _hash_file(path: Path) -> str | None:
+    """Return the hash of a file; None for a word that names none, or one that cannot be read."""
+    try:
+        with path.resolve().open("rb") as file:
+            return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=DIGITS // 2)).hexdigest()
+    except (OSError, ValueError):  # an agent's command may hold any text: too long for a name, with a NUL
+        return None
 
 
 def _rows(count: int) -> str:

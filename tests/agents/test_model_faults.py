@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.agents.runners.base import printed_names
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.types import Episode, Outcome
 from tests.agents.test_runners import ADD, pack_of, play
@@ -164,3 +165,24 @@ def agent(task, base_url, api_key):
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"agent.{key}"):
         pack_of(tmp_path, loop(), {**AGENT, key: value})
+
+
+CHAINED = """\
+OSError: [Errno 111] handled and logged long before
+Traceback (most recent call last):
+  File "a.py", line 1, in one
+ValueError: first
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in two
+frame.errors.BadCall: no tool zzz
+"""
+
+
+def test_only_the_exception_that_ended_a_program_counts() -> None:
+    """Not what it logged before; causes do, and without a traceback the last line does."""
+    assert {"BadCall", "ValueError"} <= set(printed_names(CHAINED)) and "OSError" not in printed_names(CHAINED)
+    assert printed_names("OSError: logged\nKeyError: 'x'\n")[0] == "KeyError"
+    assert "OSError" not in printed_names("OSError: logged\nKeyError: 'x'\n") and printed_names("") == ()

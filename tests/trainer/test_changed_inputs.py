@@ -12,6 +12,7 @@ import pytest
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tasks import load_pack
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.types import Episode, Fact, Outcome
 from tests.helpers.train import TASK_PY, TASK_YAML, episodes_of, spawn
@@ -241,3 +242,18 @@ def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_p
         add(0, outcome=Outcome.FAILED)
         assert new.settle(store, run, 0, 3, accept=True), "the name is free again, and is retired once more"
         assert store.stats.groups("r", 0) == [] and len(store.select("SELECT 1 FROM groups")) == 3
+
+
+def test_an_agents_command_may_hold_any_text(tmp_path: Path) -> None:
+    """A script as one word is too long for a file's name; a program that is named is compared by its content."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "Go."}\n')
+    (tmp_path / "play.py").write_text("print(1)\n")
+    command = ["bash", "-c", "echo " + "x" * 400, "play.py", "missing.py"]
+    (tmp_path / "task.yaml").write_text(json.dumps({"name": "p", "sandbox": False, "agent": {"command": command}}))
+    pack = load_pack(tmp_path)
+    tasks = pack.tasks("train")
+    before = Inputs.of(tasks, [pack], "h", tmp_path)
+    assert sorted(before.code) == ["play.py", "task.yaml"]
+    (tmp_path / "play.py").write_text("print(2)\n")
+    assert Inputs.of(tasks, [pack], "h", tmp_path).code["play.py"] != before.code["play.py"]

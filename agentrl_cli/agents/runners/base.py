@@ -63,9 +63,25 @@ def exception_names(error: BaseException) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind.__name__ for kind in kinds if issubclass(kind, BaseException)))
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("direct cause of the following exception:", "another exception occurred:")
+"""Ends of the lines between the tracebacks of an exception and of what it was raised from."""
+
+
 def printed_names(text: str) -> tuple[str, ...]:
-    """Return the names of the exceptions that a printed traceback, or its last line, speaks of."""
-    names = [found[1] for line in text.splitlines() if (found := _PRINTED.match(line))]
+    """Return the names of the exceptions of the last traceback in a text, causes included, or of its last line.
+
+    What a program logged before, a handled error among it, does not count.
+    """
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    begin = starts.pop() if starts else len(lines) - 1
+    while begin > 1 and lines[begin - 1].endswith(_CHAINED):
+        # The cause ends above that line; one that was never raised is printed without a traceback.
+        end, begin = begin - 1, begin - 2
+        if starts and all(line.startswith(" ") for line in lines[starts[-1] + 1 : end - 1]):
+            begin = starts.pop()
+    names = [found[1] for line in lines[max(begin, 0) :] if (found := _PRINTED.match(line))]
     known = [getattr(builtins, name, None) for name in names]
     above = [kind.__name__ for one in known if isinstance(one, type) for kind in one.__mro__]
     return tuple(dict.fromkeys([*names, *above]))
