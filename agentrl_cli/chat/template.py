@@ -17,12 +17,14 @@ from jinja2 import TemplateError as JinjaError
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agentrl_cli.chat.template_limits import LimitedEnvironment, TooMuch
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
 
 PROBE = "zqcontent"
+FAILURES = (RecursionError, MemoryError, ArithmeticError, LookupError, ValueError, AttributeError)
+"""What Python raises inside a template, besides the TypeErrors that say how it wants its arguments."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names that templates have for a message's thinking; the first is the one that messages have here."""
 
@@ -45,17 +47,19 @@ class ChatTemplate:
         self._arguments_as_text = False
         names = (name for name in THOUGHTS if re.search(rf"""(?:message|m)\.{name}\b|['"]{name}['"]""", source))
         self._thinking = next(names, THOUGHTS[0])
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        environment = self._environment = LimitedEnvironment(
+            {"tojson": _tojson}, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = self._now.strftime
         self._content_as_parts = False
         try:
-            self._template = environment.from_string(source)
+            with environment.budget():
+                self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise TemplateError(f"The chat template does not compile: {error} (line {error.lineno}).") from error
+        except (SyntaxError, *FAILURES) as error:  # Python's own limits: blocks, and levels of an expression
+            raise TemplateError(f"The chat template does not compile: {_kind(error)}.") from error
         self._content_as_parts = self._wants_parts()
 
     def render(
@@ -102,12 +106,19 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool, as_text: bool
     ) -> str:
         try:
-            return self._template.render(
-                messages=[self._plain(message, as_text) for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=generation,
-                **self._variables,
-            )
+            with self._environment.budget():
+                return self._template.render(
+                    messages=[self._plain(message, as_text) for message in messages],
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=generation,
+                    **self._variables,
+                )
+        except TooMuch as error:
+            raise TemplateError(
+                f"The chat template is refused: {error}.", hint="Use another: --set model.chat_template=FILE"
+            ) from error
+        except FAILURES as error:
+            raise TemplateError(f"The chat template failed: {_kind(error)}.") from error
         except JinjaError as error:
             raise TemplateError(f"The chat template refuses this conversation: {error}") from error
 
@@ -172,6 +183,15 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _kind(error: BaseException) -> str:
+    """An error of Python inside a template, in one line."""
+    if isinstance(error, RecursionError):
+        return "it calls itself without an end, or is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "it takes more memory than there is"
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
 
 
 def _raise_exception(message: str) -> None:
