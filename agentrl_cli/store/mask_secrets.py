@@ -18,7 +18,16 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     "pypi": re.compile(r"\bpypi-[A-Za-z0-9_-]{16,}"),
     "aws": re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     "google": re.compile(r"\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,})"),
-    "slack": re.compile(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"),
+    "slack": re.compile(r"\bxox[a-eprs]-[A-Za-z0-9-]{10,}"),
+    "grafana": re.compile(r"\bglsa_[A-Za-z0-9_]{16,}"),
+    "digitalocean": re.compile(r"\bdo[por]_v1_[A-Za-z0-9]{16,}"),
+    # A key of an episode is an address and an API key at once; words have no capitals.
+    "episode-key": re.compile(r"\bep-(?=[\w-]{0,31}[A-Z])[\w-]{32}(?![\w-])"),
+    "web-hook": re.compile(
+        r"(?:(?<=hooks\.slack\.com/)|(?<=webhook\.office\.com/)|(?<=hooks\.zapier\.com/hooks/)|(?<=/api/webhooks/))"
+        r"[\w@/-]{16,}"
+    ),
+    "signature": re.compile(r"(?<=[?&;]sig=)[A-Za-z0-9%+/_-]{16,}=*"),
     "jwt": re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+"),
     "bearer": re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/-]{16,}=*"),
     "url-password": re.compile(r"(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"),
@@ -27,15 +36,23 @@ PATTERNS: dict[str, re.Pattern[str]] = {
 repetition, and none can start again inside a failed match."""
 
 _NAME = (
-    r"(?:(?:api|private|secret|(?:secret[_-]?)?access)[_-]?key|(?:client[_-]?)?secret|passw(?:or)?d|passphrase"
+    r"(?:(?:api|private|secret|account|shared[_-]?access|(?:secret[_-]?)?access)[_-]?key|(?:client[_-]?)?secret|passw(?:or)?d|passphrase"
     r"|(?:access|auth|refresh|session)[_-]?token)"
 )
+_PAT = r"(?:GITHUB|GITLAB|GH|GL|AZURE(?:_DEVOPS)?|ADO|DEVOPS)_PAT"
 _ASSIGNS = r"[\"']?\s{0,40}[=:]\s{0,40}[\"']?"
 _VALUE = r"(?!\[masked)([^\s\"',;]{6,})"
 _NAMED = (
     re.compile(rf"(?i)({_NAME}{_ASSIGNS}){_VALUE}"),
     # As in an environment: AGENTRL_TOKEN=, DB_PASS=, OPENAI_KEY=
     re.compile(rf"((?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY){_ASSIGNS}){_VALUE}"),
+    re.compile(rf"({_PAT}{_ASSIGNS}){_VALUE}"),
+    # Short ones, but neither a folder nor code: PWD=/home, pwd=os.getcwd(), passwd=None
+    re.compile(
+        r"(?i)((?<![a-z0-9])(?:pwd|passw(?:or)?d)=[\"']?)(?!\[masked|none\b|true\b|false\b|null\b|self\b)"
+        r"([^\s\"',;&/~$.<>(){}\[\]][^\s\"',;&<>(){}\[\]]{4,}+)(?![(\[{])"
+    ),
+    re.compile(r"(?i)(\b(?:set-)?cookie[\"']?:\s{0,8}[\"']?)(?!\[masked)([\w.-]{1,64}+=[^\r\n\"']{6,})"),
     re.compile(rf"(?i)(authorization{_ASSIGNS}(?:basic|token)\s{{1,4}}){_VALUE}"),
     # `token: …` and `token="…"`, but not the code `token = next(tokens)`
     re.compile(
@@ -43,7 +60,9 @@ _NAMED = (
         r"(?!\[masked)([a-z0-9_./+~=-]{8,})(?![\w(\[])"
     ),
 )
-_NAME_ALONE = re.compile(rf"(?i:{_NAME}$)|(?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY)$|^(?i:token)$")
+_NAME_ALONE = re.compile(
+    rf"(?i:{_NAME}$)|(?<=[A-Z0-9]_)(?:TOKEN|PASS|PWD|KEY)$|^(?i:token|(?:set-)?cookie)$|^{_PAT}$"
+)
 
 
 def mask_text(text: str) -> str:

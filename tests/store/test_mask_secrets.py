@@ -19,11 +19,36 @@ SECRETS = {
     "pypi-AgEIcHlwaS5vcmcCJGQ": "[masked:pypi]",
     "PGPASSWORD=secret1": "PGPASSWORD=[masked:named]",
     "sk_live_abcdefghijklmnop": "[masked:api-key]",
+    "http://127.0.0.1:9/e/ep-3kJd8_sQ0aLw-Zx91mNbVcXyTgRfEdWq/v1": "http://127.0.0.1:9/e/[masked:episode-key]/v1",
+    "AccountName=a;AccountKey=abcdEFGH0123+/==;E=c": "AccountName=a;AccountKey=[masked:named];E=c",
+    "SharedAccessKey=abcdEFGH0123=": "SharedAccessKey=[masked:named]",
+    "https://a.example/b?sv=1&sig=aB3%2FdEfGhIjKlMnOp%3D&se=2": "https://a.example/b?sv=1&sig=[masked:signature]&se=2",
+    "xoxc-1234567890-abcdef": "[masked:slack]",
+    "glsa_abcdefghijklmnop_12345678": "[masked:grafana]",
+    "dop_v1_0123456789abcdef0123": "[masked:digitalocean]",
+    "GITHUB_PAT=abcdef123456": "GITHUB_PAT=[masked:named]",
+    "Cookie: session=abc123def456; theme=dark": "Cookie: [masked:named]",
+    '{"Set-Cookie": "sid=abc123def456; Path=/"}': '{"Set-Cookie": "[masked:named]"}',
+    "Server=db;Uid=me;Pwd=hunt3;": "Server=db;Uid=me;Pwd=[masked:named];",
+    "mysql --passwd=hunt3 shop": "mysql --passwd=[masked:named] shop",
+    "post to https://hooks.slack.com/services/T000/B000/abcdEFGH": "post to https://hooks.slack.com/[masked:web-hook]",
+    "https://discord.com/api/webhooks/1234567890/abcdEFGH-ijkl": "https://discord.com/api/webhooks/[masked:web-hook]",
 }
-HARMLESS = ("token = next(tokens)", "token = tokens.pop(0)", "max_tokens: 4096", "primary_key: identifier")
+HARMLESS = (
+    *("token = next(tokens)", "token = tokens.pop(0)", "max_tokens: 4096", "primary_key: identifier"),
+    *("PWD=/home/me", "OLDPWD=/srv/data", "pwd=os.getcwd()", "passwd=None", "open('/etc/passwd')", "cd $PWD; pwd"),
+    *("pwd=$HOME", "pwd=~/project", "print(pwd=None)", "def f(pwd=False): ...", "pwd == other"),
+    *("Cookie: chocolate chip = my favourite", "cookie: a=b", "The cookie jar: three left", "SEARCH_PAT=[a-z]+foo"),
+    *("ep-1", "step-by-step-through-the-whole-long-garden", "ep-isode-of-the-series-about-the-harbour-x"),
+    *("design=modern-and-simple-lines", "?significance=0.0000000000000001", "sigma=0.12345678901234567890"),
+    *("https://hooks.slack.com/", "the webhook at /api/webhooks/ID", "account_key: str", "key accounting = nothing"),
+    *("glsa_short", "dop_v1_", "xoxc-abc", "adopt a dop_v1 format", "accountkeys and other keys", "git_pat = 'a*b'"),
+)
 HOSTILE = (
     "a-", "-eyJ-", "-eyJaaaaaaaaa.", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "sk-a-", "://a:", "password ",
-    "password = ' ", "token: aaaaaaa", "A_KEY ", "authorization : basic ", "secret_access_", "_", " ",
+    "password = ' ", "pwd=", "pwd=a", "pwd='", "ep-", "ep-A", "cookie: ", "cookie: a", "cookie: a=", "&sig=", "&sig=a",
+    "hooks.slack.com/", "/api/webhooks/1", "GITHUB_PAT ", "GH_PAT=", "glsa_", "dop_v1_a",
+    "token: aaaaaaa", "A_KEY ", "authorization : basic ", "secret_access_", "_", " ",
 )  # fmt: skip
 
 
@@ -36,9 +61,9 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
 def test_code_and_settings_stay_as_they_are() -> None:
     for text in HARMLESS:
         assert mask_text(text) == text
-    assert mask({"token": "abcdefgh", "DB_PASS": "x", "tokens": "abc"}) == {
-        "token": "[masked:named]", "DB_PASS": "[masked:named]", "tokens": "abc",
-    }  # fmt: skip
+    given = {"token": "abcdefgh", "DB_PASS": "x", "tokens": "abc", "Cookie": "a=b", "GITHUB_PAT": "p", "pwd": "/srv"}
+    masked = dict.fromkeys(("token", "DB_PASS", "Cookie", "GITHUB_PAT"), "[masked:named]")
+    assert mask(given) == {**given, **masked}
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
