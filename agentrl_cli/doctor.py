@@ -86,7 +86,7 @@ def check_machine(
 
 
 def sandbox_level() -> tuple[str | None, str, str]:
-    """The strongest isolation that starts here (a key of sandbox.STRENGTH), why no stronger one does, and a fix.
+    """Return the strongest isolation that starts here (a key of sandbox.STRENGTH), why no stronger one does, and a fix.
 
     None if not even `bare` starts. Levels weaker than `ns` are only tried here, never chosen for a run.
     """
@@ -107,7 +107,7 @@ def sandbox_level() -> tuple[str | None, str, str]:
 
 
 async def _started(settings: SandboxConfig) -> str:
-    """The level that starts with these settings. Raises AgentRLError if none does."""
+    """Return the level that starts with these settings. Raises AgentRLError if none does."""
     from agentrl_cli.sandbox import Sandbox
 
     async with await Sandbox.open(settings) as sandbox:
@@ -219,7 +219,7 @@ def _memory() -> Check:
 
 
 def _load(detail: str, load: float, count: int) -> Check:
-    """The check of the machine, with its load if other programs want more cores than there are."""
+    """Return the check of the machine, with its load if other programs want more cores than there are."""
     if load <= count:
         return Check("machine", "ok", detail)
     threads = max(1, count - round(load))
@@ -243,7 +243,7 @@ def _disk(db: Path) -> Check:
 
 
 def _sandbox(settings: SandboxConfig | None) -> Check:
-    """The isolation under the project's settings; if none starts, the reason, and what would start here."""
+    """Return the isolation under the project's settings; if none starts, the reason, and what would start here."""
     from agentrl_cli.config import SandboxConfig
     from agentrl_cli.sandbox import STRENGTH
 
@@ -327,7 +327,7 @@ def check_server(remote: RemoteConfig) -> Check:
 
 
 def _engine(model: ModelConfig | None, base: Path) -> Check:
-    """The engine for the project's model, by its configuration."""
+    """Return the engine for the project's model, by its configuration."""
     from agentrl_cli.config.models import ModelConfig as Default
     from agentrl_cli.inference.served import unserved
 

@@ -87,7 +87,7 @@ class NotFound(UsageError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> NotFound:
-        """A message that names the nearest known names."""
+        """Return a message that names the nearest known names."""
         known = [item for item in known if item]
         near = nearest(name, known)
         if near:
@@ -139,7 +139,7 @@ KEPT = "Free some space; finished work is kept, and `agentrl train --resume last
 
 
 def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreError | None:
-    """A StoreError for an error of a full or read-only disk; None for any other error.
+    """Return a StoreError for an error of a full or read-only disk; None for any other error.
 
     Libraries hide the system's error in their own messages or behind a later one, so the whole chain is searched.
     """
@@ -158,7 +158,7 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
 
 
 def device_fault(error: BaseException) -> str:
-    """The message of a fault after which this process cannot use its GPU again; empty for any other error.
+    """Return the message of a fault after which this process cannot use its GPU again; empty for any other error.
 
     CUDA repeats it at every later call. Libraries hide it behind a later error, so the whole chain is searched.
     """
@@ -172,7 +172,7 @@ def device_fault(error: BaseException) -> str:
 
 
 def _number_in(text: str) -> int | None:
-    """The errno in the message of a library written in Rust."""
+    """Return the errno in the message of a library written in Rust."""
     number = re.search(r"\(os error (\d+)\)|Os \{ code: (\d+)", text)
     return None if number is None else int(number[1] or number[2])
 
@@ -193,12 +193,14 @@ def writing(what: str, hint: str = "") -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
-    """The known names closest to `name`, best first, at most `n`."""
+    """Return the known names closest to `name`, best first, at most `n`."""
     return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
 
 
 def raised(error: BaseException) -> str:
-    """An exception of a user's code as text: its type, its message, and the last line of that code in its traceback."""
+    """Return an exception of a user's code as text: its type, its message, and the last line of that code in its
+    traceback.
+    """
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for name, line in reversed(places):

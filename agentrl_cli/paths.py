@@ -24,22 +24,22 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def packs_dir() -> Path:
-    """The folder of the packs (`code-task`, `calc-task` …)."""
+    """Return the folder of the packs (`code-task`, `calc-task` …)."""
     return _shipped("tasks")
 
 
 def sandbox_dir() -> Path:
-    """The folder of what runs inside the sandbox (`main.py`, `Dockerfile`)."""
+    """Return the folder of what runs inside the sandbox (`main.py`, `Dockerfile`)."""
     return _shipped("sandbox")
 
 
 def models_dir() -> Path:
-    """The folder of the bundled models."""
+    """Return the folder of the bundled models."""
     return _PACKAGE / "models"
 
 
 def bundled_model(name: str = "tiny") -> Path:
-    """The folder of a bundled model: `tiny`, which is tiny-agent, or the name of one. It need not exist."""
+    """Return the folder of a bundled model: `tiny`, which is tiny-agent, or the name of one. It need not exist."""
     return models_dir() / ("tiny-agent" if name == "tiny" else name)
 
 
@@ -49,7 +49,7 @@ def is_bundled(name: str) -> bool:
 
 
 def pack_path(name: str, base: Path | None = None) -> Path | None:
-    """The folder of a pack by its name, or by a path relative to `base` (default: the working folder).
+    """Return the folder of a pack by its name, or by a path relative to `base` (default: the working folder).
 
     None without such a folder with a `task.yaml`.
     """
@@ -62,7 +62,7 @@ def pack_path(name: str, base: Path | None = None) -> Path | None:
 
 
 def find_pack(name: str, base: Path | None = None) -> Path:
-    """The folder of a pack, as in `pack_path`. Raises NotFound, for a path with the missing file or folder."""
+    """Return the folder of a pack, as in `pack_path`. Raises NotFound, for a path with the missing file or folder."""
     found = pack_path(name, base)
     if found is not None:
         return found
@@ -76,12 +76,13 @@ def find_pack(name: str, base: Path | None = None) -> Path:
 
 
 def pack_names() -> list[str]:
-    """The names of the built-in packs, sorted."""
+    """Return the names of the built-in packs, sorted."""
     return sorted(path.parent.name for path in packs_dir().glob("*/task.yaml"))
 
 
 def find_project(start: Path | None = None, override: Path | None = None) -> Path | None:
-    """The project folder: `override`, or the nearest folder with an agentrl.yaml from `start` (default: here) upwards.
+    """Return the project folder: `override`, or the nearest folder with an agentrl.yaml from `start` (default: here)
+    upwards.
 
     Raises ConfigError if `override` is given and is not a project.
     """
@@ -100,18 +101,18 @@ def find_project(start: Path | None = None, override: Path | None = None) -> Pat
 
 
 def runs_dir(project: Path | None) -> Path:
-    """The folder of the runs: `runs/` of the project, or of the working folder without a project."""
+    """Return the folder of the runs: `runs/` of the project, or of the working folder without a project."""
     return (project or Path.cwd()) / "runs"
 
 
 def default_db(project: Path | None) -> Path:
-    """The store of a project, unless `--db`, AGENTRL_DB or `store.path` names another."""
+    """Return the store of a project, unless `--db`, AGENTRL_DB or `store.path` names another."""
     return runs_dir(project) / "agentrl.db"
 
 
 @contextmanager
 def utf8_name(folder: Path) -> Iterator[Path]:
-    """A folder under a name that is UTF-8, for libraries that open no other (safetensors, tokenizers)."""
+    """Yield a folder under a name that is UTF-8, for libraries that open no other (safetensors, tokenizers)."""
     if os.fsencode(folder).decode("utf-8", "replace") == str(folder):
         yield folder
         return
@@ -124,7 +125,8 @@ def utf8_name(folder: Path) -> Iterator[Path]:
 
 
 def portable(value: Any, projects: Sequence[Path]) -> Any:
-    """A setting with every path inside one of these project folders made relative to it; also in lists and mappings.
+    """Return a setting with every path inside one of these project folders made relative to it; also in lists and
+    mappings.
 
     Relative paths stay valid after the project is moved or copied.
     """

@@ -151,7 +151,7 @@ def one_heap() -> None:
 
 
 def conversations(packs: Iterable[Pack], split: str) -> Conversations:
-    """The kinds of messages that these packs' conversations can contain, for the audit of a chat template.
+    """Return the kinds of messages that these packs' conversations can contain, for the audit of a chat template.
 
     An environment of a pack's own may write anything, and so may an agent. The rows of `split` may bring system texts
     of their own.
@@ -249,7 +249,7 @@ async def run_training(
 
 
 def new_training(runtime: Runtime, id: str = "") -> RunRow:
-    """The row of a new training."""
+    """Return the row of a new training."""
     packs = list(runtime.packs)
     return new_run(runtime.config, runtime.store, kind="train", packs=packs, tokenizer=runtime.loaded.hash, id=id)
 
@@ -264,7 +264,7 @@ def new_run(
     model: str = "",
     id: str = "",
 ) -> RunRow:
-    """A run's row and its folder beside the store, under a free name; a kill meanwhile leaves no row."""
+    """Return a run's row and its folder beside the store, under a free name; a kill meanwhile leaves no row."""
     from agentrl_cli._version import __version__
 
     name = f"{'-'.join(packs)}-{config.algo.advantage.name}" if kind == "train" else f"{'-'.join(packs)}-{kind}"

@@ -44,11 +44,11 @@ class Box:
         self.cells = 0
 
     def limits_of(self, header: dict[str, Any]) -> dict[str, Any]:
-        """The limits of one request."""
+        """Return the limits of one request."""
         return {**self.limits, **header.get("limits", {})}
 
     def protected(self) -> set[int]:
-        """The processes that outlive an execution."""
+        """Return the processes that outlive an execution."""
         pids = self.checkpoints.pids()
         return pids | {self.process.pid} if self.process else pids
 
@@ -71,7 +71,7 @@ class Box:
         return self.tree.exceeds(left, self.tree.pids(), time.monotonic() + 1.0)
 
     def attribute_kill(self, reply: dict[str, Any], over: bool) -> dict[str, Any]:
-        """The result after out-of-memory kills: the code's own fault, or the host's if another's memory ran out.
+        """Return the result after out-of-memory kills: the code's own fault, or the host's if another's memory ran out.
 
         `over`: whether the box held more than its limit, as far as that is known.
         """

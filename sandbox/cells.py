@@ -182,7 +182,7 @@ class Cells:
         return reason, frame, job, backup
 
     def _answer(self, job: Execution, process: SessionProcess) -> tuple[str, framing.Frame | None]:
-        """The process's next answer; one written before the question breaks the protocol."""
+        """Return the process's next answer; one written before the question breaks the protocol."""
         reason, frame = supervise(job, process.control, process.events(self.box.host))
         if frame is not None and frame.header.get("nonce") != self._nonce:
             return "invalid", None

@@ -52,13 +52,15 @@ class SessionProcess:
         return answer is not None and "socket" in answer.header
 
     def events(self, host: socket.socket) -> select.poll:
-        """A poll for an answer, the end of the process, or the end of the host."""
+        """Return a poll for an answer, the end of the process, or the end of the host."""
         if self._events is None:
             self._events = waiting(host, self.pidfd, self.control)
         return self._events
 
     def lend(self) -> tuple[socket.socket, list[int]]:
-        """The box's end of the next checkpoint's socket, to be given back; and the other end if it has to be sent."""
+        """Return the box's end of the next checkpoint's socket, to be given back; and the other end if it has to be
+        sent.
+        """
         lent, self.wake_socket = self.wake_socket, None
         if lent:
             return lent, []
@@ -74,7 +76,7 @@ class SessionProcess:
 
 
 def receive(host: socket.socket, process: SessionProcess | None, on_pause: Callable[[], None]) -> bytes:
-    """The host's next bytes. Stops a session process without requests for a while, then calls `on_pause`.
+    """Return the host's next bytes. Stops a session process without requests for a while, then calls `on_pause`.
 
     Its code may continue after its answer: in a handler of a timer's signal, or in place of the worker's code.
     """
@@ -114,7 +116,7 @@ class Checkpoints:
         return len(self._states)
 
     def pids(self) -> set[int]:
-        """The processes of all checkpoints."""
+        """Return the processes of all checkpoints."""
         return {state.process.pid for state in self._states.values() if state.process}
 
     def restore_paused(self, process: SessionProcess | None, paused: bool) -> None:

@@ -60,7 +60,7 @@ class Capture:
         return self.total - len(self._head) - min(len(self._tail), self.half)
 
     def text(self) -> bytes:
-        """The kept bytes, with a line in the middle with the number left out."""
+        """Return the kept bytes, with a line in the middle with the number left out."""
         tail = self._tail[-self.half :]
         if not self.left_out:
             return bytes(self._head + tail)
@@ -111,7 +111,7 @@ class Execution:
         return max(0.0, now - self._cpu_before)
 
     def exceeded(self) -> str:
-        """The exceeded limit as `status:detail`; empty if none. Checked ten times a second."""
+        """Return the exceeded limit as `status:detail`; empty if none. Checked ten times a second."""
         now = time.monotonic()
         if self.captures[0].total + self.captures[1].total > FLOOD:
             return "output_limit:"
@@ -166,7 +166,7 @@ class Execution:
                 capture.clear()
 
     def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """The answer to the host: header and output."""
+        """Return the answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
         header["seconds"] = round(max(0.0, time.monotonic() - self.started - self.forgiven - self._waited), 6)
         header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
@@ -174,7 +174,7 @@ class Execution:
 
 
 def waiting(host: socket.socket, pidfd: int, control: socket.socket | None) -> select.poll:
-    """A poll for what ends the wait for a process: its end, the host's end, or an answer."""
+    """Return a poll for what ends the wait for a process: its end, the host's end, or an answer."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(host, _RDHUP)

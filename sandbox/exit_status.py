@@ -28,7 +28,7 @@ _INVALID = "the session's process answered nonsense"
 
 
 def claimed(header: dict[str, Any]) -> str:
-    """The status that a worker claims; `exception` if it may not choose it."""
+    """Return the status that a worker claims; `exception` if it may not choose it."""
     status = header.get("status")
     return status if isinstance(status, str) and status in _CLAIMS else "exception"
 
@@ -48,12 +48,13 @@ def _escaped(character: str) -> str:
 
 
 def number(text: str, most: int = 256) -> int:
-    """A number below `most` (a power of two) that a worker claims, by default an exit code; 1 if it is invalid."""
+    """Return a number below `most` (a power of two) that a worker claims, by default an exit code; 1 if it is invalid.
+    """
     return int(text) & (most - 1) if text.isdecimal() and len(text) < 11 else 1
 
 
 def read_note(fd: int) -> str:
-    """The note that a program's process wrote about its end; empty if absent."""
+    """Return the note that a program's process wrote about its end; empty if absent."""
     try:
         return _printable(os.read(fd, 200).decode("utf-8", "replace"))
     except BlockingIOError:
@@ -61,7 +62,7 @@ def read_note(fd: int) -> str:
 
 
 def full_detail() -> str:
-    """Which disk limit is met: bytes, or number of files."""
+    """Return which disk limit is met: bytes, or number of files."""
     try:
         return MANY if os.statvfs(namespaces.WORK).f_ffree == 0 else FULL
     except OSError:
@@ -76,7 +77,7 @@ _SIGNALS: dict[int, dict[str, Any]] = {
 
 
 def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
-    """The result of a shell command. If a limit stopped its child, exit code and last messages show which."""
+    """Return the result of a shell command. If a limit stopped its child, exit code and last messages show which."""
     last = b"\n".join(stderr.rstrip().splitlines()[-8:]).lower()
     if reply["status"] == "timeout" and b"fork: retry: resource temporarily unavailable" in last:
         return {**reply, "status": "process_limit", "detail": "processes"}  # bash retries until others end
@@ -92,7 +93,7 @@ def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
 
 
 def result(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
-    """The result of a process that ended, or was killed for `reason` (see execution.supervise)."""
+    """Return the result of a process that ended, or was killed for `reason` (see execution.supervise)."""
     if reason not in ("exited", "invalid"):
         name, _, detail = reason.partition(":")
         return {"status": name, "detail": detail}
@@ -111,7 +112,7 @@ def result(reason: str, status: int, used: float, limits: dict[str, Any], note: 
 
 
 def unanswered(answers: list[list[Any]], late: bool) -> list[Any]:
-    """The answer for calls after the last of `answers`: no state or time was left, or the code left them out."""
+    """Return the answer for calls after the last of `answers`: no state or time was left, or the code left them out."""
     if answers and answers[-1][0] == "state_lost":
         return ["state_lost", "", "", 0]
     return ["timeout", "budget", "", 0] if late else ["crashed", _INVALID, "", 0]

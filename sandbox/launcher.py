@@ -94,7 +94,7 @@ class Launcher:
     # the template, seen from the box
 
     def _by_template(self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]) -> int:
-        """The pid of a program that the template started; 0 if the template has ended and nothing has run."""
+        """Return the pid of a program that the template started; 0 if the template has ended and nothing has run."""
         wanted = {**limits, "wall": 0, "others": others}
         if self._socket and (not self.tree.template or wanted != self._limits):
             self.end_template()
@@ -109,7 +109,7 @@ class Launcher:
             os.close(given)
 
     def _ask(self, request: bytes, fds: tuple[int, ...], timeout: float) -> int:
-        """The pid that the template's child sends first; 0 if the template has ended or cannot fork."""
+        """Return the pid that the template's child sends first; 0 if the template has ended or cannot fork."""
         assert self._socket is not None
         rights = struct.pack(f"{len(fds)}i", *fds)
         try:
@@ -204,14 +204,14 @@ def take_descriptors(fds: tuple[int, ...], user: tuple[int, int] | None, rules: 
 
 
 def standard_input(data: bytes) -> int:
-    """A descriptor from which a program reads its input."""
+    """Return a descriptor from which a program reads its input."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY)
     return _memory_file("stdin", data)
 
 
 def _memory_file(name: str, data: bytes, flags: int = os.MFD_CLOEXEC) -> int:
-    """A descriptor of a file in memory, at its start."""
+    """Return a descriptor of a file in memory, at its start."""
     file = os.memfd_create(name, flags)
     os.write(file, data)
     os.lseek(file, 0, os.SEEK_SET)

@@ -64,7 +64,7 @@ class OutOfMemoryKills:
 
 
 def _number(text: bytes, name: bytes) -> int:
-    """The number in the line that begins with a name; 0 if absent."""
+    """Return the number in the line that begins with a name; 0 if absent."""
     for line in text.splitlines():
         key, _, value = line.partition(b" ")
         if key == name:

@@ -73,7 +73,7 @@ class ProcessTree:
         self.settle()
 
     def _last_pid(self) -> int:
-        """The pid that was given out last in this pid namespace."""
+        """Return the pid that was given out last in this pid namespace."""
         return int(os.pread(self._loadavg, 100, 0).split()[-1])
 
     def mark(self) -> None:
@@ -123,7 +123,7 @@ class ProcessTree:
         return self._seen == pid == expected
 
     def pids(self) -> list[int]:
-        """The processes of the box, without its init."""
+        """Return the processes of the box, without its init."""
         if self.level == "ns":
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != self.me]
         found: list[int] = []
@@ -200,7 +200,7 @@ class ProcessTree:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process."""
+    """Return the children of a process."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -58,7 +58,7 @@ class Supervisor:
         self.end()
 
     def _requests(self) -> Iterator[framing.Frame]:
-        """The host's requests, usually one per read, until it closes the socket."""
+        """Yield the host's requests, usually one per read, until it closes the socket."""
         box, reader = self.box, framing.Reader()
         while data := checkpoints.receive(box.host, box.process, lambda: box.tree.quiesce(box.protected())):
             yield from reader.feed(data)

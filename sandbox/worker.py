@@ -33,7 +33,7 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def main_module() -> types.ModuleType:
-    """A fresh `__main__`, as a script sees it."""
+    """Return a fresh `__main__`, as a script sees it."""
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
@@ -109,7 +109,7 @@ def show(error: BaseException) -> None:
 
 
 def exit_code(error: SystemExit) -> int:
-    """The exit code of sys.exit(value), as Python itself computes it."""
+    """Return the exit code of sys.exit(value), as Python itself computes it."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -339,7 +339,7 @@ _STATEMENT = re.compile(
 
 
 def compile_cell(text: str, name: str) -> list[types.CodeType]:
-    """The code of a cell; an expression at its end is compiled separately, to print its value.
+    """Return the code of a cell; an expression at its end is compiled separately, to print its value.
 
     The syntax tree, which costs more than the rest together, is made only if the last line may be such an expression.
     """
@@ -357,7 +357,7 @@ def compile_cell(text: str, name: str) -> list[types.CodeType]:
 
 
 def _find(module: types.ModuleType, name: str) -> Any:
-    """A function by its name, or a method as `Class.method` (the class is made without arguments)."""
+    """Return a function by its name, or a method as `Class.method` (the class is made without arguments)."""
     first, *rest = name.split(".")
     try:
         found = module.__dict__[first]

@@ -72,7 +72,7 @@ def emit_reward(value: float) -> None:
 
 
 def reward_value(value: Any) -> float:
-    """A reward as a float. Raises ValueError for what is not a finite number."""
+    """Return a reward as a float. Raises ValueError for what is not a finite number."""
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{value!r:.100} is not a reward: a finite number is")
     return float(value)

@@ -34,7 +34,7 @@ BADGES = {"Ines": "6614", "Pavel": "2087", "Marta": "9351", "Joao": "4470"}
 
 
 def opening_hours(shop: str) -> str:
-    """The opening hours of a shop.
+    """Return the opening hours of a shop.
 
     Args:
         shop: What kind of shop.
@@ -43,7 +43,7 @@ def opening_hours(shop: str) -> str:
 
 
 def parcel_status(code: str) -> str:
-    """Where a parcel is.
+    """Return where a parcel is.
 
     Args:
         code: The code of the parcel.
@@ -52,7 +52,7 @@ def parcel_status(code: str) -> str:
 
 
 def seat_of(passenger: str) -> str:
-    """The seat of a passenger.
+    """Return the seat of a passenger.
 
     Args:
         passenger: Who.
@@ -63,7 +63,7 @@ def seat_of(passenger: str) -> str:
 
 
 def driver_of(route: str) -> str:
-    """The driver of a bus route.
+    """Return the driver of a bus route.
 
     Args:
         route: Its number.
@@ -72,7 +72,7 @@ def driver_of(route: str) -> str:
 
 
 def badge_of(driver: str) -> str:
-    """The badge number of a driver.
+    """Return the badge number of a driver.
 
     Args:
         driver: The name.
@@ -81,7 +81,7 @@ def badge_of(driver: str) -> str:
 
 
 def ferry_fare(passengers: int, car: bool = False) -> int:
-    """The fare of the ferry in cents.
+    """Return the fare of the ferry in cents.
 
     Args:
         passengers: How many people.
@@ -214,7 +214,7 @@ class Found:
 
 
 def calls_of(episode: Episode) -> Iterator[Called]:
-    """Every call of an episode with its fate, in order."""
+    """Yield every call of an episode with its fate, in order."""
     for turn, after in zip(episode.turns, [*episode.turns[1:], None], strict=True):
         results = after.results if after is not None else ()
         for number, call in enumerate(turn.calls):

@@ -161,12 +161,12 @@ def _settings(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = "") 
 
 
 def _evaluations(store: Store, run: RunRow) -> list[RunRow]:
-    """The evaluation runs of a training, oldest first."""
+    """Return the evaluation runs of a training, oldest first."""
     return [row for row in store.runs.all()[::-1] if row.kind == "eval" and row.parent_id == run.id]
 
 
 def all_evals(store: Store, run: RunRow) -> list[EvalRow]:
-    """The evaluations of a run, by itself and by `agentrl eval`, oldest first."""
+    """Return the evaluations of a run, by itself and by `agentrl eval`, oldest first."""
     rows = [
         *store.runs.evals(run.id),
         *(row for other in _evaluations(store, run) for row in store.runs.evals(other.id)),
@@ -191,7 +191,7 @@ def _eval(row: EvalRow | None) -> dict[str, Any] | None:
 
 
 def _attempts(store: Store, one: RunRow, two: RunRow) -> tuple[str, tuple[list[EpisodeRow], list[EpisodeRow]]]:
-    """The graded attempts to compare task by task: of evaluations where both have some, else of the runs."""
+    """Return the graded attempts to compare task by task: of evaluations where both have some, else of the runs."""
     evals = [_eval_attempts(store, run) for run in (one, two)]
     if evals[0] and evals[1]:
         return "evaluations", (evals[0], evals[1])
@@ -214,7 +214,7 @@ def _graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
 
 
 def _tasks(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskLine, ...]:
-    """The tasks that both attempted; flips first, lost before gained."""
+    """Return the tasks that both attempted; flips first, lost before gained."""
     groups: list[dict[tuple[str, str], list[EpisodeRow]]] = [{}, {}]
     for group, rows in zip(groups, (one, two), strict=True):
         for row in rows:
@@ -241,7 +241,7 @@ def _mean(rows: list[EpisodeRow]) -> float:
 
 
 def _example(rows: list[EpisodeRow]) -> str:
-    """An episode that shows the verdict: a solved one if most are."""
+    """Return an episode that shows the verdict: a solved one if most are."""
     solved, n = _solved(rows)
     verdict = 2 * solved > n
     return next(row.id for row in rows if (row.outcome == "solved") is verdict)

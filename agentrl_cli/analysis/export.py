@@ -83,7 +83,7 @@ def sequence_rows(store: Store, episode_ids: Iterable[str], *, masked: bool = Tr
 
 
 def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> Iterator[dict[str, Any]]:
-    """The token sequences of an episode that train a token, as plain JSON values.
+    """Yield the token sequences of an episode that train a token, as plain JSON values.
 
     Log-probabilities and advantages are null where the mask is 0, and advantages everywhere if it was not trained.
     """
@@ -111,7 +111,7 @@ def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> I
 
 
 def episode_object(episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True) -> dict[str, Any]:
-    """An episode as plain JSON values, unmasked."""
+    """Return an episode as plain JSON values, unmasked."""
     names = [item.name for item in fields(episode) if item.name not in _APART]
     row: dict[str, Any] = {name: _value(getattr(episode, name)) for name in (*names, "reward", "primary")}
     row["reward_parts"] = [_fields(part) for part in episode.reward_parts]

@@ -56,7 +56,7 @@ def export_html(
 
 
 def page(rows: list[dict[str, Any]], title: str) -> str:
-    """The page around the data; `<` is escaped, so no text of an episode can end the script."""
+    """Return the page around the data; `<` is escaped, so no text of an episode can end the script."""
     data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     head, script, tail = _SCRIPT.split(PAGE.read_text("utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

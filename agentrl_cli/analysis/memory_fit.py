@@ -23,7 +23,7 @@ BITS = ("8bit", "4bit")
 def fit(
     config: Config, folder: Path, *, gpu_bytes: float | None = None, quantised: bool = False
 ) -> tuple[Config, Plan]:
-    """The first settings that fit, and their plan; if none do, the smallest, whose plan does not fit.
+    """Return the first settings that fit, and their plan; if none do, the smallest, whose plan does not fit.
 
     `gpu_bytes`: as in `plan`. `quantised`: whether this machine can load a base in 8 or 4 bits.
     """
@@ -85,6 +85,6 @@ def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Conf
 
 
 def _with(config: Config, **sections: dict[str, Any]) -> Config:
-    """The settings with some changed, validated again."""
+    """Return the settings with some changed, validated again."""
     given = config.model_dump()
     return Config.model_validate({**given, **{name: {**given[name], **more} for name, more in sections.items()}})

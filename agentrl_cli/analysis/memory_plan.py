@@ -177,7 +177,7 @@ def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool)
 
 
 def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: bool) -> dict[str, float]:
-    """The rollout's memory besides weights and optimizer state.
+    """Return the rollout's memory besides weights and optimizer state.
 
     Prefill and sampling do not overlap, so the larger of the two counts. `adapted`: an adapter that is not merged adds
     its own result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB
@@ -223,7 +223,7 @@ def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapp
 def _updating(
     config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
 ) -> dict[str, float]:
-    """The update's memory besides weights and optimizer.
+    """Return the update's memory besides weights and optimizer.
 
     `again`: each layer's input is kept, and one layer at a time recomputed.
     """
@@ -271,7 +271,7 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
 
 
 def _under(folder: Path, config: Config) -> tuple[Path, Config]:
-    """The base of an adapter that is trained on, and the configuration with the adapter's rank."""
+    """Return the base of an adapter that is trained on, and the configuration with the adapter's rank."""
     from agentrl_cli.models.adapter import ADAPTER_FILE
     from agentrl_cli.models.load import adapter_base
 
@@ -368,7 +368,7 @@ def _available(device: Any) -> float:
 
 
 def _step_seconds(config: Config, parameters: int, device: Any) -> float:
-    """A step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
+    """Return a step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
     import torch
 
     side = 4096 if device.type == "cuda" else 512

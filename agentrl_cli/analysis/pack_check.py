@@ -42,7 +42,7 @@ class Problem:
 
 
 async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False) -> list[Problem]:
-    """All problems of a pack: rows, families, tools, solutions that do not score 1, empty answers that score.
+    """Return all problems of a pack: rows, families, tools, solutions that do not score 1, empty answers that score.
 
     Every line of the data is read and checked; solutions and empty answers are run on some rows, with `every` on all.
     Without a solver (`Pack.solver`) only the empty answers are run.
@@ -105,7 +105,7 @@ def _tools(pack: Pack) -> Iterator[Problem]:
 
 
 def _sample(tasks: Sequence[Task]) -> list[Task]:
-    """The first PER_FAMILY tasks of every family of every split."""
+    """Return the first PER_FAMILY tasks of every family of every split."""
     count: dict[tuple[str, str], int] = {}
     picked = []
     for task in tasks:
@@ -165,7 +165,7 @@ def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -
 
 
 def _chat(task: Task) -> Chat:
-    """A chat whose tokens are bytes, and an image one token if the task has any."""
+    """Return a chat whose tokens are bytes, and an image one token if the task has any."""
     if not any(isinstance(message.get("content"), list) for message in task.prompt):
         return Chat(ByteTokenizer())
     tokenizer = ByteTokenizer(tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS))
@@ -175,7 +175,7 @@ def _chat(task: Task) -> Chat:
 
 
 def _seen(content: Any) -> Any:
-    """A tool's answer without what depends on a model: its texts, and its images by hash."""
+    """Return a tool's answer without what depends on a model: its texts, and its images by hash."""
     if not isinstance(content, list):
         return content
     images = [p["image"] if is_image(p) else HASH + digest(image_bytes(p)) for p in content if p["type"] == "image"]

@@ -118,7 +118,7 @@ def _pictures(steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]) -> l
 
 
 def _plain(name: str) -> str:
-    """A name for a file."""
+    """Return a name for a file."""
     return "".join(char if char.isalnum() or char in "-_" else "-" for char in name) or "none"
 
 
@@ -164,7 +164,7 @@ def _facts(store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]) -> tup
 
 
 def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Sample]:
-    """The best, the worst and the oddest episode of a run."""
+    """Return the best, the worst and the oddest episode of a run."""
     rowids = store.episodes.ids("-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES)
     rows = [row for row in store.episodes.rows(rowids) if row.outcome is not None and not row.outcome.is_error]
     if not rows:
@@ -179,7 +179,8 @@ def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Samp
 
 
 def oddest(rows: Sequence[EpisodeRow]) -> EpisodeRow | None:
-    """The episode whose flags are the rarest together: the sum of −log of each flag's share; None without flags."""
+    """Return the episode whose flags are the rarest together: the sum of −log of each flag's share; None without flags.
+    """
     counts = Counter(flag for row in rows for flag in set(row.flags))
 
     def rarity(row: EpisodeRow) -> float:

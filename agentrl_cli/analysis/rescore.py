@@ -69,7 +69,7 @@ class Change:
 
 
 def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
-    """A reward function as a user names it: `module:object`, `file.py:fn`, or `NAME=…` to replace the part NAME.
+    """Return a reward function as a user names it: `module:object`, `file.py:fn`, or `NAME=…` to replace the part NAME.
 
     Its weight is `rewards.NAME`, else 1. Raises NotFound, EnvError, or ConfigError if it is not callable.
     """
@@ -84,7 +84,7 @@ def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
 
 
 def _two(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one of (episode, ctx), if it takes only the episode."""
+    """Return the function as one of (episode, ctx), if it takes only the episode."""
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     return function if len(wanted) > 1 else lambda episode, ctx: function(episode)
 
@@ -96,7 +96,7 @@ async def rescore_parts(
     rewards: Sequence[Reward],
     open_session: Session | None = None,
 ) -> tuple[RewardPart, ...]:
-    """The stored parts under new weights; parts of the functions replace those of the same name.
+    """Return the stored parts under new weights; parts of the functions replace those of the same name.
 
     A function gets the stored episode, its task and last text, a fresh sandbox session, and of the tools' states only
     the submitted answer. Raises EnvError if a function fails.
@@ -202,7 +202,7 @@ def estimate(
 
 
 def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
-    """The KL coefficient in an episode's step; with `algo.kl_target`, the one that the step stored."""
+    """Return the KL coefficient in an episode's step; with `algo.kl_target`, the one that the step stored."""
     if config.algo.kl_target is None:
         return config.algo.kl_coef
     rows = [row for row in store.runs.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]

@@ -65,7 +65,7 @@ class Spread:
 
 
 def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
-    """The estimate from several attempts at each of some tasks."""
+    """Return the estimate from several attempts at each of some tasks."""
     graded = [episode for episode in episodes if episode.graded]
     by_task: dict[str, list[Episode]] = {}
     for episode in graded:

@@ -26,7 +26,8 @@ class Curve:
 
 
 def chart_svg(title: str, curves: Sequence[Curve], *, unit: bool = False, size: tuple[int, int] = (420, 190)) -> str:
-    """A chart with its axes and a legend if there are several curves. Values that are not finite are left out."""
+    """Return a chart with its axes and a legend if there are several curves. Values that are not finite are left out.
+    """
     width, height = size
     shown = [[(x, y) for x, y in curve.points if math.isfinite(y)] for curve in curves]
     ys = [y for points in shown for _, y in points] + [y for curve in curves for span in curve.spans for y in span[1:]]

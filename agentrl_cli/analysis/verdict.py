@@ -70,7 +70,7 @@ def _what_happened(train: Change, checked: Change | None, part: str, window: int
 
 
 def _moved(steps: Sequence[Mapping[str, Any]], window: int) -> str:
-    """The reward part whose mean changed most."""
+    """Return the reward part whose mean changed most."""
     names = sorted({key for step in steps for key in step if key.startswith("rewards/") and key.endswith("/mean")})
     changes: dict[str, Change] = {}
     for name in names:

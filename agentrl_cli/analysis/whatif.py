@@ -123,7 +123,7 @@ async def opened(env: Env, task: Task) -> list[Message]:
 
 
 async def step_of(env: Env, turn: AssistantTurn) -> Step:
-    """The environment's step after a turn. Exceptions of the task's code become EnvError."""
+    """Return the environment's step after a turn. Exceptions of the task's code become EnvError."""
     try:
         return await run_step(env, turn)
     except Exception as error:
@@ -131,13 +131,13 @@ async def step_of(env: Env, turn: AssistantTurn) -> Step:
 
 
 def results_of(step: Step) -> tuple[ToolResult, ...]:
-    """A step's tool results, made from its messages if it has only those."""
+    """Return a step's tool results, made from its messages if it has only those."""
     texts = [str(message.get("content") or "") for message in step.messages if message["role"] == "tool"]
     return step.results or tuple(ToolResult(text) for text in texts)
 
 
 def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int) -> list[Rerun]:
-    """The reruns of a turn's calls; `calls` is the number of calls before the turn."""
+    """Return the reruns of a turn's calls; `calls` is the number of calls before the turn."""
     before: Sequence[ToolResult] = ()
     if answers is not None and answers.role == "tool":
         before = answers.results or [ToolResult(str(message.get("content") or "")) for message in answers.messages]
@@ -148,7 +148,7 @@ def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls:
 
 
 def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
-    """The rerun of a turn that was sent to the simulated user; empty without any answer."""
+    """Return the rerun of a turn that was sent to the simulated user; empty without any answer."""
     now = [str(message.get("content") or "") for message in step.messages if message["role"] == "user"]
     before = _content(answers) if answers is not None and answers.role == "user" else None
     if before is None and not now:
@@ -158,7 +158,7 @@ def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
 
 
 def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
-    """The turns, marked if their answers differ in the rerun.
+    """Return the turns, marked if their answers differ in the rerun.
 
     The mark is `metrics["diverged"]` on the result of a call, `diverged` on a message of a user or environment. The
     text stays the recorded one, which the tokens spell; the flag DIVERGED reads the marks.
@@ -195,7 +195,7 @@ async def rescore(
     earned: float | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[RewardPart, ...]:
-    """The reward parts of the pack and the environment, as in a rollout, in an env after the episode's turns.
+    """Return the reward parts of the pack and the environment, as in a rollout, in an env after the episode's turns.
 
     `weights`: as configured, over the pack's. `earned`: sum of the environment's step rewards.
     Raises EnvError, SandboxFault.
@@ -217,7 +217,8 @@ async def rescore(
 
 
 def chain_to(episode: Episode, turn: int) -> tuple[Episode, int, tuple[int, ...]]:
-    """The branch on which a turn lies as an episode, the turn's index there, and the index of each of its turns here.
+    """Return the branch on which a turn lies as an episode, the turn's index there, and the index of each of its turns
+    here.
 
     Of an episode with one branch itself. A turn on several branches is taken on the first; the turn after the last is
     the next of its branch.
@@ -229,7 +230,7 @@ def chain_to(episode: Episode, turn: int) -> tuple[Episode, int, tuple[int, ...]
 
 
 def turns_before(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]:
-    """The turns before turn `turn` of a chain with their tokens: ids, origins and numbers as stored.
+    """Return the turns before turn `turn` of a chain with their tokens: ids, origins and numbers as stored.
 
     Raises UsageError if the turn is out of range, or not the model's.
     """

@@ -46,14 +46,14 @@ MAX_MESSAGE = 200
 
 
 def parameters_of(schema: ToolSchema) -> Mapping[str, Any]:
-    """The JSON Schema of a tool's parameters, from an OpenAI function schema or given directly."""
+    """Return the JSON Schema of a tool's parameters, from an OpenAI function schema or given directly."""
     function = schema.get("function", schema)
     parameters = function.get("parameters", function if "properties" in function else {})
     return parameters if isinstance(parameters, Mapping) else {}
 
 
 def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
-    """The first error of `arguments`, worded for the model; None if they are valid.
+    """Return the first error of `arguments`, worded for the model; None if they are valid.
 
     A schema that cannot be used (a broken `pattern` or `$ref`) is logged once and checks nothing: the tool decides.
     """
@@ -103,7 +103,8 @@ def _errors(schema: Mapping[str, Any], value: Any) -> Iterator[ValidationError]:
 
 @cache
 def _strict(base: Any) -> Any:
-    """A validator of the library with JSON's types as Python values have them, and lenient about unknown types."""
+    """Return a validator of the library with JSON's types as Python values have them, and lenient about unknown types.
+    """
     from jsonschema import ValidationError
     from jsonschema.validators import extend
 
@@ -122,7 +123,7 @@ def _strict(base: Any) -> Any:
 
 
 def _first(errors: Iterable[ValidationError], value: Any) -> ValidationError:
-    """The error that comes first in `value`; of an object before those of its members."""
+    """Return the error that comes first in `value`; of an object before those of its members."""
 
     def place(error: ValidationError) -> tuple[list[int], int]:
         inner, positions = value, []
@@ -158,7 +159,7 @@ def _text(error: ValidationError) -> str:
 
 
 def _unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """The error for the first argument that the schema does not name, with the nearest name or all of them."""
+    """Return the error for the first argument that the schema does not name, with the nearest name or all of them."""
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     first = next(key for key in value if key not in properties and not any(re.search(p, key) for p in patterns))
     close = nearest(str(first), _missing(value, schema) or properties, n=1)

@@ -158,7 +158,7 @@ def append_only_without(chat: Chat) -> str:
 
 
 def require_append_only(chat: Chat, which: Conversations = EVERY) -> AuditReport:
-    """The audit. Raises TemplateError with the reason if the template does not extend these by appending."""
+    """Return the audit. Raises TemplateError with the reason if the template does not extend these by appending."""
     report = audit(chat, which)
     if not report.append_only and not chat.append_only:
         raise TemplateError(
@@ -228,7 +228,8 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
 
 
 def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
-    """The problem when `messages` are played as an episode (empty: none), and both texts from the difference on."""
+    """Return the problem when `messages` are played as an episode (empty: none), and both texts from the difference on.
+    """
     try:
         whole = chat.conversation(messages, tools)
         appended = _as_history(chat, whole)
@@ -253,7 +254,7 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
 
 
 def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
-    """The same for an episode that ends with an answer, compared as the drift guard does."""
+    """Return the same for an episode that ends with an answer, compared as the drift guard does."""
     try:
         whole = chat.conversation(messages, tools)
     except TemplateError as error:
@@ -286,7 +287,7 @@ def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
 
 
 def _as_history(chat: Chat, appended: Rendered) -> list[int]:
-    """The ids of a conversation that continues, each sampled stop token as the template's history writes it."""
+    """Return the ids of a conversation that continues, each sampled stop token as the template's history writes it."""
     stop, history = chat.stop_ids[0], chat.tokenizer.id_of(chat.stops.history)
     if history is None:
         return appended.ids

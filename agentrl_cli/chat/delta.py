@@ -23,7 +23,8 @@ from agentrl_cli.types import Message
 def render_delta(
     syntax: TemplateSyntax, encoder: Encoder, messages: Sequence[Message], tools: Tools, last_id: int | None
 ) -> Rendered:
-    """The delta of new messages after an assistant turn whose last token is `last_id`, which it does not repeat."""
+    """Return the delta of new messages after an assistant turn whose last token is `last_id`, which it does not repeat.
+    """
     safe, safe_tools, hidden = syntax.guard.hide(messages, tools)
     text, plain = hidden.reveal(_after_turn(syntax, safe, safe_tools))
     stop = next(stop for stop in sorted(syntax.closing_texts, key=len, reverse=True) if text.startswith(stop))
@@ -41,7 +42,7 @@ def render_delta(
 
 
 def _after_turn(syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, ask: bool = True) -> str:
-    """The template's text from the stop token of a dummy assistant turn on."""
+    """Return the template's text from the stop token of a dummy assistant turn on."""
     results = [message for message in new if message.get("role") == "tool" and not message.get("lone")]
     calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
     content = "" if calls else MARK  # with calls it is in the arguments: Gemma 4 writes content after the results
@@ -60,7 +61,8 @@ def _after_turn(syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, as
 
 
 def _ends(syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
-    """Where each message ends in `text` (characters): the prefix shared with a delta of the messages up to it."""
+    """Return where each message ends in `text` (characters): the prefix shared with a delta of the messages up to it.
+    """
     ends: list[int] = []
     for count in range(1, len(new)):
         if new[count].get("role") != new[count - 1].get("role"):

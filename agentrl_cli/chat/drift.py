@@ -64,7 +64,7 @@ class Drift:
 
 
 def worst(drifts: Sequence[Drift]) -> str:
-    """The most severe kind among them, empty for none."""
+    """Return the most severe kind among them, empty for none."""
     return max((drift.kind for drift in drifts), key=KINDS.index, default="")
 
 
@@ -126,7 +126,7 @@ def _as_sampled(chat: Chat, messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _at(places: Sequence[int] | Int64, index: int) -> int:
-    """A branch's number in the episode's; one past the end is one past the last; −1 stays."""
+    """Return a branch's number in the episode's; one past the end is one past the last; −1 stays."""
     if index < 0 or not len(places):
         return index
     return int(places[index]) if index < len(places) else int(places[-1]) + 1
@@ -226,7 +226,7 @@ def _differences(
 
 
 def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
-    """The kind of the difference between two texts of one block; `sampled`: the model wrote (part of) it."""
+    """Return the kind of the difference between two texts of one block; `sampled`: the model wrote (part of) it."""
     if expected == got:
         return "resegmented"
     if not sampled:

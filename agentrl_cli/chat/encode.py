@@ -43,7 +43,9 @@ class Encoder:
         ends: Sequence[int],
         text: str,
     ) -> Rendered:
-        """The ids with their origins and spans. `regions` are contents, `ends` the messages' ends, in characters."""
+        """Return the ids with their origins and spans. `regions` are contents, `ends` the messages' ends, in
+        characters.
+        """
         found = origins(offsets, regions, messages)
         if self.images is not None:
             own = [(m, ORIGINS.get(str(m.get("role")), Origin.USER)) for m in messages]

@@ -69,7 +69,7 @@ class Hidden:
         return bool(self._texts)
 
     def replace(self, value: Any, pattern: re.Pattern[str]) -> Any:
-        """A copy of `value` (text, list or mapping, any depth) with placeholders for what `pattern` matches."""
+        """Return a copy of `value` (text, list or mapping, any depth) with placeholders for what `pattern` matches."""
         if isinstance(value, str):
             return pattern.sub(self._hide, value)
         if isinstance(value, dict):
@@ -79,7 +79,7 @@ class Hidden:
         return value
 
     def reveal(self, text: str) -> tuple[str, list[Range]]:
-        """The rendering with the texts back in, and the character ranges they take."""
+        """Return the rendering with the texts back in, and the character ranges they take."""
         if not self._texts:
             return text, []
         parts: list[str] = []

@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def family_template(name: str) -> str:
-    """The Jinja text of a family's template. Raises KeyError."""
+    """Return the Jinja text of a family's template. Raises KeyError."""
     family = FAMILIES[name]
     body = resources.files("agentrl_cli.chat").joinpath("templates/base.jinja").read_text(encoding="utf-8")
     return (
@@ -48,5 +48,5 @@ def family_template(name: str) -> str:
 
 
 def family_of(tokenizer: BaseTokenizer) -> str:
-    """The family whose tokens a tokenizer has; `plain` if it has none of them."""
+    """Return the family whose tokens a tokenizer has; `plain` if it has none of them."""
     return next(name for name, family in FAMILIES.items() if not family.token or tokenizer.id_of(family.token))

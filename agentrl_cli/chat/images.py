@@ -151,7 +151,7 @@ def pictured(
 
 
 def _named(message: Message, images: Images | None, folder: Path | None) -> tuple[Message, list[bytes]]:
-    """A message whose images and frames are read and measured."""
+    """Return a message whose images and frames are read and measured."""
     if images is None:
         raise PolicyError(
             f"A message of the {message['role']} has an image, and this model reads text alone.",

@@ -31,7 +31,7 @@ def is_image(value: Any) -> bool:
 
 
 def image_bytes(value: Any, folder: Path | None = None) -> bytes:
-    """An image as encoded bytes, a PIL image or an array as PNG; paths are relative to `folder`.
+    """Return an image as encoded bytes, a PIL image or an array as PNG; paths are relative to `folder`.
 
     Raises EnvError for anything else, for a file that cannot be read, and for an address in the network.
     """
@@ -63,7 +63,7 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 
 def image_link(value: Any) -> str:
-    """An image of a row as JSON can hold it: its path, or its bytes as a data: URL. Raises EnvError."""
+    """Return an image of a row as JSON can hold it: its path, or its bytes as a data: URL. Raises EnvError."""
     if isinstance(value, Mapping) and value.get("bytes") is None:
         value = next((value[name] for name in NAMES if value.get(name) is not None), None)
         if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def image_link(value: Any) -> str:
 
 
 def video_link(value: Any) -> Any:
-    """A video of a row as JSON can hold it: a path, or the links of its frames. Raises EnvError."""
+    """Return a video of a row as JSON can hold it: a path, or the links of its frames. Raises EnvError."""
     if isinstance(value, Mapping):
         value = next((value[name] for name in ("video", "frames", *NAMES) if value.get(name) is not None), None)
     return [image_link(frame) for frame in value] if isinstance(value, list | tuple) else image_link(value)
@@ -141,7 +141,7 @@ def _path(text: str, folder: Path) -> Path:
 
 
 def missing_file(link: str, folder: Path) -> str:
-    """Why the image of a row cannot be read, as a sentence; empty if its file exists, or it is a data: URL."""
+    """Return why the image of a row cannot be read, as a sentence; empty if its file exists, or it is a data: URL."""
     if link.startswith("data:"):
         return ""
     if link.startswith(("http://", "https://")):

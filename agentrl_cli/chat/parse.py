@@ -77,7 +77,7 @@ def is_malformed(call: ToolCall) -> bool:
 
 
 def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolSchema]) -> str:
-    """The parser that reads calls of a turn in which `own` read none: the model writes another family's syntax.
+    """Return the parser that reads calls of a turn in which `own` read none: the model writes another family's syntax.
 
     `parsed` is the turn as `own` read it. A parser that reads a whole call comes first; if `own` found no call at all,
     one whose markers begin a malformed call counts too. Empty if there is none.
@@ -98,7 +98,8 @@ def _any_marker() -> re.Pattern[str]:
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
-    """The thinking at the start of a turn with its markers, and the rest. Unfinished thinking is all thinking."""
+    """Return the thinking at the start of a turn with its markers, and the rest. Unfinished thinking is all thinking.
+    """
     head, mark, tail = text.rpartition(THINK_END)
     if mark:
         body = tail.lstrip("\n")
@@ -121,7 +122,7 @@ def _checked(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
 
 
 def _explained(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
-    """The error with its kind before it and the expected form after it."""
+    """Return the error with its kind before it and the expected form after it."""
     if not call.error:
         return call
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}

@@ -109,7 +109,7 @@ class Chat:
         return self.images is not None and self.images.shown(self.extend, "user")
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
-        """The whole of `messages` and the generation prompt, ready for the model's first turn.
+        """Return the whole of `messages` and the generation prompt, ready for the model's first turn.
 
         The latest ones are cached, as the members of a group share theirs: do not change the result.
         """
@@ -128,7 +128,7 @@ class Chat:
     def rendered_ids(
         self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
     ) -> list[int]:
-        """The ids of `render` at a fraction of its cost, without origins and spans."""
+        """Return the ids of `render` at a fraction of its cost, without origins and spans."""
         safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
         text, plain = hidden.reveal(self._syntax.text(safe, safe_tools, add_generation_prompt))
         return self._encoder.encode(text, plain, messages)[0]
@@ -136,7 +136,7 @@ class Chat:
     def render(
         self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
     ) -> Rendered:
-        """A full rendering. The drift guard compares with this; training data never comes from it."""
+        """Return a full rendering. The drift guard compares with this; training data never comes from it."""
         safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
         text, plain = hidden.reveal(self._syntax.text(safe, safe_tools, add_generation_prompt))
         ids, offsets = self._encoder.encode(text, plain, messages)
@@ -171,7 +171,7 @@ class Chat:
         return [*(self._before_stop if len(self.said(ids)) == len(ids) else []), self.stop_ids[0]]
 
     def parse(self, ids: Iterable[int], tools: Tools = None, *, turn: int = 0) -> Parsed:
-        """The content and tool calls of an assistant turn's ids. Never raises.
+        """Return the content and tool calls of an assistant turn's ids. Never raises.
 
         With `tools`, unknown names and invalid arguments become errors. `turn` makes the calls' ids unique.
         """
@@ -190,13 +190,13 @@ class Chat:
         return self.tokenizer.encode(self.stops.suffix) if self.stops.suffix.strip() else []
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The exact text of ids, control tokens included."""
+        """Return the exact text of ids, control tokens included."""
         return self.tokenizer.decode(ids)
 
     def continuation(
         self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """The template's own ids, after a generation prompt, for an assistant message and what follows it.
+        """Return the template's own ids, after a generation prompt, for an assistant message and what follows it.
 
         What a model sampled plus the deltas should equal this; the drift guard compares.
         Raises TemplateError if the template refuses, or begins assistant turns unlike its generation prompt.
@@ -205,7 +205,7 @@ class Chat:
         return self._encoder.encode_after(self.stops.texts[0], text, plain, messages)
 
     def assistant_text(self, message: Message, tools: Tools = None, *, thinking: bool | None = None) -> str:
-        """The text that a model would have to sample for an assistant message, without its stop token.
+        """Return the text that a model would have to sample for an assistant message, without its stop token.
 
         If the generation prompt opens a thinking block that the message lacks, the text closes it at once; `thinking`
         is whether it opens one (None: as after a user message).
@@ -213,7 +213,7 @@ class Chat:
         return self._syntax.assistant_turn(message, tools, thinking)[0]
 
     def assistant_ids(self, message: Message | str, tools: Tools = None, *, thinking: bool | None = None) -> list[int]:
-        """The ids that a model would have to sample for an assistant turn, its stop token included.
+        """Return the ids that a model would have to sample for an assistant turn, its stop token included.
 
         A string is the model's own text, markup and all.
         """
@@ -227,7 +227,8 @@ class Chat:
         return ids if stop_id is None or (ids and ids[-1] in self.stop_ids) else [*ids, stop_id]
 
     def conversation(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
-        """A whole demonstration as an episode has it: prompt, turns of origin MODEL (stop token included), deltas.
+        """Return a whole demonstration as an episode has it: prompt, turns of origin MODEL (stop token included),
+        deltas.
 
         Every assistant message counts as the model's. Without one it is the prompt.
         """
@@ -243,7 +244,8 @@ class Chat:
         return joined(parts)
 
     def _ends(self, text: str, messages: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
-        """Where each message ends in `text` (characters): the prefix shared with a rendering of those up to it."""
+        """Return where each message ends in `text` (characters): the prefix shared with a rendering of those up to it.
+        """
         ends: list[int] = []
         for count in range(1, len(messages)):
             if messages[count].get("role") == messages[count - 1].get("role"):  # `spans` joins them

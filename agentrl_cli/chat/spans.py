@@ -35,7 +35,9 @@ ORIGINS = {
 
 
 def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[Region]:
-    """The regions of `text` that are contents of `messages`, in order. `render` renders other messages the same way."""
+    """Return the regions of `text` that are contents of `messages`, in order. `render` renders other messages the same
+    way.
+    """
     contents: list[tuple[int, str]] = []
     marked = [_marked(message, index, contents) for index, message in enumerate(messages)]
     try:
@@ -57,7 +59,7 @@ def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Me
 
 
 def _marked(message: Message, index: int, contents: list[tuple[int, str]]) -> Message:
-    """The message with a marker in place of each text of its content; the texts are added to `contents`."""
+    """Return the message with a marker in place of each text of its content; the texts are added to `contents`."""
 
     def mark(text: Any) -> Any:
         if not isinstance(text, str) or not text:
@@ -113,13 +115,13 @@ def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def _variants(content: str) -> tuple[str, ...]:
-    """How templates may write a content: unchanged, trimmed, or as JSON text."""
+    """Return how templates may write a content: unchanged, trimmed, or as JSON text."""
     quoted = json.dumps(content, ensure_ascii=False)
     return content, content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), quoted, quoted[1:-1]
 
 
 def _search(text: str, contents: Sequence[tuple[int, str]], position: int = 0) -> list[Region]:
-    """The fallback if a template moves or rewrites contents: the next occurrence of each, if any."""
+    """Return the fallback if a template moves or rewrites contents: the next occurrence of each, if any."""
     regions: list[Region] = []
     for index, content in contents:
         needle = content.strip()

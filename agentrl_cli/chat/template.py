@@ -69,7 +69,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
+        """Return the text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
         as_text = self._arguments_as_text
         try:
             return self._render(messages, tools, add_generation_prompt, as_text)
@@ -136,12 +136,14 @@ class ModelTemplates:
         self.source = source + (tool_source or "")
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ask: bool) -> str:
-        """The text of a conversation; `ask` adds the generation prompt."""
+        """Return the text of a conversation; `ask` adds the generation prompt."""
         return (self._tool if tools else self._plain).render(messages, tools, add_generation_prompt=ask)
 
 
 def plain_message(message: Message, arguments_as_text: bool = False) -> Message:
-    """A copy as templates expect it: content is text, call arguments are an object (or JSON text), no field is None."""
+    """Return a copy as templates expect it: content is text, call arguments are an object (or JSON text), no field is
+    None.
+    """
     copy = {key: value for key, value in message.items() if value is not None}
     content = copy.get("content", "")
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
@@ -186,7 +188,7 @@ def _tojson(
 
 
 def _kind(error: BaseException) -> str:
-    """An error of Python inside a template, in one line."""
+    """Return an error of Python inside a template, in one line."""
     if isinstance(error, RecursionError):
         return "it calls itself without an end, or is nested too deeply"
     if isinstance(error, MemoryError):

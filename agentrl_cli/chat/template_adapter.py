@@ -61,7 +61,7 @@ def find_abilities(render: RenderText) -> Abilities:
             return False
 
     def tail(turn: Message) -> str | None:
-        """The text after a result that follows this turn; None if the result is not written."""
+        """Return the text after a result that follows this turn; None if the result is not written."""
         try:
             _, found, after = render([user("u"), turn, tool(RESULT)], [PROBE_TOOL], True).rpartition(RESULT)
         except TemplateError:
@@ -101,7 +101,7 @@ def adapted(
 
 
 def _described(messages: list[Message], tools: Sequence[ToolSchema], parser: Parser) -> list[Message]:
-    """The tools at the end of the system text."""
+    """Return the tools at the end of the system text."""
     schemas = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = TOOLS_TEXT.format(schemas=schemas, example=parser.example("NAME", {"ARGUMENT": "VALUE"}))
     if messages and messages[0].get("role") == "system":
@@ -110,7 +110,7 @@ def _described(messages: list[Message], tools: Sequence[ToolSchema], parser: Par
 
 
 def _written(message: Message, parser: Parser) -> Message:
-    """An assistant message with its calls written in its content."""
+    """Return an assistant message with its calls written in its content."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -169,7 +169,7 @@ def _tagged(content: Any) -> Any:
 
 
 def _merged(messages: list[Message]) -> list[Message]:
-    """The system text before the first user message, or as a user message of its own."""
+    """Return the system text before the first user message, or as a user message of its own."""
     if not messages or messages[0].get("role") != "system":
         return messages
     text = messages[0].get("content") or ""

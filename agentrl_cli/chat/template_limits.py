@@ -105,12 +105,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def charged(self, value: Any) -> Any:
-        """The value, its length counted."""
+        """Return the value, its length counted."""
         self.step(_length(value))
         return value
 
     def written(self, value: Any) -> Any:
-        """The value, if it is not too large to be written as text. Texts are counted as pieces of their output."""
+        """Return the value, if it is not too large to be written as text. Texts are counted as pieces of their output.
+        """
         if not isinstance(value, str):
             self.step(_written_length(value))
         return value
@@ -121,7 +122,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(map(str, values))
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """The text of the pieces of an output."""
+        """Return the text of the pieces of an output."""
         found, length = [], 0
         for piece in pieces:
             length += len(piece)
@@ -158,7 +159,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.step(items)
 
     def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that counts what it reads and writes."""
+        """Return a filter that counts what it reads and writes."""
 
         @wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
@@ -176,7 +177,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return limited
 
     def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A test that counts what it reads."""
+        """Return a test that counts what it reads."""
 
         @wraps(function)
         def limited(*args: Any) -> Any:
@@ -228,7 +229,7 @@ class _Counting(NodeTransformer):
 
 
 def _call(at: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Call:
-    """A call of a method of the environment, which no name of the template can hide."""
+    """Return a call of a method of the environment, which no name of the template can hide."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None, lineno=at.lineno)
 
 
@@ -241,7 +242,7 @@ def _whole(value: Any) -> int:
 
 
 def _written_length(value: Any) -> int:
-    """The characters of a value as text, about; lists count with all that is inside. Raises TooMuch.
+    """Return the characters of a value as text, about; lists count with all that is inside. Raises TooMuch.
 
     A list may hold another one many times, and so on inside: what is written grows with every mention.
     """

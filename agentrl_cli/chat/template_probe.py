@@ -64,7 +64,7 @@ def user(text: str) -> Message:
 
 
 def assistant(text: str, calls: Sequence[tuple[str, str]] = ()) -> Message:
-    """An assistant message; `calls` are (id, name), their argument is the marker."""
+    """Return an assistant message; `calls` are (id, name), their argument is the marker."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -78,7 +78,7 @@ def tool(text: str, id_: str = "c00000000", name: str = "probe") -> Message:
 
 
 def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[str]) -> Stops:
-    """How assistant turns of this template end. Raises TemplateError if no special token ends them."""
+    """Return how assistant turns of this template end. Raises TemplateError if no special token ends them."""
     control = [token.text for token in tokenizer.added if token.special and token.text not in markers]
     followed = render([user("u"), assistant(MARK), user("v")], None, False)
     alone = render([user("u"), assistant(MARK)], None, False)
@@ -119,7 +119,7 @@ def _own_end(stop: str, suffix: str, texts: Sequence[str], tokenizer: BaseTokeni
 
 
 def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer) -> tuple[str, str]:
-    """The stop token that a model samples, and what the history has instead (empty: the same).
+    """Return the stop token that a model samples, and what the history has instead (empty: the same).
 
     They differ if the very last turn ends with another token than the turns before it, and only that one is an end
     token of the model.
@@ -133,7 +133,7 @@ def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenize
 def find_called(
     render: RenderText, write: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
 ) -> str:
-    """The text of a turn that calls the probe: by `write`, else all that the template adds, up to one of `ends`.
+    """Return the text of a turn that calls the probe: by `write`, else all that the template adds, up to one of `ends`.
 
     `write` fails if the turn does not begin as the generation prompt does. Empty if the template refuses.
     """
@@ -156,7 +156,7 @@ def _added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> s
 
 
 def _first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
-    """The first of `candidates` after the last marker, and the text between; None if there is none."""
+    """Return the first of `candidates` after the last marker, and the text between; None if there is none."""
     start = text.rfind(MARK)
     if start < 0:
         return None

@@ -55,7 +55,7 @@ class TemplateSyntax:
         self.guard = Guard(tokenizer, templates.source + " ".join(parser.markers), ends)
 
     def text(self, messages: Sequence[Message], tools: Tools, ask: bool) -> str:
-        """The template's text of a conversation, adapted to what it can write."""
+        """Return the template's text of a conversation, adapted to what it can write."""
         return self.templates.render(*adapted(messages, tools, self.able, self.parser), ask)
 
     @cached_property
@@ -101,7 +101,8 @@ class TemplateSyntax:
         return reads(self.parser, find_called(self.text, write, self._end_pattern))
 
     def continuation(self, messages: Sequence[Message], tools: Tools, ask: bool) -> tuple[str, list[Range]]:
-        """The text of an assistant message and what follows it, after the generation prompt; and its plain ranges.
+        """Return the text of an assistant message and what follows it, after the generation prompt; and its plain
+        ranges.
 
         Raises TemplateError if the template refuses, or begins such turns unlike its generation prompt.
         """
@@ -117,11 +118,11 @@ class TemplateSyntax:
         return hidden.reveal(full[len(start) :])
 
     def assistant_text(self, message: Message, tools: Tools, thinking: bool | None) -> str:
-        """The text of `assistant_turn`."""
+        """Return the text of `assistant_turn`."""
         return self.assistant_turn(message, tools, thinking)[0]
 
     def assistant_turn(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
-        """The text of an assistant turn up to its stop token, and its plain ranges; `thinking`: see Chat."""
+        """Return the text of an assistant turn up to its stop token, and its plain ranges; `thinking`: see Chat."""
         text, plain = self.continuation([message], tools, False)
         ends = [match.start() for match in self._end_pattern.finditer(text) if not overlaps(match.span(), plain)]
         text = text[: ends[0]] if ends else text
@@ -139,7 +140,7 @@ class TemplateSyntax:
 def find_syntax(
     tokenizer: BaseTokenizer, templates: ModelTemplates, parser: str, reserved: Sequence[str] = ()
 ) -> TemplateSyntax:
-    """The syntax with the parser of that name; with "auto" the first one that reads what the template writes.
+    """Return the syntax with the parser of that name; with "auto" the first one that reads what the template writes.
 
     If none does, the one that the template's text suggests.
     """

@@ -32,7 +32,8 @@ _LEADING = re.compile(rf"\A(?:(?!{_OPENED}).)*?(?:{_CLOSED})", re.DOTALL)
 
 
 def without_given(start: str, full: str) -> str:
-    """The prompt as it stands at the start of `full`, if it differs from `start` only in the thinking that it begins.
+    """Return the prompt as it stands at the start of `full`, if it differs from `start` only in the thinking that it
+    begins.
 
     Else `start` unchanged.
     """
@@ -60,7 +61,7 @@ def has_thinking(text: str) -> bool:
 
 
 def squeezed(text: str) -> str:
-    """A text without empty blocks of thinking and without unopened closing markers."""
+    """Return a text without empty blocks of thinking and without unopened closing markers."""
     return _replace_empty(text, "")
 
 
@@ -70,7 +71,7 @@ def spaced(text: str) -> str:
 
 
 def _replace_empty(text: str, by: str) -> str:
-    """A text with `by` in place of each empty block and of the white space around it."""
+    """Return a text with `by` in place of each empty block and of the white space around it."""
     *before, last = _EMPTY.split(text)
     return by.join([*(part.rstrip() for part in before), last])
 
@@ -81,7 +82,7 @@ def same_but_thinking(a: str, b: str) -> bool:
 
 
 def _bare(text: str) -> set[str]:
-    """A text without thinking and white space, read as it is and as one that begins inside an opened block."""
+    """Return a text without thinking and white space, read as it is and as one that begins inside an opened block."""
     found = _WHOLE.sub("", text)
     return {"".join(_MARK.sub("", part).split()) for part in (found, _LEADING.sub("", found))}
 

@@ -80,11 +80,11 @@ class BaseTokenizer:
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The exact text of `ids`, control tokens included; bytes that are not UTF-8 become U+FFFD."""
+        """Return the exact text of `ids`, control tokens included; bytes that are not UTF-8 become U+FFFD."""
         raise NotImplementedError
 
     def token_text(self, token: int) -> str:
-        """A text of one token for people: never empty, its own bytes if it is part of a character."""
+        """Return a text of one token for people: never empty, its own bytes if it is part of a character."""
         raise NotImplementedError
 
     def encode(self, text: str) -> list[int]:
@@ -92,7 +92,7 @@ class BaseTokenizer:
         return self.encode_offsets(text)[0]
 
     def id_of(self, text: str) -> int | None:
-        """The id of an added token, None if absent."""
+        """Return the id of an added token, None if absent."""
         return self._added_ids.get(text)
 
     def plain(self, ids: Iterable[int]) -> str:
@@ -159,7 +159,7 @@ class Tokenizer(BaseTokenizer):
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a model folder. Raises ModelError with what is missing and what to do."""
+        """Return the tokenizer of a model folder. Raises ModelError with what is missing and what to do."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not folder.is_dir():
@@ -320,7 +320,7 @@ class ByteTokenizer(BaseTokenizer):
 
 
 def tiny_template(images: bool = False) -> str:
-    """The chat template of the bundled tiny-agent model: Qwen style, short, append-only.
+    """Return the chat template of the bundled tiny-agent model: Qwen style, short, append-only.
 
     `images`: it shows images, too.
     """
@@ -373,7 +373,7 @@ def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The default template and the one for tools, from chat_template.jinja or tokenizer_config.json."""
+    """Return the default template and the one for tools, from chat_template.jinja or tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8"), None

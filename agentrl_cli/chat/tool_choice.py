@@ -19,7 +19,7 @@ NAME = "qzxname"
 
 
 def forced_text(chat: Chat, schemas: Sequence[ToolSchema], choice: Any) -> str:
-    """The text that a turn must begin with; empty for `none` and `auto`, and without tools."""
+    """Return the text that a turn must begin with; empty for `none` and `auto`, and without tools."""
     name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
     if not schemas or (choice != "required" and name is None):
         return ""

@@ -12,7 +12,7 @@ from agentrl_cli.types import Message, ToolResult
 
 
 def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
-    """A text of at most about `limit` tokens; `side` (left, middle, right) is replaced by a mark."""
+    """Return a text of at most about `limit` tokens; `side` (left, middle, right) is replaced by a mark."""
     ids = chat.tokenizer.encode(text)
     if len(ids) <= limit:
         return text
@@ -47,7 +47,7 @@ def cut_results(
 
 
 def _text(content: Any) -> str:
-    """The text of a tool's answer, which follows its images if it has any."""
+    """Return the text of a tool's answer, which follows its images if it has any."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 

@@ -42,7 +42,7 @@ def require_same(packs: Mapping[str, Pack], hellos: Sequence[Hello]) -> None:
 
 
 def network_disk(path: Path, mounts: str | None = None) -> str:
-    """The kind of network file system that holds a path; empty for a local one or if it is not known."""
+    """Return the kind of network file system that holds a path; empty for a local one or if it is not known."""
     if mounts is None:
         try:
             mounts = Path("/proc/mounts").read_text(encoding="utf-8")

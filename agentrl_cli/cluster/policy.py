@@ -26,7 +26,7 @@ class Publisher(Protocol):
         """Numbers of all workers' policies since the last call."""
 
     def describe(self) -> str:
-        """The workers, in a few words."""
+        """Return the workers, in a few words."""
 
 
 class ClusterPolicy:

@@ -135,7 +135,7 @@ class WorkerPool:
         return self._give_up(job, lost[-1], context)
 
     async def attempt_by(self, worker: RemoteWorker, job: Job, context: RolloutContext) -> Attempted:
-        """A job's episode by a certain worker. Raises WorkerLost, and what an attempt raises."""
+        """Return a job's episode by a certain worker. Raises WorkerLost, and what an attempt raises."""
         shaped = any(isinstance(hook, Shaping) for hook in context.hooks.hooks)
         variant = Variant(context.temperature, context.with_tools, shaped, context.run)
         order = Order(next(self._numbers), job, variant, self.version)
@@ -143,7 +143,7 @@ class WorkerPool:
             return (await anext(ended)).attempted
 
     def _give_up(self, job: Job, error: WorkerLost, context: RolloutContext) -> Attempted:
-        """The episode of a job that was lost each time."""
+        """Return the episode of a job that was lost each time."""
         recorder = context.recorder
         begun = new_episode(job, self.version)
         text = f"The worker was lost {AGAIN + 1} times. {error.message}"
@@ -155,7 +155,9 @@ class WorkerPool:
         return Attempted(ended)
 
     async def _free_worker(self, job: Job) -> RemoteWorker:
-        """A worker with room for a job, the least busy one. Raises RunFailed if there has been none for too long."""
+        """Return a worker with room for a job, the least busy one. Raises RunFailed if there has been none for too
+        long.
+        """
         most = self.config.rollout.concurrency
         while True:
             ready = [worker for worker in self.workers if worker.ready]
@@ -173,7 +175,7 @@ class WorkerPool:
             await self._change()
 
     async def _idle_worker(self, job: Job) -> RemoteWorker:
-        """A worker for this job alone: if it is lost again, no other job was the cause."""
+        """Return a worker for this job alone: if it is lost again, no other job was the cause."""
         while True:
             worker = await self._free_worker(job)
             self._reserved.add(worker)
@@ -191,7 +193,7 @@ class WorkerPool:
                 await self._changed.wait()
 
     def _cost(self, worker: RemoteWorker, job: Job) -> tuple[int, int]:
-        """A deterministic engine makes a job in its own slot only: a worker where that is free comes first."""
+        """Return a deterministic engine makes a job in its own slot only: a worker where that is free comes first."""
         slot, most = job.slot, self.config.rollout.concurrency
         fixed = self.config.deterministic and slot >= 0
         same = sum(one.order.job.slot % most == slot % most for one in worker.running.values()) if fixed else 0
@@ -200,7 +202,7 @@ class WorkerPool:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def policy(self, loaded: Loaded) -> Policy:
-        """The loaded policy, publishing to all workers if it can be trained."""
+        """Return the loaded policy, publishing to all workers if it can be trained."""
         if isinstance(loaded.policy, TrainablePolicy):
             return ClusterPolicy(loaded.policy, loaded.model, self)
         return loaded.policy
@@ -338,7 +340,7 @@ async def open_pool(
     trainable: bool = False,
     same: bool = True,
 ) -> AsyncIterator[WorkerPool]:
-    """The workers of a run by its configuration, started. Raises an AgentRLError if they cannot be started.
+    """Yield the workers of a run by its configuration, started. Raises an AgentRLError if they cannot be started.
 
     `same=False`: nodes may have other versions or other code than this process.
     """

@@ -39,7 +39,7 @@ def packed(messages: Sequence[Message]) -> bytes:
 
 
 async def unpacked(reader: asyncio.StreamReader) -> list[Message]:
-    """The next messages. Raises IncompleteReadError or OSError at the end of the connection."""
+    """Return the next messages. Raises IncompleteReadError or OSError at the end of the connection."""
     size = int.from_bytes(await reader.readexactly(HEADER), "little")
     messages: list[Message] = pickle.loads(await reader.readexactly(size))
     return messages
@@ -161,7 +161,7 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
 
 
 def last_line(log: Path) -> str:
-    """The last line of a worker's output; empty if it wrote nothing."""
+    """Return the last line of a worker's output; empty if it wrote nothing."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

@@ -115,7 +115,7 @@ class Worker(Protocol):
         """
 
     def run(self, orders: Sequence[Order]) -> AsyncGenerator[Finished, None]:
-        """The ended episodes of some orders, first come first. Raises what an attempt raises, WorkerLost."""
+        """Return the ended episodes of some orders, first come first. Raises what an attempt raises, WorkerLost."""
 
     async def cancel(self, numbers: Sequence[int]) -> None:
         """Stop orders; unknown numbers are ignored."""
@@ -134,7 +134,7 @@ class Link(Protocol):
         """Send a message; messages arrive in order."""
 
     async def receive(self) -> list[Message]:
-        """The next messages, at least one."""
+        """Return the next messages, at least one."""
 
     async def kill(self) -> str:
         """End the worker at once. Returns what it wrote last, for people."""

@@ -73,7 +73,7 @@ class RolloutActor:
             self._service.take(message)
 
     async def poll(self) -> list[Message]:
-        """The next messages of the service, at least one. Raises RuntimeError once it has ended."""
+        """Return the next messages of the service, at least one. Raises RuntimeError once it has ended."""
         await self._wake.wait()
         if not self._out and self._serving is not None and self._serving.done():
             raise RuntimeError("its service ended") from self._serving.exception()
@@ -204,7 +204,7 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
 
 
 def _current() -> str:
-    """The address of the cluster that `ray start` noted on this machine; empty if absent."""
+    """Return the address of the cluster that `ray start` noted on this machine; empty if absent."""
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(OSError):
         return (Path(temporary) / "ray" / "ray_current_cluster").read_text().strip()
@@ -253,7 +253,7 @@ def _text(each: Mapping[str, float]) -> str:
 
 
 def places(cluster: ClusterConfig) -> list[Any]:
-    """Where each actor goes, reserved for this run. Raises EnvironmentProblem if other runs leave no room."""
+    """Return where each actor goes, reserved for this run. Raises EnvironmentProblem if other runs leave no room."""
     import ray
     from ray.util import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -273,7 +273,7 @@ def places(cluster: ClusterConfig) -> list[Any]:
 
 
 def to_object_store(model: nn.Module, version: str) -> Any:
-    """The trained weights in Ray's object store; actors get the reference."""
+    """Return the trained weights in Ray's object store; actors get the reference."""
     import ray
 
     from agentrl_cli.models.trained import trained_weights

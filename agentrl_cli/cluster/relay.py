@@ -60,7 +60,7 @@ class Delivery:
         getattr(self, f"_{name}")(*values)
 
     def attempted(self, drift: str, guard_seconds: float, foreign: str) -> Attempted:
-        """The whole attempt, once its end has arrived."""
+        """Return the whole attempt, once its end has arrived."""
         assert self.ended is not None
         return Attempted(self.ended, drift, guard_seconds, foreign)
 

@@ -262,7 +262,7 @@ class RemoteWorker:
 
 
 def error_of(name: str, message: str, hint: str) -> BaseException:
-    """The error of a worker, of the same class."""
+    """Return the error of a worker, of the same class."""
     if name == "CancelledError":
         return asyncio.CancelledError()
     kind = getattr(errors, name, RunFailed)

@@ -52,7 +52,7 @@ class Following(Protocol):
     """A policy on servers, to which one process brings the weights for all."""
 
     def published(self) -> Published:
-        """The weights of the last `publish`."""
+        """Return the weights of the last `publish`."""
         ...
 
     async def hold(self) -> None:
@@ -66,7 +66,7 @@ class Following(Protocol):
 
 
 def hello(packs: dict[str, Pack]) -> Hello:
-    """Where this process runs, and with what."""
+    """Return where this process runs, and with what."""
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -85,7 +85,7 @@ def pack_hash(folder: Path) -> str:
 
 
 def open_policy(setup: Setup) -> Loaded:
-    """The worker's own copy of the model, ready to sample."""
+    """Return the worker's own copy of the model, ready to sample."""
     import torch
 
     from agentrl_cli.policies.load import load_policy
@@ -223,7 +223,7 @@ class Service:
     # --- pieces ------------------------------------------------------------------------------------------------------
 
     def _rollout(self, variant: Variant) -> AgentRollout:
-        """The rollout of a variant; one is kept for each."""
+        """Return the rollout of a variant; one is kept for each."""
         assert self._parts is not None and self._loaded is not None and self._setup is not None
         run = variant.run
         key = (variant.temperature, variant.with_tools, variant.shaped, run.id if run is not None else None)

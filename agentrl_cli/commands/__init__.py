@@ -137,7 +137,7 @@ def root(
 
 
 def _store_here() -> Path | None:
-    """The project's store if this is a terminal inside a project that has one; None: show the help."""
+    """Return the project's store if this is a terminal inside a project that has one; None: show the help."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         return None
     from agentrl_cli.commands.place import find_db
@@ -267,7 +267,7 @@ def _fail(message: str, hint: str, code: int, error: BaseException | None = None
 
 
 def _unexpected(error: BaseException) -> int:
-    """A bug in AgentRL or in a pack's code: the traceback goes to a file."""
+    """Return a bug in AgentRL or in a pack's code: the traceback goes to a file."""
     import traceback
 
     text = "".join(traceback.format_exception(error))

@@ -101,7 +101,7 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
 
 
 def _trained(path: Path, sets: list[str] | None) -> str | None:
-    """The best checkpoint of the newest training, as in `eval`; None if absent or if a model was set."""
+    """Return the best checkpoint of the newest training, as in `eval`; None if absent or if a model was set."""
     if not path.is_file() or any(text.startswith(("model.name=", "remote.")) for text in sets or ()):
         return None
     from agentrl_cli.commands.checkpoints import full_name
@@ -115,7 +115,7 @@ def _trained(path: Path, sets: list[str] | None) -> str | None:
 
 
 def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
-    """The chat over stdin (or the texts of `say`) and stdout, for scripts."""
+    """Return the chat over stdin (or the texts of `say`) and stdout, for scripts."""
     from rich.text import Text
 
     from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl

@@ -14,7 +14,7 @@ WITHIN_A_RUN = ("best", "last", "base")
 
 
 def newest_run(store: Store) -> RunRow | None:
-    """The newest training that has a checkpoint; None if absent."""
+    """Return the newest training that has a checkpoint; None if absent."""
     return next((row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)), None)
 
 
@@ -38,7 +38,7 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
 
 
 def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
-    """The run and the step of a checkpoint `RUN@WHICH`; None for any other name."""
+    """Return the run and the step of a checkpoint `RUN@WHICH`; None for any other name."""
     run, at, which = (name or "").rpartition("@")
     if not at or "/" in which:
         return None

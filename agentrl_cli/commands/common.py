@@ -113,7 +113,7 @@ class Context:
         return runs_dir(self.project)
 
     def resolve(self, path: str | Path) -> Path:
-        """A path from the configuration or a flag: relative to the project, else to the working folder."""
+        """Return a path from the configuration or a flag: relative to the project, else to the working folder."""
         given = Path(path).expanduser()
         inside = self.project / given
         return inside if inside.exists() or not given.exists() else given.resolve()
@@ -183,7 +183,7 @@ _UNPAINTED = re.compile(rf"\x1b(?!\[[0-9;]*m)|{_CONTROLS}")
 
 
 def harmless(text: str) -> str:
-    """The text without characters that control a terminal."""
+    """Return the text without characters that control a terminal."""
     return STEERS.sub("", text)
 
 
@@ -254,7 +254,7 @@ def confirm(question: str, *, yes: bool = False) -> bool:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A Rich console on stdout or stderr. Rich itself checks NO_COLOR and for a terminal."""
+    """Return a Rich console on stdout or stderr. Rich itself checks NO_COLOR and for a terminal."""
     from rich.console import Console
 
     return Console(file=None if stderr else (_data or sys.stdout), stderr=stderr, highlight=False)

@@ -106,7 +106,7 @@ def _table(names: list[str], rows: list[list[object]]) -> None:
 
 
 def _short(value: object) -> str:
-    """A setting's value, cut where a person reads it."""
+    """Return a setting's value, cut where a person reads it."""
     text = cell(value)
     return f"{text[:MOST]}…" if len(text) > MOST and sys.stdout.isatty() else text
 

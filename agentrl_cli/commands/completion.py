@@ -32,7 +32,7 @@ def packs(incomplete: str) -> list[str]:
 
 
 def filters(incomplete: str) -> list[str]:
-    """The filter so far, and each field that may begin its last term."""
+    """Return the filter so far, and each field that may begin its last term."""
     from agentrl_cli.store.filters import fields
 
     before, space, last = incomplete.rpartition(" ")

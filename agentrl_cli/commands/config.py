@@ -112,6 +112,6 @@ def schema() -> None:
 
 
 def _short(source: str) -> str:
-    """A source, relative to the working folder."""
+    """Return a source, relative to the working folder."""
     here = f"{Path.cwd()}/"
     return source.removeprefix("file:").removeprefix(here) if source.startswith("file:") else source

@@ -64,7 +64,9 @@ def command(
 
 
 def _cut_short(folder: Path) -> str | None:
-    """The name of the project's newest training if it has steps left; None if there is none, or it has done them."""
+    """Return the name of the project's newest training if it has steps left; None if there is none, or it has done
+    them.
+    """
     from agentrl_cli.store import Store
 
     db = open_project(folder).db

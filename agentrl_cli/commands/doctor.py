@@ -132,7 +132,7 @@ def _device(device: str | None, seconds: float | None) -> Iterable[Check]:
 def _settings(
     project: Path | None, sets: list[str] | None
 ) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None]:
-    """The project's sandbox, model, folder and server.
+    """Return the project's sandbox, model, folder and server.
 
     The defaults without a project, or if its configuration is invalid.
     """
@@ -180,7 +180,7 @@ def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | Non
 
 
 def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
-    """The workers that the project's configuration asks for, as a run would start them."""
+    """Return the workers that the project's configuration asks for, as a run would start them."""
     import asyncio
 
     from agentrl_cli.cluster.doctor import check_workers

@@ -75,7 +75,7 @@ class Wanted:
         return None if self.gpu_memory is None else parse_memory(self.gpu_memory, "--gpu-memory")
 
     def fitted(self, context: Context) -> Context:
-        """The context with settings that fit, each change printed; unchanged without `--fit`."""
+        """Return the context with settings that fit, each change printed; unchanged without `--fit`."""
         if not self.fit:
             return context
         with data_stdout():
@@ -143,7 +143,7 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
 
 
 def _time(seconds: float, steps: int) -> str:
-    """A range, since neither the speed of the machine nor the length of the episodes is known."""
+    """Return a range, since neither the speed of the machine nor the length of the episodes is known."""
     low, high = (f"{factor * seconds:.2g}" for factor in (1 / SURE, SURE))
     least, most = (factor * seconds * steps for factor in (1 / SURE, SURE))
     unit, size = ("s", 1.0) if most < 180 else ("min", 60.0) if most < 3 * 3600 else ("h", 3600.0)
@@ -151,7 +151,7 @@ def _time(seconds: float, steps: int) -> str:
 
 
 def _prompts(config: Config, most: int) -> tuple[str, bool]:
-    """How often the update computes a group's prompt, and whether that is once for every group."""
+    """Return how often the update computes a group's prompt, and whether that is once for every group."""
     rollout = config.rollout
     after, group = rollout.response_tokens, rollout.group_size
     rule = f"a group's prompt is computed once in the update if the group takes at most {most:,} tokens"
@@ -167,7 +167,7 @@ def _prompts(config: Config, most: int) -> tuple[str, bool]:
 
 
 def _report(found: Plan) -> dict[str, Any]:
-    """The plan as JSON; bytes and seconds."""
+    """Return the plan as JSON; bytes and seconds."""
     memory = {name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")}
     names = ("parameters", "trainable", "checkpointing", "aside", "row_tokens", "seconds_per_step", "fits")
     return {"memory": memory, **{name: getattr(found, name) for name in names}}

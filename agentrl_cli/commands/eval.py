@@ -150,7 +150,7 @@ def command(
 
 
 def run_plan(context: Context, plan: Plan) -> list[EvalResult]:
-    """The results of a plan's candidates, in order."""
+    """Return the results of a plan's candidates, in order."""
     try:
         return [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
     except KeyboardInterrupt:
@@ -228,7 +228,7 @@ def require_alone(asked: Asked, *, twice: bool = False) -> None:
 
 
 def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, ...]:
-    """The base and a checkpoint, or one of them alone."""
+    """Return the base and a checkpoint, or one of them alone."""
     chosen = full_name(store, asked.checkpoint, asked.run)
     origin = trained_by(store, chosen)
     within = asked.run or (origin[0].name if origin else None)

@@ -122,7 +122,7 @@ def _new_pack(target: Path, name: str, sources: list[str], python: str, place: P
 
 
 def _project_files(source: Path, model: str | None, isolation: dict[str, str]) -> dict[Path, bytes]:
-    """The files of a project made from a pack, by path relative to it."""
+    """Return the files of a project made from a pack, by path relative to it."""
     return _files(source) | {Path(PROJECT_FILE): _settings(source, model, isolation).encode()}
 
 
@@ -167,7 +167,7 @@ def _head(folder: Path) -> dict[str, Any]:
 
 
 def _files(source: Path) -> dict[Path, bytes]:
-    """A pack's files, by path relative to it."""
+    """Return a pack's files, by path relative to it."""
     paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
     return {path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)}
 
@@ -188,7 +188,7 @@ def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
 
 
 def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str:
-    """The text of agentrl.yaml: the pack's defaults and the settings that people change first, with comments."""
+    """Return the text of agentrl.yaml: the pack's defaults and the settings that people change first, with comments."""
     from agentrl_cli.config import load_config
     from agentrl_cli.config.show import get, non_defaults, to_yaml
 
@@ -208,7 +208,8 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
 
 
 def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
-    """The sandbox settings to write, empty if the defaults work here. A level weaker than the pack's minimum (default
+    """Return the sandbox settings to write, empty if the defaults work here. A level weaker than the pack's minimum
+    (default
     `ns`) needs an explicit yes."""
     from agentrl_cli.config import load_config
     from agentrl_cli.doctor import sandbox_level
@@ -239,7 +240,7 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
 
 
 def _missing(level: str) -> str:
-    """Why no sandbox of this level or stronger starts here; empty if one does, even if not the first choice."""
+    """Return why no sandbox of this level or stronger starts here; empty if one does, even if not the first choice."""
     import asyncio
 
     from agentrl_cli.config import SandboxConfig

@@ -46,7 +46,7 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(out: Path, named: str, doing: str) -> Iterator[None]:
-    """A lock on a file beside the folder `named` by the user; the kernel releases it when the process exits."""
+    """Yield a lock on a file beside the folder `named` by the user; the kernel releases it when the process exits."""
     path = out.with_name(f".{out.name}.lock")
     with disk_writing(named, hint="Choose another folder, or free some space."):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def _locked(out: Path, named: str, doing: str) -> Iterator[None]:
 
 
 def _lock(path: Path, out: Path) -> TextIO:
-    """The file, open and locked. Raises UsageError if another process holds it."""
+    """Return the file, open and locked. Raises UsageError if another process holds it."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:

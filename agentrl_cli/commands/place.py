@@ -10,7 +10,7 @@ from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
 
 
 def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
-    """The store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
+    """Return the store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
 
     Raises NotFound if `must_exist` and the file is missing.
     """

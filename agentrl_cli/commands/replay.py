@@ -131,7 +131,7 @@ def _open(
 
 
 def _first(path: Path, run: str | None, filter_: str, sort: str) -> str:
-    """The first episode of the list; raises NotFound if the filter matches none."""
+    """Return the first episode of the list; raises NotFound if the filter matches none."""
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
@@ -146,7 +146,7 @@ def _first_of(store: Store, run_id: str | None, filter_: str, sort: str) -> str:
 
 
 def _request(whatif: str | None, verify: bool) -> list[str]:
-    """The arguments for the child process. Raises UsageError."""
+    """Return the arguments for the child process. Raises UsageError."""
     from agentrl_cli.tui.whatif.client import whatif_arguments
 
     if whatif is None:

@@ -96,7 +96,7 @@ def command(
 
 
 def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], set[str]]:
-    """All finished episodes of the steps in which the filter matches any, and the ids of the matches.
+    """Return all finished episodes of the steps in which the filter matches any, and the ids of the matches.
 
     Advantages compare within the group or the step, so siblings that the filter excludes are still needed.
     """
@@ -111,7 +111,7 @@ def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], se
 
 
 def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
-    """The given name, followed by the estimator if there are several."""
+    """Return the given name, followed by the estimator if there are several."""
     return f"{name} {advantage}" if name and len(advantages or ()) > 1 else name
 
 
@@ -155,7 +155,7 @@ def _training(store: Store, name: str) -> RunRow:
 
 
 def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, project: Path | None) -> Config:
-    """The run's own settings, with the requested changes."""
+    """Return the run's own settings, with the requested changes."""
     from agentrl_cli.config import load_config
 
     changes = {"algo.advantage": advantage}
@@ -164,7 +164,7 @@ def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, pr
 
 
 def _base(text: str, project: Path) -> Path:
-    """The folder of a reward file: the working folder if the file is there, else the project."""
+    """Return the folder of a reward file: the working folder if the file is there, else the project."""
     file = text.rpartition("=")[2].partition(":")[0]
     return Path.cwd() if (Path.cwd() / file).is_file() else project
 
@@ -216,7 +216,7 @@ async def _scored(
 
 
 def _name(sets: Sequence[str] | None, reward: Sequence[str] | None, advantage: str | None) -> str:
-    """A short name for the changes."""
+    """Return a short name for the changes."""
     words = [text.removeprefix("rewards.") for text in sets or ()]
     words += [text.rpartition(":")[2] for text in reward or ()] + ([advantage] if advantage else [])
     return " ".join(words) or "again"

@@ -140,7 +140,7 @@ async def _attempt(
 
 
 def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
-    """The first tasks of every pack in turn, at most `task.limit` of each and `count` of all."""
+    """Return the first tasks of every pack in turn, at most `task.limit` of each and `count` of all."""
     config = runtime.config.task
     packs = [pack.tasks(split, families=config.families, limit=config.limit) for pack in runtime.packs.values()]
     tasks = [task for row in itertools.zip_longest(*packs) for task in row if task is not None]

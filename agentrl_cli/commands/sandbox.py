@@ -100,7 +100,7 @@ def _save(file: Path, data: bytes) -> None:
 
 
 def _settings(project: Path | None, config: Any, sets: Any, level: str | None) -> SandboxConfig:
-    """The project's sandbox section, or the defaults outside a project; `level` forces that level."""
+    """Return the project's sandbox section, or the defaults outside a project; `level` forces that level."""
     flags = {"sandbox.backend": level, "sandbox.min_level": level} if level else None
     context = open_project(project, config=config, sets=sets, flags=flags, required=False)
     return context.config.sandbox
@@ -115,7 +115,7 @@ async def _run(
     given: dict[str, bytes],
     wanted: list[str],
 ) -> tuple[Any, dict[str, bytes | UsageError]]:
-    """The result, and for each requested file its content or the error."""
+    """Return the result, and for each requested file its content or the error."""
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.sandbox.options import package_names
 

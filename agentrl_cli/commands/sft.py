@@ -306,7 +306,7 @@ class _FromStore:
     """Share of demonstrations in each step."""
 
     def episodes(self, store: Any, tokenizer: str, name: str, vocabulary: int) -> list[Any]:
-        """The episodes, tagged with their use, so that `ls -f tag:sft-NAME` lists them."""
+        """Return the episodes, tagged with their use, so that `ls -f tag:sft-NAME` lists them."""
         from agentrl_cli.sft.from_store import choose
 
         limits: dict[str, Any] = {"best_of": self.best_of, "vocabulary": vocabulary}

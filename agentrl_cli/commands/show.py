@@ -72,7 +72,7 @@ def command(
 
 
 def _find(store: Store, name: str, run: str | None) -> str | RunRow:
-    """An episode's id, or a run if the name matches no episode."""
+    """Return an episode's id, or a run if the name matches no episode."""
     run_id = store.runs.get(run).id if run else None
     try:
         return store.episodes.resolve(name, run_id)

@@ -67,7 +67,7 @@ def print_rows(
 def fitting(
     names: Sequence[str], rows: Sequence[Sequence[Any]], least: Sequence[str], width: int | None
 ) -> tuple[list[int], list[str]]:
-    """The places of the columns that fit into `width` cells, and the names of the others."""
+    """Return the places of the columns that fit into `width` cells, and the names of the others."""
     from rich.cells import cell_len
 
     sizes = [max(cell_len(cell(value)) for value in column) for column in zip(names, *rows, strict=True)]
@@ -115,7 +115,7 @@ def markdown(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 
 def cell(value: Any) -> str:
-    """A value in one line: floats with three decimal places, None as a dash."""
+    """Return a value in one line: floats with three decimal places, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -130,12 +130,12 @@ def cell(value: Any) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A local time as text; a dash if unset."""
+    """Return a local time as text; a dash if unset."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
 
 
 def size(count: float) -> str:
-    """A number of bytes with its unit."""
+    """Return a number of bytes with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -156,5 +156,5 @@ def write_svg(path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models
 
 
 def interval(one: Estimate) -> str:
-    """A share with its interval; - without anything measured."""
+    """Return a share with its interval; - without anything measured."""
     return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" if one.n else "-"

@@ -101,7 +101,7 @@ LIMITS = {
 
 
 def _values(schema: Mapping[str, Any]) -> str:
-    """The values that a schema allows, in words."""
+    """Return the values that a schema allows, in words."""
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(map(_values, options))
     kinds = schema.get("type", "any")

@@ -224,7 +224,7 @@ def _conclude(db: Path, run_id: str) -> None:
 
 
 def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]) -> tuple[Context, str]:
-    """The run's own settings, overridden by environment, --set and flags given now; and the run's name.
+    """Return the run's own settings, overridden by environment, --set and flags given now; and the run's name.
 
     Raises ConfigError if a setting of FIXED would change.
     """

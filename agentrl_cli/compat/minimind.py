@@ -53,7 +53,7 @@ class TableTool(Tool):
 
 
 def table_tools(where: str, table: Mapping[Any, Any], schemas: Sequence[Any]) -> list[Tool]:
-    """The tools of a table of names and functions. Raises ConfigError for anything else."""
+    """Return the tools of a table of names and functions. Raises ConfigError for anything else."""
     wrong = [name for name, function in table.items() if not isinstance(name, str) or not callable(function)]
     if wrong or not table:
         raise ConfigError(f"{where}: a table of tools maps names to functions of the arguments, not {wrong[:1]}.")
@@ -71,7 +71,7 @@ def _schema(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def minimind_reward(function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]) -> Any:
-    """The function as one of (episode, ctx); None if it does not have minimind's parameters."""
+    """Return the function as one of (episode, ctx); None if it does not have minimind's parameters."""
     if not {"completions", "gt_batch"} <= set(parameters):
         return None
 

@@ -64,7 +64,7 @@ class Foreign:
         self._started = (kind, _written(python) or sys.executable, json.dumps(config))
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
-        """The first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
+        """Return the first rows: `id`, `prompt` and `sample`, their place. Raises MissingDependency, EnvError."""
         answer = _program(*self._started).ask(do="rows", limit=limit).result()
         return [dict(row) for row in answer["rows"]]
 
@@ -84,7 +84,7 @@ class Foreign:
 
 
 def _written(place: str | Path) -> str:
-    """A path without `..`; a link stays one, as an interpreter's is what makes its environment."""
+    """Return a path without `..`; a link stays one, as an interpreter's is what makes its environment."""
     return os.path.normpath(place) if isinstance(place, Path) else place
 
 
@@ -242,7 +242,7 @@ _RUNNING: dict[tuple[str, str, str], _Program] = {}
 
 
 def _program(kind: str, python: str, config: str) -> _Program:
-    """The running program of a configuration, started if there is none."""
+    """Return the running program of a configuration, started if there is none."""
     configuration = kind, python, config
     with _STARTING[configuration]:
         program = _RUNNING.get(configuration)

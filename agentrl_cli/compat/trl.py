@@ -29,7 +29,8 @@ REWARDS = {"environment": {"primary": True, "function": "agentrl_cli.rewards.rul
 
 
 def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
-    """The tools of a class, or of several by name: a row's `environment` picks one, and shows its tools alone."""
+    """Return the tools of a class, or of several by name: a row's `environment` picks one, and shows its tools alone.
+    """
     named = value if isinstance(value, Mapping) else {"": value}
     worlds: dict[str, Callable[[], Any]] = {}
     methods: dict[str, dict[str, Callable[..., Any]]] = {}

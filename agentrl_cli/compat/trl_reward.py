@@ -26,7 +26,7 @@ OWN = ("episode", "ctx")
 
 
 def trl_reward(function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]) -> Any:
-    """The function as one of (episode, ctx); None if it does not have TRL's parameters.
+    """Return the function as one of (episode, ctx); None if it does not have TRL's parameters.
 
     A function of columns alone, `f(question, answer, **kwargs)`, looks like one of (episode, ctx): the row decides.
     """
@@ -46,7 +46,7 @@ def trl_reward(function: Callable[..., Any], parameters: Parameters, extra: dict
 
 
 def _columns(parameters: Parameters) -> list[str] | None:
-    """The names that a function of columns and **kwargs asks for; None for any other function."""
+    """Return the names that a function of columns and **kwargs asks for; None for any other function."""
     kinds = [parameter.kind for parameter in parameters.values()]
     first = next(iter(parameters), "")
     if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds or first in OWN:
@@ -86,7 +86,7 @@ def _required(parameter: inspect.Parameter) -> bool:
 
 
 def _one(answers: Any) -> float | None:
-    """The only reward of a batch of one; None and NaN are none, as in TRL."""
+    """Return the only reward of a batch of one; None and NaN are none, as in TRL."""
     try:
         (answer,) = answers
         value = None if answer is None else float(answer)
@@ -114,7 +114,7 @@ def _answers(episode: Episode) -> list[Turn]:
 
 
 def _with_values(turn: Turn) -> list[Message]:
-    """A turn's messages, lists that tools returned in place of their texts."""
+    """Return a turn's messages, lists that tools returned in place of their texts."""
     values = [result.value for result in turn.results]
     if turn.role != "tool" or len(values) != len(turn.messages):
         return list(turn.messages)

@@ -87,11 +87,11 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> Any:
-        """The schema."""
+        """Return the schema."""
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """A new instance for a trajectory."""
+        """Return a new instance for a trajectory."""
         return instance_id or str(uuid4()), ToolResponse()
 
     async def execute(
@@ -101,7 +101,7 @@ class BaseTool:
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """The tool's reward for its state."""
+        """Return the tool's reward for its state."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ class BaseInteraction:
         self.name = config.get("name", "interaction_agent")
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        """A new instance for a trajectory."""
+        """Return a new instance for a trajectory."""
         return instance_id or str(uuid4())
 
     async def generate_response(
@@ -126,7 +126,7 @@ class BaseInteraction:
         return False, "Your current result seems acceptable.", 0.8, {}
 
     async def calculate_score(self) -> float:
-        """The score of the interaction."""
+        """Return the score of the interaction."""
         return 0.0
 
     async def finalize_interaction(self, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +196,7 @@ class Verl(MetaPathFinder):
         self._named: dict[str, Path] = {}
 
     def target(self, name: str, package: str) -> str:
-        """A class name as `resolve` takes it. A file with verl's relative imports is a module of `package`."""
+        """Return a class name as `resolve` takes it. A file with verl's relative imports is a module of `package`."""
         found = dotted_target(name, self.folder)
         file, _, attribute = found.partition(":")
         path = self.folder / file

@@ -58,7 +58,7 @@ class RLHFDataset:
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
-        """All rows: prompts that are too long end their episodes as `too_long`."""
+        """Return all rows: prompts that are too long end their episodes as `too_long`."""
         return dataframe
 
     def _build_messages(self, example: dict[str, Any]) -> Any:
@@ -80,7 +80,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
 
 
 def splits(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The section as one that names a source for each split; any other section as it is. Raises ConfigError."""
+    """Return the section as one that names a source for each split; any other section as it is. Raises ConfigError."""
     if not {"custom_cls", *SPLITS} & set(data):
         return dict(data)
     found: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def splits(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(folder: str, files: list[str], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of verl's dataset, or of the class that replaces it. Raises NotFound, ConfigError, DataError."""
+    """Return the rows of verl's dataset, or of the class that replaces it. Raises NotFound, ConfigError, DataError."""
     custom, base = config.get("custom_cls") or {}, Path(folder)
     kind: Any = RLHFDataset
     places = [str(base / Path(file).expanduser()) for file in files]
@@ -112,7 +112,7 @@ def rows(folder: str, files: list[str], config: Mapping[str, Any]) -> list[dict[
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without what verl's loader adds for its own batches."""
+    """Return a row without what verl's loader adds for its own batches."""
     row = {key: value for key, value in item.items() if not type(value).__module__.startswith("torch")}
     if "raw_prompt" in row:
         row["prompt"] = [dict(message) for message in row.pop("raw_prompt")]

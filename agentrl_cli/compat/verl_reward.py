@@ -19,7 +19,7 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def verl_reward(function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]) -> Any:
-    """The function as one of (episode, ctx); None if it does not have verl's parameters."""
+    """Return the function as one of (episode, ctx); None if it does not have verl's parameters."""
     if not set(parameters) >= NAMES:
         return None
 
@@ -50,7 +50,7 @@ def _answer(answer: Any) -> Any:
 
 
 def accepted(given: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
-    """The arguments that the function accepts: all of them with **kwargs, else its parameters."""
+    """Return the arguments that the function accepts: all of them with **kwargs, else its parameters."""
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return given
     return {key: value for key, value in given.items() if key in parameters}

@@ -44,7 +44,7 @@ def gsm8k(
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The last `\boxed{…}` with its braces; None if absent or not closed."""
+    r"""Return the last `\boxed{…}` with its braces; None if absent or not closed."""
     start = text.rfind("\\boxed{")
     depth = 0
     for place in range(start, len(text)) if start >= 0 else ():
@@ -71,7 +71,7 @@ _REMOVED = (
 
 
 def normalised(answer: str) -> str:
-    """A final answer as Minerva's evaluation compares it."""
+    """Return a final answer as Minerva's evaluation compares it."""
     answer = answer.rsplit("=", maxsplit=1)[-1]
     for before, after in (*_REPLACED, *((text, "") for text in _REMOVED)):
         answer = answer.replace(before, after)
@@ -232,7 +232,7 @@ def search_r1_contains(
 def default_compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> Any:
-    """The scorer of a data source, as verl chooses it. Raises EnvError for one that needs verl itself."""
+    """Return the scorer of a data source, as verl chooses it. Raises EnvError for one that needs verl itself."""
     if data_source == "openai/gsm8k":
         return gsm8k(solution_str, ground_truth)
     if data_source in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"):

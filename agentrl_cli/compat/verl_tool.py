@@ -26,7 +26,7 @@ class Instance:
     context: ToolContext
 
     def of(self, name: str) -> dict[str, Any]:
-        """The keyword arguments of one of the four coroutines."""
+        """Return the keyword arguments of one of the four coroutines."""
         return dict(self.kwargs.get(f"{name}_kwargs") or {})
 
 
@@ -86,18 +86,18 @@ class VerlTool(Tool):
 
 
 def adapted(kind: Any, config: Mapping[str, Any], schema: Any, where: str) -> Tool | None:
-    """The class as a Tool; None if it is not one of verl's."""
+    """Return the class as a Tool; None if it is not one of verl's."""
     return VerlTool.of(kind, config, schema, where) if wants_verl(kind, "execute") else None
 
 
 def parameter_type(function: Any, name: str) -> Any:
-    """The annotation of a function's parameter; None if it has none."""
+    """Return the annotation of a function's parameter; None if it has none."""
     found = inspect.signature(function).parameters.get(name)
     return None if found is None else found.annotation
 
 
 def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:
-    """A row's arguments for a tool: `extra_info.tools_kwargs.NAME`, or `tools_kwargs.NAME`."""
+    """Return a row's arguments for a tool: `extra_info.tools_kwargs.NAME`, or `tools_kwargs.NAME`."""
     if task is None:
         return {}
     extra = task.data.get("extra_info")

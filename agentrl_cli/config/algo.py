@@ -26,7 +26,7 @@ LossChoice = Annotated[SerializeAsAny[Options], BeforeValidator(partial(choose, 
 
 
 def option_keys() -> list[str]:
-    """Every dotted key of an option, of any estimator or loss."""
+    """Return every dotted key of an option, of any estimator or loss."""
     names = {
         f"algo.{key}.{option}": None
         for key, (table, _) in CHOICES.items()

@@ -58,12 +58,14 @@ class Algorithm:
 
 
 def option_names(options: type[Options]) -> list[str]:
-    """The names of the options as written in a file."""
+    """Return the names of the options as written in a file."""
     return [info.alias or name for name, info in options.model_fields.items() if name != "name"]
 
 
 def choose(table: Mapping[str, Algorithm], default: str, custom: type[Options], value: Any) -> Options:
-    """The options of a choice, from a name or a mapping with a name. `custom`: the options of a user's own function."""
+    """Return the options of a choice, from a name or a mapping with a name. `custom`: the options of a user's own
+    function.
+    """
     if isinstance(value, Options):
         value = value.model_dump()
     given = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
@@ -74,7 +76,7 @@ def choose(table: Mapping[str, Algorithm], default: str, custom: type[Options], 
 
 
 def renamed(algo: Any, tables: Mapping[str, tuple[Mapping[str, Algorithm], str]]) -> Any:
-    """The settings of `algo` with old keys moved under their choice; options that the choice lacks are dropped.
+    """Return the settings of `algo` with old keys moved under their choice; options that the choice lacks are dropped.
 
     `tables`: for each choice its records and the default name. A value of None was the default of an old key.
     """
@@ -95,5 +97,5 @@ def renamed(algo: Any, tables: Mapping[str, tuple[Mapping[str, Algorithm], str]]
 
 
 def name_of(chosen: Any) -> str:
-    """The name of a choice in stored settings: from a mapping, or in older runs the plain name."""
+    """Return the name of a choice in stored settings: from a mapping, or in older runs the plain name."""
     return str(chosen.get("name", "")) if isinstance(chosen, Mapping) else str(chosen or "")

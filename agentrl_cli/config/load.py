@@ -49,7 +49,7 @@ def load_config(
     base: Path | None = None,
     run: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Sources]:
-    """The configuration of these layers, and the source of each value that is not a default.
+    """Return the configuration of these layers, and the source of each value that is not a default.
 
     `sets` are "a.b=value" (the value is YAML); `env` is searched for AGENTRL_* (None: no environment is read);
     `flags` maps dotted keys to values (None: not given); `base` is the project folder: packs are relative to it
@@ -101,7 +101,8 @@ _RENAMED: dict[str, str] = offers("renamed")
 
 
 def inside(config: Config, base: Path) -> Config:
-    """The same settings, with paths inside the project folder `base` made relative to it, as in `load_config`."""
+    """Return the same settings, with paths inside the project folder `base` made relative to it, as in `load_config`.
+    """
     return Config.model_validate(portable(config.model_dump(), (base,)))
 
 
@@ -158,7 +159,7 @@ def _from_set(text: str) -> dict[str, Value]:
 
 
 def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
-    """The `defaults` of the packs' task.yaml. A missing pack is reported when it is loaded."""
+    """Return the `defaults` of the packs' task.yaml. A missing pack is reported when it is loaded."""
     names = packs.value if packs is not None and isinstance(packs.value, list) else ["."]
     layer: dict[str, Value] = {}
     for name in names:
@@ -174,7 +175,7 @@ def _from_packs(packs: Value | None, base: Path | None) -> dict[str, Value]:
 
 
 def own_model(folder: Path, name: str, base: Path | None) -> str:
-    """The name of a pack's own model, in `folder`, as seen from the project in `base`: relative if inside it."""
+    """Return the name of a pack's own model, in `folder`, as seen from the project in `base`: relative if inside it."""
     return name if base is not None and base.resolve() == folder.resolve() else str(folder / name)
 
 
@@ -239,7 +240,8 @@ _ELSEWHERE = {f"algo.{key.rpartition('.')[2]}": key for key in option_keys()} | 
 
 
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """The nearest dotted keys: by prefix (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another section,
+    """Return the nearest dotted keys: by prefix (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another
+    section,
     then by similarity within the section, then anywhere."""
     return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))
 
@@ -254,7 +256,7 @@ def _nearest(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _most_similar(key: str, known: Sequence[str]) -> list[str]:
-    """The names most similar to `key`, as a whole or after the last dot: `stpes` is similar to `train.steps`."""
+    """Return the names most similar to `key`, as a whole or after the last dot: `stpes` is similar to `train.steps`."""
     leaf = key.rpartition(".")[2]
 
     def like(name: str) -> float:
@@ -267,7 +269,7 @@ def _most_similar(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _no_option(key: str, layers: Mapping[str, Value]) -> str:
-    """The error for an option that the chosen loss or estimator lacks, with the nearest of its own."""
+    """Return the error for an option that the chosen loss or estimator lacks, with the nearest of its own."""
     choice = next(name for name in _CHOSEN if key.startswith(f"{name}."))
     option = key.removeprefix(f"{choice}.")
     name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]

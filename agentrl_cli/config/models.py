@@ -176,7 +176,7 @@ class RolloutConfig(Section):
         return not self.replay_truncation and (self.sampling().truncated or bool(self.bad_tokens))
 
     def sampling(self, **changes: Any) -> Sampling:
-        """The sampling settings of a turn, with `changes`."""
+        """Return the sampling settings of a turn, with `changes`."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -326,12 +326,12 @@ if not TYPE_CHECKING:
 
 
 def keys() -> list[str]:
-    """Every dotted key of the configuration, leaves only (`rewards` is one leaf)."""
+    """Return every dotted key of the configuration, leaves only (`rewards` is one leaf)."""
     return [key for key, _ in fields()]
 
 
 def fields() -> list[tuple[str, Any]]:
-    """Every dotted key with its pydantic FieldInfo, in the order of the models."""
+    """Return every dotted key with its pydantic FieldInfo, in the order of the models."""
     found: list[tuple[str, Any]] = []
     for name, info in Config.model_fields.items():
         section = info.annotation
@@ -343,7 +343,7 @@ def fields() -> list[tuple[str, Any]]:
 
 
 def sections() -> list[str]:
-    """The names of the sections."""
+    """Return the names of the sections."""
     return [name for name, info in Config.model_fields.items() if _is_section(info.annotation)]
 
 

@@ -50,7 +50,7 @@ def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
 
 
 def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
-    """A YAML file that sets these dotted keys, grouped by section, each with its description as a comment.
+    """Return a YAML file that sets these dotted keys, grouped by section, each with its description as a comment.
 
     Keys keep the order of the models. The text loads back to the same values.
     """
@@ -74,7 +74,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
 
 
 def _joined(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with each choice's name and options in one mapping."""
+    """Return the settings with each choice's name and options in one mapping."""
     out = dict(settings)
     for key in CHOSEN:
         options = {name.removeprefix(f"{key}."): out.pop(name) for name in settings if name.startswith(f"{key}.")}
@@ -95,28 +95,28 @@ def option_rows() -> list[tuple[str, str, str, Any]]:
 
 
 def non_defaults(config: Config, sources: Sources) -> dict[str, Any]:
-    """The settings that a layer set, by dotted key: a file with them reproduces this configuration."""
+    """Return the settings that a layer set, by dotted key: a file with them reproduces this configuration."""
     return {key: value for key, value, source in rows(config, sources) if source != "default"}
 
 
 def full_yaml(config: Config) -> str:
-    """Every setting as plain YAML: the config.yaml of a run, which loads back to an equal Config."""
+    """Return every setting as plain YAML: the config.yaml of a run, which loads back to an equal Config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of agentrl.yaml."""
+    """Return the JSON Schema of agentrl.yaml."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 
 def scalar(value: Any) -> str:
-    """A value on one line of YAML."""
+    """Return a value on one line of YAML."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def get(tree: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested mappings. Raises KeyError."""
+    """Return the value at a dotted key of nested mappings. Raises KeyError."""
     value: Any = tree
     for part in key.split("."):
         value = value[part]

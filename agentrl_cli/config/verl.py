@@ -33,7 +33,7 @@ OTHER_SIDE = {"left": "right", "right": "left"}
 
 
 def translated(layer: Mapping[str, Value]) -> dict[str, Value]:
-    """A layer with verl's keys renamed to AgentRL's; if both are given, AgentRL's key wins."""
+    """Return a layer with verl's keys renamed to AgentRL's; if both are given, AgentRL's key wins."""
     out: dict[str, Value] = {}
     lifted: dict[str, Value] = {}
     for key, value in layer.items():

@@ -32,7 +32,7 @@ class Value(NamedTuple):
 
 
 def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
-    """The leaves of a YAML mapping by dotted key; lists are leaves. `only`: just that top-level key.
+    """Return the leaves of a YAML mapping by dotted key; lists are leaves. `only`: just that top-level key.
 
     Raises NotFound, and ConfigError (with file and line) for text that is not a YAML mapping or repeats a key.
     """
@@ -49,13 +49,13 @@ def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
 
 
 def load_yaml(path: Path) -> Any:
-    """A file's value. Raises NotFound, ConfigError."""
+    """Return a file's value. Raises NotFound, ConfigError."""
     root = _compose(path)
     return None if root is None else _construct(root, path)
 
 
 def parse_scalar(text: str, source: str) -> Any:
-    """A value written on the command line or in the environment, read as YAML."""
+    """Return a value written on the command line or in the environment, read as YAML."""
     try:
         with _as_yaml_error():
             root = _nodes(text)
@@ -67,7 +67,7 @@ def parse_scalar(text: str, source: str) -> Any:
 
 
 def flatten(key: str, value: Any, source: str) -> dict[str, Value]:
-    """A key and its value; a mapping for a section becomes dotted keys."""
+    """Return a key and its value; a mapping for a section becomes dotted keys."""
     if isinstance(value, dict) and value:
         flat: dict[str, Value] = {}
         for name, inner in value.items():
@@ -128,7 +128,9 @@ def _as_yaml_error() -> Iterator[None]:
 
 
 def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
-    """The number of values in a node. Raises YAMLError for too many, for cyclic aliases, and for lone surrogates."""
+    """Return the number of values in a node. Raises YAMLError for too many, for cyclic aliases, and for lone
+    surrogates.
+    """
     if node is None:
         return 0
     known = sizes.get(id(node))

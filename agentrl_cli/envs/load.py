@@ -75,7 +75,7 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
 
 
 def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> Maker:
-    """A class, of this project or another, or a function, by its path."""
+    """Return a class, of this project or another, or a function, by its path."""
     with adapter("modules")(where.parent) as modules:
         path = target if target in INTERACTIONS else modules.target(target, "verl.interactions")
         found = resolve("interactions", INTERACTIONS, path, base=where.parent)

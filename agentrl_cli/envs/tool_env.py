@@ -69,7 +69,7 @@ class Env:
         return True
 
     async def reset(self, task: Task) -> list[Message]:
-        """The first messages, by default the task's prompt."""
+        """Return the first messages, by default the task's prompt."""
         return list(task.prompt)
 
     async def step(self, turn: AssistantTurn) -> Step:
@@ -87,7 +87,7 @@ class Env:
         """Report that an assistant turn was answered in the environment's place (by a person in a chat)."""
 
     async def rewards(self) -> tuple[RewardPart, ...]:
-        """The environment's own reward parts; called once, before `close`."""
+        """Return the environment's own reward parts; called once, before `close`."""
         return ()
 
     async def close(self) -> None:
@@ -294,7 +294,7 @@ class ToolEnv(Env):
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
 
     async def create(self, name: str) -> Any:
-        """A tool's state, created the first time. Raises EnvError if that fails."""
+        """Return a tool's state, created the first time. Raises EnvError if that fails."""
         if name not in self._states:
             async with self._creating:
                 if name not in self._states:
@@ -306,7 +306,7 @@ class ToolEnv(Env):
         return self._states[name]
 
     async def _prepared(self) -> Any:
-        """The session, after running the task's set-up code in it."""
+        """Return the session, after running the task's set-up code in it."""
         assert self._open_session is not None
         session = await self._open_session()
         if self._setup:
@@ -328,7 +328,7 @@ def tool_env(
     seed: int = 0,
     late: bool = False,
 ) -> ToolEnv:
-    """The standard environment of a task under the settings; `tool_choice: none` takes the tools away."""
+    """Return the standard environment of a task under the settings; `tool_choice: none` takes the tools away."""
     return ToolEnv(
         () if task.data.get("tool_choice") == "none" else tools,
         open_session=open_session,
@@ -345,7 +345,7 @@ def tool_env(
 
 
 def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
-    """The prompt, with the tools' notes on the episode's state after the last user message."""
+    """Return the prompt, with the tools' notes on the episode's state after the last user message."""
     last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
     if not opening:
         return prompt
@@ -360,14 +360,14 @@ _MARK = 40
 
 
 def _clipped(text: str, limit: int, side: str) -> str:
-    """A text with `limit` of its characters; `side` (left, middle, right) is cut away and marked."""
+    """Return a text with `limit` of its characters; `side` (left, middle, right) is cut away and marked."""
     mark = f"[… {len(text) - limit} characters cut …]"
     head = {"left": 0, "right": limit}.get(side, limit // 2)
     return text[:head] + mark + text[len(text) - (limit - head) :]
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:
-    """The results in order. If a call raises, the others finish first, so none runs in a closed session."""
+    """Return the results in order. If a call raises, the others finish first, so none runs in a closed session."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -376,13 +376,13 @@ async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolRe
 
 
 def fault_of(error: Exception) -> tuple[Outcome, str]:
-    """The outcome and error text of an episode that an exception ended: a sandbox_error or an env_error."""
+    """Return the outcome and error text of an episode that an exception ended: a sandbox_error or an env_error."""
     outcome = Outcome.SANDBOX_ERROR if isinstance(error, SandboxFault) else Outcome.ENV_ERROR
     return outcome, as_env_error(error).message
 
 
 def as_env_error(error: BaseException) -> AgentRLError:
-    """An exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
+    """Return an exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
     if isinstance(error, AgentRLError):
         return error
     return EnvError(raised(error))

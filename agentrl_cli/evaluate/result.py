@@ -47,7 +47,7 @@ class Attempt:
 
     @classmethod
     def of(cls, episode: Episode, task: Task) -> Attempt:
-        """The attempt of a finished episode."""
+        """Return the attempt of a finished episode."""
         return cls(
             task.id,
             task.pack,
@@ -66,7 +66,7 @@ class Attempt:
 
     @classmethod
     def of_row(cls, row: EpisodeRow, task: Task) -> Attempt:
-        """The attempt of a finished episode's list row."""
+        """Return the attempt of a finished episode's list row."""
         return cls(
             task.id,
             task.pack,
@@ -110,7 +110,7 @@ class Score:
 
 
 def score(attempts: Iterable[Attempt], k: int) -> Score:
-    """The numbers of some attempts, pass@1 to pass@k."""
+    """Return the numbers of some attempts, pass@1 to pass@k."""
     attempts = list(attempts)
     graded = [attempt for attempt in attempts if attempt.graded]
     tasks = by_task(graded)
@@ -169,7 +169,7 @@ class EvalResult:
         return _number(self.score.pass_rate)
 
     def of(self, split: str) -> list[Attempt]:
-        """The attempts at the tasks of a split."""
+        """Return the attempts at the tasks of a split."""
         return [attempt for attempt in self.attempts if attempt.split == split]
 
     def families(self, split: str) -> dict[str, Score]:
@@ -206,7 +206,7 @@ class EvalResult:
         return found
 
     def row(self) -> EvalRow:
-        """The row for the store."""
+        """Return the row for the store."""
         one = self.score.pass_at[1]
         facts = {"temperature": self.temperature, "seed": self.seed, "tools": self.with_tools}
         return EvalRow(
@@ -223,7 +223,7 @@ class EvalResult:
         )
 
     def report(self) -> dict[str, Any]:
-        """All numbers as plain values, for JSON."""
+        """Return all numbers as plain values, for JSON."""
         return {
             "name": self.name,
             "run_id": self.run_id,

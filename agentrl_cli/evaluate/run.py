@@ -67,7 +67,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config, **changes: Any) -> Settings:
-        """The settings of a configuration, with the changes that are not None."""
+        """Return the settings of a configuration, with the changes that are not None."""
         own = cls(config.eval.k, config.eval.temperature, config.seed)
         return replace(own, **{name: value for name, value in changes.items() if value is not None})
 
@@ -79,7 +79,7 @@ def pick_tasks(
     families: Sequence[str] | None = None,
     limit: int | None = None,
 ) -> list[Task]:
-    """The tasks of the splits, at most `limit` of each, spread evenly over its file, the same every time.
+    """Return the tasks of the splits, at most `limit` of each, spread evenly over its file, the same every time.
 
     A pack may lack a split, and a split may lack a family. Raises NotFound for a family that no split has.
     """
@@ -223,7 +223,7 @@ def _without_supports(config: Config) -> Config:
 def fingerprint(
     loaded: Candidate, packs: Mapping[str, Pack], config: Config, tasks: Iterable[Task], settings: Settings
 ) -> str:
-    """A hash of everything that decides the result: weights, tasks, the packs' code, limits, settings."""
+    """Return a hash of everything that decides the result: weights, tasks, the packs' code, limits, settings."""
     limits = config.rollout.model_dump(exclude={"group_size", "prompts_per_step", "concurrency", "temperature"})
     facts = [
         loaded.name,
@@ -283,7 +283,7 @@ def _open_run(
     parent: tuple[str, int] | None,
     resume: bool,
 ) -> RunRow:
-    """The run to continue, or a new one, held by this process. Stores its tasks and tokenizer."""
+    """Return the run to continue, or a new one, held by this process. Stores its tasks and tokenizer."""
     store.tasks.add(tasks)
     tokenizer = loaded.chat.tokenizer
     store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))

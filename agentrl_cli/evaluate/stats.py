@@ -51,7 +51,7 @@ def wilson(p: float, n: float) -> tuple[float, float]:
 
 
 def effective_trials(values: Sequence[float], attempts: int) -> float:
-    """The effective number of independent trials; `values` are task scores in 0..1 from `attempts` attempts."""
+    """Return the effective number of independent trials; `values` are task scores in 0..1 from `attempts` attempts."""
     n = len(values)
     mean = math.fsum(values) / n
     spread = math.fsum((value - mean) ** 2 for value in values) / n
@@ -61,7 +61,7 @@ def effective_trials(values: Sequence[float], attempts: int) -> float:
 
 
 def estimate(values: Sequence[float], attempts: int | None = None) -> Estimate:
-    """The mean of the tasks' scores (each in 0..1) and its interval; `attempts` is their total number."""
+    """Return the mean of the tasks' scores (each in 0..1) and its interval; `attempts` is their total number."""
     n = len(values)
     if not n:
         return NOTHING
@@ -89,7 +89,7 @@ def difference(before: Sequence[float], after: Sequence[float], attempts: tuple[
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The exact two-sided p-value of McNemar's test over the discordant pairs."""
+    """Return the exact two-sided p-value of McNemar's test over the discordant pairs."""
     n = gained + lost
     tail: int = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << n))

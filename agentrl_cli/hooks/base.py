@@ -153,7 +153,8 @@ class HookList:
         return bool(self._calls[event])
 
     async def sampling(self, sampling: Sampling, **fields: Any) -> Sampling:
-        """The Sampling of a turn after every on_sample. Raises EnvError if one raises or returns anything else."""
+        """Return the Sampling of a turn after every on_sample. Raises EnvError if one raises or returns anything else.
+        """
         for method in self._calls["on_sample"]:
             try:
                 answer = await method.run({**fields, "sampling": sampling})
@@ -189,7 +190,8 @@ class HookList:
 
 
 def reward_parts(name: str, answer: object) -> list[RewardPart]:
-    """A hook's return value as reward parts: None, a number (named after the hook), a mapping, a part or several.
+    """Return a hook's return value as reward parts: None, a number (named after the hook), a mapping, a part or
+    several.
 
     Raises TypeError for anything else.
     """
@@ -209,7 +211,8 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
 def load_hooks(
     names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = (), patience: float | None = None
 ) -> HookList:
-    """The hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is instantiated.
+    """Return the hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is
+    instantiated.
 
     `loggers`: names of LOGGERS, or paths likewise; they come last. One that cannot be made is logged and left out.
     `patience`: seconds without progress that the end of a run allows each of them.
@@ -225,7 +228,7 @@ def load_hooks(
 
 
 def _logger(name: str, base: Path | None) -> object | None:
-    """The logger of a name or path; None if it cannot be made, which ends no run."""
+    """Return the logger of a name or path; None if it cannot be made, which ends no run."""
     found: object = resolve("loggers", LOGGERS, name, base=base)
     if not isinstance(found, type):
         return found
@@ -251,7 +254,7 @@ class _Queue:
         self.lock = asyncio.Lock()
 
     def here(self) -> asyncio.Lock:
-        """The lock of the running loop."""
+        """Return the lock of the running loop."""
         loop = asyncio.get_running_loop()
         if loop is not self.loop:
             self.loop, self.lock = loop, asyncio.Lock()

@@ -38,7 +38,7 @@ class JsonlLogger(Hook):
 
 
 def _fields(result: Any) -> Mapping[str, Any]:
-    """An EvalResult's summary (its fields hold every attempt), the fields of another dataclass, else a text."""
+    """Return an EvalResult's summary (its fields hold every attempt), the fields of another dataclass, else a text."""
     if hasattr(result, "report"):
         report: Mapping[str, Any] = result.report()
         return report

@@ -126,7 +126,7 @@ class Logger(Hook):
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among metrics."""
+    """Return the finite numbers among metrics."""
     numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
@@ -141,7 +141,7 @@ def eval_metrics(result: Any) -> dict[str, float]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration under dotted keys."""
+    """Return a nested configuration under dotted keys."""
     out: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

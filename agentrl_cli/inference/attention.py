@@ -198,7 +198,7 @@ class Tables:
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def indices(self, kv_heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where things lie, heads included: a part's queries; a head's scores, by places; a part's weights.
+        """Return where things lie, heads included: a part's queries; a head's scores, by places; a part's weights.
 
         Queries, scores and results of parts are in the order in which `_pairs` multiplies them:
         [blocks, kv_heads, groups], then [shared, kv_heads, members, groups].

@@ -40,7 +40,8 @@ def paged_attention(
     view: View | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls: q [B, H, T, d], k and v [B, H_kv, T, d] -> [B, T, H, d_v]."""
+    """Return the attention function that transformers calls: q [B, H, T, d], k and v [B, H_kv, T, d] -> [B, T, H, d_v].
+    """
     name = type(module).__name__
     if view is None:
         raise NotServed(f"{name} does not hand keyword arguments to its attention")
@@ -60,7 +61,7 @@ def paged_attention(
 
 
 def changed(model: nn.Module) -> ModelError:
-    """The error of a model whose layers do not compute as they did when it was tried."""
+    """Return the error of a model whose layers do not compute as they did when it was tried."""
     return ModelError(
         f"{type(model).__name__} was changed while it was in use: its layers do not compute as they did at first.",
         hint="Code of the task or a hook may have done that. Run the command again; to resume a training:"

@@ -44,7 +44,7 @@ class Batch:
     """[B, V] after the newest token of each."""
 
     def part(self, which: Sequence[int]) -> Batch:
-        """A batch of some of its sequences, in the order given."""
+        """Return a batch of some of its sequences, in the order given."""
         lengths = [self.lengths[n] for n in which]
         cache = select(self.cache, which, max(lengths, default=0)) if which else None
         logits = None if self.logits is None else self.logits[list(which)]
@@ -80,7 +80,7 @@ def join(caches: Sequence[Any]) -> Any:
 
 
 def select(cache: Any, sequences: Sequence[int], length: int | None = None) -> Any:
-    """A cache of some sequences of another one, in the order given; one may be named several times.
+    """Return a cache of some sequences of another one, in the order given; one may be named several times.
 
     `length`: columns of the longest of them; padding beyond it is dropped.
     """
@@ -119,7 +119,7 @@ def _is_cache(held: Any) -> bool:
 
 
 def _rebuilt(held: Any, parts: list[Any]) -> Any:
-    """A container like `held` with other parts."""
+    """Return a container like `held` with other parts."""
     if isinstance(held, dict):
         return type(held)(zip(held, parts, strict=True))
     if isinstance(held, list | tuple):

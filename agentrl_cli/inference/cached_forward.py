@@ -225,7 +225,7 @@ class _Trial:
             return None
 
     def _prompt(self, n: int, length: int | None = None) -> Any:
-        """The cache of a prompt, if all its numbers are right."""
+        """Return the cache of a prompt, if all its numbers are right."""
         count = length or self.prompts[n]
         logits, cache = self.forward(self.ids[n][None, :count], [0], None, every=True)
         return cache if self._same(_logp(logits)[0], self.wanted[n][:count]) else None
@@ -242,7 +242,7 @@ class _Trial:
         return True
 
     def _extended(self, start: Any) -> bool:
-        """A later turn: several tokens at once, then decode steps."""
+        """Return a later turn: several tokens at once, then decode steps."""
         begin, end = self.prompts[0], min(self.prompts[0] + MORE[0], len(self.ids[0]) - STEPS)
         logits, cache = self.forward(self.ids[0][None, begin:end], [begin], select(start, [0]), every=True)
         same = self._same(_logp(logits)[0], self.wanted[0][begin:end])
@@ -296,7 +296,7 @@ class _Trial:
 
 
 def difference(got: Tensor, wanted: Tensor) -> float:
-    """The largest difference of two tensors; infinite where one has a number and the other has none."""
+    """Return the largest difference of two tensors; infinite where one has a number and the other has none."""
     if got.shape != wanted.shape or not torch.equal(got.isnan(), wanted.isnan()):
         return torch.inf
     off = torch.where(got == wanted, 0.0, got - wanted)  # infinities of masked logits
@@ -309,7 +309,9 @@ def _logp(logits: Tensor) -> Tensor:
 
 @contextmanager
 def short_windows(model: nn.Module, window: int = WINDOW) -> Iterator[int]:
-    """A model whose windows are short, so that few tokens cross them; they are put back. Yields the longest of them."""
+    """Yield a model whose windows are short, so that few tokens cross them; they are put back. Yields the longest of
+    them.
+    """
     config = transformer(model).config
     holders: list[Any] = [config, config.get_text_config(), *transformer(model).modules()]
     before = []

@@ -98,19 +98,21 @@ class DecodeBatch:
     layout: Layout
 
     def packed(self) -> Ints:
-        """All arrays in one."""
+        """Return all arrays in one."""
         return np.concatenate([array.reshape(-1) for array in (self.step, *self.layout.arrays)])
 
 
 def split(packed: Tensor, shape: Shape) -> list[Tensor]:
-    """The arrays of a DecodeBatch in one tensor, as views of it."""
+    """Return the arrays of a DecodeBatch in one tensor, as views of it."""
     sizes = shape.sizes
     flat = torch.split(packed, [int(np.prod(size)) for size in sizes])
     return [part.view(size) for part, size in zip(flat, sizes, strict=True)]
 
 
 def decode_batch(sequences: Sequence[TokenSequence], before: Layout | None = None) -> DecodeBatch:
-    """The arrays of a step that feeds each sequence its newest token, with the layout of before if it still holds."""
+    """Return the arrays of a step that feeds each sequence its newest token, with the layout of before if it still
+    holds.
+    """
     tables = [sequence.block_table for sequence in sequences]
     layout = before if before is not None and before.describes(tables) else layout_of(tables)
     positions = [sequence.length - 1 for sequence in sequences]
@@ -119,7 +121,7 @@ def decode_batch(sequences: Sequence[TokenSequence], before: Layout | None = Non
 
 
 def layout_of(tables: Sequence[list[int]]) -> Layout:
-    """The arrays of some block tables."""
+    """Return the arrays of some block tables."""
     lengths = list(map(len, tables))
     counts = np.array(lengths)
     flat = np.array([block for table in tables for block in table], np.int64)
@@ -156,7 +158,7 @@ def _shared(blocks: Ints) -> tuple[Ints, int, Ints]:
 
 
 def padded(batch: DecodeBatch, size: int) -> DecodeBatch:
-    """A step of few different shapes: all `size` blocks of the pool in place, the rest padded to powers of two.
+    """Return a step of few different shapes: all `size` blocks of the pool in place, the rest padded to powers of two.
 
     Block 0 must be scratch: rows that fill up write there.
     """

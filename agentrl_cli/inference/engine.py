@@ -52,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        """The waiting requests that the next step begins with."""
+        """Return the waiting requests that the next step begins with."""
         ...
 
     def step(self, fresh: list[Request]) -> list[Request]:

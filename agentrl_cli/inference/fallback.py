@@ -78,7 +78,7 @@ class FallbackEngine:
     # --- between two steps -------------------------------------------------------------------------------------------
 
     def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        """The first ones for which there are slots and, beside others, memory."""
+        """Return the first ones for which there are slots and, beside others, memory."""
         running = self.running
         room = self._memory - sum(map(self._bytes, running))
         taken: list[Request] = []
@@ -138,7 +138,7 @@ class FallbackEngine:
         return live
 
     def _continued(self, request: Request) -> Kept | None:
-        """The cache of the episode's last turn, if the context continues it."""
+        """Return the cache of the episode's last turn, if the context continues it."""
         kept = self._turns.pop(request.key, None)
         if kept is None or len(kept.ids) >= request.length or common(kept.ids, request.context) < len(kept.ids):
             return None

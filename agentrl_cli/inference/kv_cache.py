@@ -75,7 +75,7 @@ class BlockPool:
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
 
     def allocate(self, count: int) -> list[int]:
-        """The lowest free blocks, for one user each. The caller has made room."""
+        """Return the lowest free blocks, for one user each. The caller has made room."""
         if len(self._free) < count:
             self._grow(self.size + count - len(self._free))
         found = [heapq.heappop(self._free) for _ in range(count)]
@@ -102,7 +102,7 @@ class BlockPool:
                 store[target] = store[source]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, allocated like the first ones [..., heads, T, dim]."""
+        """Return a layer's keys and values, allocated like the first ones [..., heads, T, dim]."""
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             keys = key.new_zeros(self.size, key.shape[-3], key.shape[-1], BLOCK)
@@ -155,7 +155,7 @@ class KVCache:
         return self.pool.used
 
     def longest(self, ids: Int32, key: str = "") -> tuple[int, Cached | None]:
-        """How much of a context is cached, and where. Its last token always has to be computed."""
+        """Return how much of a context is cached, and where. Its last token always has to be computed."""
         start, source = 0, None
         for cached in (*self.prefixes, self.turns.get(key)):
             found = min(common(cached.ids, ids), len(ids) - 1) if cached is not None else 0
@@ -172,7 +172,7 @@ class KVCache:
         return start
 
     def _attach(self, ids: Int32, key: str = "") -> tuple[list[int], int] | None:
-        """A block table for a context and how much of it is cached; None if memory is short."""
+        """Return a block table for a context and how much of it is cached; None if memory is short."""
         start, source = self.longest(ids, key)
         if source in self.prefixes:
             self.prefixes.append(self.prefixes.pop(self.prefixes.index(source)))
@@ -196,7 +196,7 @@ class KVCache:
         return len(request.block_table) * BLOCK < request.length
 
     def reserve(self, request: TokenSequence) -> bool:
-        """A block for each position of a running request. False if memory is short."""
+        """Return a block for each position of a running request. False if memory is short."""
         if not self.make_room(blocks(request.length) - len(request.block_table)):
             return False
         self._extend(request.block_table, request.length)
@@ -207,7 +207,8 @@ class KVCache:
         self.peak = max(self.peak, self.used)
 
     def add_prefix(self, ids: Int32) -> tuple[Cached, int] | None:
-        """A new prefix and how much of it is cached already; None if it is short or cached, or memory is short."""
+        """Return a new prefix and how much of it is cached already; None if it is short or cached, or memory is short.
+        """
         if len(ids) < MIN_SHARED or any(common(cached.ids, ids) == len(ids) for cached in self.prefixes):
             return None
         begun = self._attach(ids)
@@ -332,7 +333,7 @@ def rounded(length: int) -> int:
 
 
 def common(a: Sequence[int] | Int32, b: Sequence[int] | Int32) -> int:
-    """How many leading ids two sequences share."""
+    """Return how many leading ids two sequences share."""
     n = min(len(a), len(b))
     differ = np.nonzero(np.asarray(a[:n]) != np.asarray(b[:n]))[0]
     return int(differ[0]) if len(differ) else n

@@ -61,7 +61,7 @@ def graph_bytes(rows: int, vocabulary: int, itemsize: int) -> int:
 
 
 def live_rows(config: Config) -> int:
-    """Most episodes that a training samples at once; `deterministic` has a slot for each that there might be."""
+    """Return most episodes that a training samples at once; `deterministic` has a slot for each that there might be."""
     rollout, most = config.rollout, min(config.rollout.concurrency, 256)
     if config.deterministic or rollout.async_staleness:
         return most
@@ -99,7 +99,7 @@ def inner_size(config: Any) -> int:
 
 
 def prefill_tokens(config: Any, itemsize: int) -> int:
-    """Most prompt tokens in one forward, by the text configuration: 8,192, down to 512 where a layer is wide."""
+    """Return most prompt tokens in one forward, by the text configuration: 8,192, down to 512 where a layer is wide."""
     return max(512, min(PREFILL, PREFILL_BYTES.get(itemsize, 2**26) // (3 * inner_size(config) * itemsize)))
 
 

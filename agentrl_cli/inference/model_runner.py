@@ -71,7 +71,7 @@ class ModelRunner:
         return self.run(step[0][:, None], DecodeView(pool, step, self._tables_of(batch.layout)))
 
     def _tables_of(self, layout: Layout) -> Tables:
-        """A layout on the device; shared blocks that were read are kept while they are the same."""
+        """Return a layout on the device; shared blocks that were read are kept while they are the same."""
         old, before = self._tables, self._layout
         if old is not None and before is layout:
             return old
@@ -181,7 +181,7 @@ def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[
 
 @contextmanager
 def sampling_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and back."""
+    """Yield the model in eval mode, and back."""
     training = model.training
     if training:
         model.eval()

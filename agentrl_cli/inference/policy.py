@@ -94,7 +94,8 @@ class LocalPolicy:
         return self._engine.why
 
     def describe(self) -> str:
-        """The engine, whether it replays CUDA graphs, and why a faster one does not serve the model, for people."""
+        """Return the engine, whether it replays CUDA graphs, and why a faster one does not serve the model, for people.
+        """
         name = f"{self.engine} with CUDA graphs" if self._engine.records else self.engine
         return f"{name} ({self.engine_why})" if self.engine_why else name
 
@@ -202,7 +203,7 @@ class LocalPolicy:
 def _make_engine(
     model: Any, runner: Callable[[Any], ModelRunner], length: int, rows: int, deterministic: bool, memory: int | None
 ) -> Engine:
-    """The paged engine where it gives the model's own numbers, else the fallback."""
+    """Return the paged engine where it gives the model's own numbers, else the fallback."""
     weight = model.get_input_embeddings().weight
     most = auto_memory(weight.device) if memory is None else memory
     try:

@@ -172,7 +172,7 @@ class Queue:
         self._requests.extendleft(sorted(preempted, key=lambda request: -request.order))
 
     def ready(self, *, only_begun: bool) -> Iterator[Request]:
-        """Those that are still awaited; `only_begun`: of them, those that have drawn a token."""
+        """Return those that are still awaited; `only_begun`: of them, those that have drawn a token."""
         self._drop_abandoned()
         return (r for r in self._requests if not r.abandoned and (r.out or not only_begun))
 

@@ -47,7 +47,7 @@ def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float6
 
 
 def draw_rows(vocabulary: int) -> int:
-    """Most rows of logits that tokens are drawn from at once."""
+    """Return most rows of logits that tokens are drawn from at once."""
     return max(1, DRAWN // vocabulary)
 
 
@@ -244,7 +244,7 @@ def _checked(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
 
 
 def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The token whose cumulative probability first exceeds the row's number, by float64 sums."""
+    """Return the token whose cumulative probability first exceeds the row's number, by float64 sums."""
     rows, vocabulary = probs.shape
     numbers = numbers[:, None].to(probs.device)
     if vocabulary < 2 * _STRIDE**2 or vocabulary % _STRIDE:

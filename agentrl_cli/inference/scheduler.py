@@ -34,7 +34,7 @@ class Scheduler:
     # --- between two steps, in the event loop -------------------------------------------------------------------------
 
     def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        """The first of the waiting requests for which there is room, in order."""
+        """Return the first of the waiting requests for which there is room, in order."""
         taken: list[Request] = []
         if len(self.running) >= self.rows:
             return taken

@@ -10,7 +10,7 @@ KINDS = {"full_attention", "sliding_attention"}
 
 
 def unserved(config: Mapping[str, Any]) -> str:
-    """Why the fallback samples from a model with this text configuration; empty if the paged engine may.
+    """Return why the fallback samples from a model with this text configuration; empty if the paged engine may.
 
     The engine compares its numbers with the model's own when it is made, so the last word is said then.
     """

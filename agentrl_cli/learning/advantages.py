@@ -91,7 +91,8 @@ def opo(x: AdvantageInput) -> list[Float32]:
 
 
 def gdpo(x: AdvantageInput) -> list[Float32]:
-    """Each reward part normalised in its group, weighted sum, then over the batch. https://arxiv.org/abs/2601.05242.
+    """Return each reward part normalised in its group, weighted sum, then over the batch.
+    https://arxiv.org/abs/2601.05242.
 
     NaN marks a part that does not apply to an episode: left out of the statistics and of the sum.
     """
@@ -185,7 +186,7 @@ NOTHING = 1e-6
 
 
 def find(name: str) -> Estimator:
-    """The record of a name or path. Raises NotFound with the nearest names.
+    """Return the record of a name or path. Raises NotFound with the nearest names.
 
     A path may name an Estimator, or a function: then `needs` is the function's attribute of that name, if it has one.
     Raises ConfigError if it needs anything that is not in `Needs`.
@@ -201,7 +202,7 @@ def find(name: str) -> Estimator:
 
 
 def function(name: str) -> Callable[[AdvantageInput], list[Float32]]:
-    """The function of a name or path. Raises as `find` does."""
+    """Return the function of a name or path. Raises as `find` does."""
     given = find(name).function
     found: Callable[[AdvantageInput], list[Float32]] = (
         resolve("advantages", {}, given) if isinstance(given, str) else given
@@ -248,6 +249,6 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
 
 
 def options(algo: AlgoConfig) -> dict[str, Any]:
-    """The estimator's options, as fields of AdvantageInput."""
+    """Return the estimator's options, as fields of AdvantageInput."""
     names = {field.name for field in fields(AdvantageInput)}
     return {name: value for name, value in algo.advantage.model_dump(by_alias=False).items() if name in names}

@@ -70,7 +70,8 @@ def packed_forward(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls: q [1, H, T, d], k and v [1, H_kv, T, d] -> [1, T, H, d]."""
+    """Return the attention function that transformers calls: q [1, H, T, d], k and v [1, H_kv, T, d] -> [1, T, H, d].
+    """
     if packing is None:
         raise NotPackable(f"{type(module).__name__} does not hand keyword arguments to its attention")
     odd = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]

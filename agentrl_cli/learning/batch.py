@@ -61,7 +61,7 @@ class Batch:
         return self.prompts.shape[0]
 
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Batch:
-        """The chosen sequences, padding kept; an integer gives a batch of one."""
+        """Return the chosen sequences, padding kept; an integer gives a batch of one."""
         rows = torch.arange(len(self))[[which] if isinstance(which, int) else which]
         tensors: dict[str, Any] = {name: tensor[rows.to(tensor.device)] for name, tensor in self.items()}
         ids = tuple(self.episode_ids[int(i)] for i in rows) if self.episode_ids else ()
@@ -82,7 +82,7 @@ class Batch:
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def to(self, device: str | torch.device) -> Batch:
-        """The same on another device."""
+        """Return the same on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.items()}
         return replace(self, **moved)
 
@@ -165,13 +165,13 @@ class Batch:
 
 
 def _first_trained(segment: Segment) -> int:
-    """Where the response begins; behind the last token if nothing is trained."""
+    """Return where the response begins; behind the last token if nothing is trained."""
     where = np.flatnonzero(segment.trained)
     return int(where[0]) if len(where) else len(segment.ids)
 
 
 def _assemble(tensors: dict[str, Tensor], there: Tensor, pad_id: int, ids: tuple[str, ...]) -> Batch:
-    """A batch from its two halves and the mask of what is not padding."""
+    """Return a batch from its two halves and the mask of what is not padding."""
     given: dict[str, Any] = {
         **tensors,
         "input_ids": torch.cat([tensors["prompts"], tensors["responses"]], 1),
@@ -200,6 +200,6 @@ def _pad(tensor: Tensor, name: str, prompt: int, response: int, pad_id: int) -> 
 
 
 def _pad_mask(batch: Batch, prompt: int, response: int) -> Tensor:
-    """The attention mask with its padding grown on both sides."""
+    """Return the attention mask with its padding grown on both sides."""
     grow = (prompt - batch.prompts.shape[1], response - batch.responses.shape[1])
     return torch.nn.functional.pad(batch.attention_mask, grow)

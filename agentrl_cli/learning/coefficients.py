@@ -10,7 +10,7 @@ from agentrl_cli.learning.losses import LossConfig
 
 
 def adapt_kl_coef(coef: float, kl: float, target: float, tokens: int, horizon: int = 10_000) -> float:
-    """The next KL coefficient: up where KL is above its target. https://arxiv.org/abs/1909.08593
+    """Return the next KL coefficient: up where KL is above its target. https://arxiv.org/abs/1909.08593
 
     At most by a fifth in one step, however many tokens it had: a step longer than the horizon would overshoot, and
     from five times its length on make the coefficient negative.
@@ -20,7 +20,7 @@ def adapt_kl_coef(coef: float, kl: float, target: float, tokens: int, horizon: i
 
 
 def adapt_entropy_coef(coef: float, entropy: float, target: float, delta: float = 0.005, top: float = 1.0) -> float:
-    """The next entropy coefficient: up by delta while entropy is below its target, else down; in [0, top].
+    """Return the next entropy coefficient: up by delta while entropy is below its target, else down; in [0, top].
 
     https://arxiv.org/abs/2505.22312 (Skywork-OR1). The bonus is meant to be off above the target.
     """
@@ -48,7 +48,7 @@ class Coefficients:
         return 0.0 if target is not None and self.seen is not None and self.seen > target else self.entropy
 
     def apply(self, c: LossConfig) -> LossConfig:
-        """The loss's numbers with these in them."""
+        """Return the loss's numbers with these in them."""
         return replace(c, kl_coef=self.kl if self.algo.kl_in == "loss" else 0.0, entropy_coef=self.bonus)
 
     def adapt(self, metrics: Mapping[str, float], tokens: int) -> None:
@@ -62,7 +62,7 @@ class Coefficients:
                 self.entropy = adapt_entropy_coef(self.entropy, self.seen, algo.entropy_target, algo.entropy_step)
 
     def metrics(self) -> dict[str, float]:
-        """Those that are steered, as they counted."""
+        """Return those that are steered, as they counted."""
         steered = {"kl_coef": self.algo.kl_target is not None, "entropy_coef": self.algo.entropy_target is not None}
         values = {"kl_coef": self.kl, "entropy_coef": self.bonus}
         return {name: values[name] for name, on in steered.items() if on}

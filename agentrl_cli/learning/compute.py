@@ -120,7 +120,7 @@ class Compute:
         return self.trained[0].device
 
     def fault(self) -> RunFailed | None:
-        """Why the computation cannot continue, noticed while it waits; None if all is well."""
+        """Return why the computation cannot continue, noticed while it waits; None if all is well."""
         return None
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
@@ -187,7 +187,7 @@ class Compute:
         return found
 
     def _as_reference(self, off: Callable[[], AbstractContextManager[None]] | None) -> AbstractContextManager[None]:
-        """The model as the reference: with its moving average, or without its adapter."""
+        """Return the model as the reference: with its moving average, or without its adapter."""
         if self.average is not None:
             return self.average.in_place()
         assert off is not None
@@ -272,7 +272,9 @@ class Compute:
 
 
 def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
-    """The loss's arguments. Without `old` the present log-probabilities are those before the first optimizer step."""
+    """Return the loss's arguments. Without `old` the present log-probabilities are those before the first optimizer
+    step.
+    """
     device, columns = out.logp.device, batch.columns
     known = {name: tensor(columns[name], device) for name in ("old", "ref", "sampled", "policy") if name in columns}
     chosen = {
@@ -305,7 +307,7 @@ def tensor(flat: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _numbers(found: Objective, old: Tensor) -> Columns:
-    """The objective's numbers of every token."""
+    """Return the objective's numbers of every token."""
     weight = found.weight * found.coefficient
     columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight, "old": old}
     return {name: column.detach().cpu().numpy() for name, column in columns.items()}

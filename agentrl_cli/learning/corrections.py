@@ -22,7 +22,7 @@ def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float 
 
 
 def tis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
-    """The same with the ratio of the whole sequence."""
+    """Return the same with the ratio of the whole sequence."""
     return torch.exp(_of_sequence(old - sampled, segment)).clamp(min=floor, max=cap)
 
 
@@ -35,7 +35,7 @@ def mis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float 
 
 
 def mis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
-    """The same with the ratio of the whole sequence (TRL's `sequence_mask`)."""
+    """Return the same with the ratio of the whole sequence (TRL's `sequence_mask`)."""
     return _within(torch.exp(_of_sequence(old - sampled, segment)), cap, floor)
 
 

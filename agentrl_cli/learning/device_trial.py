@@ -46,7 +46,7 @@ Asked = tuple[list[int], Generation]
 
 
 def small_model(device: torch.device, dtype: torch.dtype) -> Any:
-    """A million random parameters, with heads as in today's models, and windows in half of the layers."""
+    """Return a million random parameters, with heads as in today's models, and windows in half of the layers."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     make: Any = Qwen3ForCausalLM
@@ -84,7 +84,7 @@ def _judged(worst: float, tolerance: float, what: str, **more: float) -> dict[st
 
 
 def _device(model: Any, seconds: float) -> dict[str, Any]:
-    """The plain forward on the device beside the CPU's, in float32."""
+    """Return the plain forward on the device beside the CPU's, in float32."""
     if model.dtype != torch.float32:
         return {}
     ids = torch.arange(300)[None] % VOCABULARY
@@ -192,7 +192,8 @@ def _captured(model: Any) -> ModelRunner:
 
 
 def _updated(way: str, model: Any, seconds: float) -> dict[str, Any]:
-    """An optimizer step from gradients of packed or padded episodes, which are those of plain forwards before."""
+    """Return an optimizer step from gradients of packed or padded episodes, which are those of plain forwards before.
+    """
     groups = _groups()
     packed = pack(groups)
     weights = torch.randn(len(packed.targets), generator=torch.Generator().manual_seed(0))

@@ -89,7 +89,8 @@ def _own(episode: Episode, drift: str, train_drifted: bool, vocabulary: int | No
 
 
 def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact:
-    """The fate of a group's usable episodes. A group of one by choice is a group; one that was decimated is not."""
+    """Return the fate of a group's usable episodes. A group of one by choice is a group; one that was decimated is not.
+    """
     if len(good) < 2 <= size:
         return Fact.SKIPPED_GROUP_TOO_SMALL
     rewards = [episode.graded_reward for episode in good]

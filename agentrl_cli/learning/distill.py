@@ -48,7 +48,8 @@ class Teacher:
         return self.options.form != "sampled"
 
     def sees(self, source: Source, segment: Segment) -> Segment:
-        """The student's sequence as the teacher gets it. Raises ConfigError if a prompt has no text for a hint."""
+        """Return the student's sequence as the teacher gets it. Raises ConfigError if a prompt has no text for a hint.
+        """
         if self.hint is None:
             return segment
         more = self.hint(source.episode)
@@ -67,7 +68,8 @@ class Teacher:
         )
 
     def prepare(self, student: nn.Module) -> nn.Module:
-        """The model that scores a step. A head of the student's own that is trained is copied: it will change."""
+        """Return the model that scores a step. A head of the student's own that is trained is copied: it will change.
+        """
         model = student if self.model is None else self.model
         self._head = transformer(model).get_output_embeddings()
         if self.wants_states and self.model is None and any(w.requires_grad for w in self._head.parameters()):

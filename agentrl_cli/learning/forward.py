@@ -85,7 +85,7 @@ def avoid(model: nn.Module, ways: Mapping[str, str]) -> None:
 
 
 def way_of(base: Any) -> str:
-    """How episodes of a model are computed; each way is compared with its plain forward the first time.
+    """Return how episodes of a model are computed; each way is compared with its plain forward the first time.
 
     `packed`: a row of all episodes; `padded`: side by side (recurrent layers, attention of its own); `whole`: padded,
     and the logits are the model's own, because its head is more than a linear layer; `images`: padded, with pixels;
@@ -101,7 +101,7 @@ def way_of(base: Any) -> str:
 
 @torch.no_grad()
 def _tried_images(base: Any) -> str:
-    """The first way whose log-probabilities after images are those of the model's own forward."""
+    """Return the first way whose log-probabilities after images are those of the model's own forward."""
     reader, weight, training = reader_of(base), base.get_input_embeddings().weight, base.training
     assert reader is not None
     base.eval()
@@ -131,7 +131,9 @@ def _tried_images(base: Any) -> str:
 
 @torch.no_grad()
 def _tried(base: Any) -> str:
-    """The first way whose log-probabilities are those of the plain forward, over prompts that cross every window."""
+    """Return the first way whose log-probabilities are those of the plain forward, over prompts that cross every
+    window.
+    """
     weight, training, problem = base.get_input_embeddings().weight, base.training, ""
     packed = pack(_trial(int(weight.shape[0])))
     tolerance = TOLERANCE.get(weight.dtype, 1e-3)
@@ -174,7 +176,7 @@ def _differentiate(base: Any, way: str, packed: Packed) -> None:
 
 
 def _trial(vocabulary: int) -> list[list[Segment]]:
-    """A group that shares a prompt of 60 tokens, and an episode of its own."""
+    """Return a group that shares a prompt of 60 tokens, and an episode of its own."""
     rng = np.random.default_rng(0)
     prompt, lengths = rng.integers(0, vocabulary, 60), ((60, 9), (60, 30), (0, 25))
     found = []
@@ -252,7 +254,7 @@ WAYS["apart"] = partial(_by_images, apart=True)
 
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
-    """The whole row at once. Raises NotPackable if a layer did not use the packed attention."""
+    """Return the whole row at once. Raises NotPackable if a layer did not use the packed attention."""
     kinds = set(getattr(base.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")

@@ -86,7 +86,7 @@ def _linears(layer: Any) -> Iterator[Any]:
 
 
 def _read(module: Any) -> tuple[Projection, tuple[Tensor | None, Tensor | None]]:
-    """A linear layer and its active adapter."""
+    """Return a linear layer and its active adapter."""
     inner = getattr(module, "base_layer", module)
     names = [] if inner is module else [name for name in module.active_adapters if name in module.lora_A]
     if not names or module.disable_adapters or module.merged:
@@ -160,7 +160,7 @@ def _agrees(base: Any) -> bool:
 
 
 def fusable(base: Any) -> str:
-    """Why a transformers model cannot be trained by this forward, judging by its structure; "" if it can."""
+    """Return why a transformers model cannot be trained by this forward, judging by its structure; "" if it can."""
     config = base.config
     if getattr(config, "model_type", "") not in FAMILIES:
         return f"{type(base).__name__} is not a Llama, Mistral, Qwen2 or Qwen3"
@@ -191,7 +191,7 @@ def _mlp(mlp: Any) -> list[Any]:
 
 
 def _not_linear(module: Any) -> str:
-    """Why a module is not a plain linear layer, or LoRA on one; "" if it is."""
+    """Return why a module is not a plain linear layer, or LoRA on one; "" if it is."""
     inner = getattr(module, "base_layer", module)
     if type(inner) is not nn.Linear:
         return f"{type(inner).__name__} is not a plain linear layer"

@@ -240,7 +240,7 @@ def _pairs(adapters: Sequence[Any]) -> list[Pair]:
 
 
 def _spread(adapters: Sequence[Any], found: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients in the order of `adapters`, in their dtype; None for a missing adapter."""
+    """Return the gradients in the order of `adapters`, in their dtype; None for a missing adapter."""
     rest = iter(found)
     return [None if one is None else next(rest).to(one.dtype) for one in adapters]
 

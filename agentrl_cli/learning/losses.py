@@ -77,7 +77,7 @@ class LossInput:
         return values if self.kept is None else values[self.kept]
 
     def only(self, kept: Tensor) -> LossInput:
-        """The tokens that were not rejected."""
+        """Return the tokens that were not rejected."""
         given = {item.name: getattr(self, item.name) for item in fields(self)} | {"kept": None}
         own = {name: one[kept] for name, one in given.items() if one is not None and name != "episode_tokens"}
         return replace(self, kept=None, **own)
@@ -96,7 +96,7 @@ class Totals:
 
     @classmethod
     def of(cls, segment: Tensor, max_tokens: int) -> Totals:
-        """The totals of a batch that is not split."""
+        """Return the totals of a batch that is not split."""
         return cls(len(segment), int((torch.bincount(segment) > 0).sum()), max_tokens)
 
 
@@ -273,13 +273,15 @@ def kl_cov(x: LossInput, c: KlCov) -> PolicyTerm:
 
 
 def find(name: str) -> Loss:
-    """The record of a name or path. A path may name a Loss, or its function. Raises NotFound with the nearest names."""
+    """Return the record of a name or path. A path may name a Loss, or its function. Raises NotFound with the nearest
+    names.
+    """
     found = resolve("losses", LOSSES, name)
     return found if isinstance(found, Loss) else Loss(found, CustomLoss, "", name, "", "")
 
 
 def policy_loss(name: str) -> PolicyLoss:
-    """The function of a name or path. Raises NotFound with the nearest names."""
+    """Return the function of a name or path. Raises NotFound with the nearest names."""
     function = find(name).function
     found: PolicyLoss = resolve("losses", {}, function) if isinstance(function, str) else function
     return found
@@ -306,7 +308,7 @@ def _sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
 
 
 def token_mean(x: LossInput, t: Totals) -> Tensor:
-    """Every token of the batch counts the same (DAPO, https://arxiv.org/abs/2503.14476)."""
+    """Return every token of the batch counts the same (DAPO, https://arxiv.org/abs/2503.14476)."""
     return torch.full_like(x.old, 1 / max(t.tokens, 1))
 
 

@@ -34,7 +34,7 @@ class MovingReference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with the average."""
+        """Yield the model computes with the average."""
         now = [one.detach().clone() for one in self.trained]
         self._write(self.weights)
         try:

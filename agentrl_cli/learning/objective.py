@@ -88,7 +88,7 @@ def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, 
 
 
 def _among(x: LossInput, found: Objective) -> Objective:
-    """The numbers of the kept tokens among those of all."""
+    """Return the numbers of the kept tokens among those of all."""
     assert x.kept is not None
     kept = x.kept
 

@@ -35,7 +35,7 @@ def learning_rate(train: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
-    """The optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that is not available."""
+    """Return the optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that is not available."""
     return OPTIMIZERS[settings.optimizer](model, settings)
 
 

@@ -45,7 +45,8 @@ class Segment:
 
 
 def segments_of(episode: Episode) -> list[tuple[Branch, Segment]]:
-    """The branches of an episode that train a token, each with its segment; of an episode with one branch that one.
+    """Return the branches of an episode that train a token, each with its segment; of an episode with one branch that
+    one.
 
     A branch trains nothing if all it sampled lies on earlier ones: a fork that no answer of the model followed.
     """
@@ -105,7 +106,7 @@ class Packed:
 
 
 def common_prefix(arrays: Sequence[Int32]) -> int:
-    """How many leading ids all arrays share."""
+    """Return how many leading ids all arrays share."""
     if not arrays:
         return 0
     n = min(len(a) for a in arrays)
@@ -251,7 +252,7 @@ class Rows:
 
 
 def chosen(groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]) -> list[list[Segment]]:
-    """The groups of one of `micro_batches`' rows."""
+    """Return the groups of one of `micro_batches`' rows."""
     members: dict[int, list[Segment]] = {}
     for g, m in row:
         members.setdefault(g, []).append(groups[g][m])
@@ -271,6 +272,6 @@ def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
 
 
 def _needed(segment: Segment) -> Int32:
-    """The tokens up to the one that predicts the last trained token."""
+    """Return the tokens up to the one that predicts the last trained token."""
     where = np.flatnonzero(segment.trained)
     return segment.ids[: where[-1]] if len(where) else segment.ids[:0]

@@ -140,7 +140,7 @@ def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
 
 
 def _read_only(cache: Any) -> Any:
-    """A cache whose states are read and not written: what a backward pass needs stays as it was."""
+    """Return a cache whose states are read and not written: what a backward pass needs stays as it was."""
 
     def conv(layer: Any, new: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
         return torch.cat([layer.conv_states[state_idx], new], -1)
@@ -158,7 +158,7 @@ def _cache_name(decoder: Any) -> str:
 
 
 def decoder_of(base: Any) -> nn.Module:
-    """The transformer without its head."""
+    """Return the transformer without its head."""
     named = getattr(base, base.base_model_prefix, None)
     return cast(nn.Module, base.model if named is None else named)  # Llama 4's prefix names no attribute
 

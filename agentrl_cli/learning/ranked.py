@@ -186,7 +186,7 @@ class Lead:
         return self.local.critic
 
     def fault(self) -> RunFailed | None:
-        """Why the ranks cannot continue; None if all are well."""
+        """Return why the ranks cannot continue; None if all are well."""
         return self._fault(0)
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:

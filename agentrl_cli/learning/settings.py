@@ -10,7 +10,7 @@ from agentrl_cli.registry import resolve
 
 
 def loss_config(config: Config) -> LossConfig:
-    """The numbers of the configured loss."""
+    """Return the numbers of the configured loss."""
     algo, rollout = config.algo, config.rollout
     other = rollout.truncates or rollout.async_staleness > 0  # than what is trained
     auto = "tis" if other and not algo.bypass else "none"
@@ -37,7 +37,7 @@ def aggregation_name(algo: AlgoConfig) -> str:
 
 
 def find_aggregation(algo: AlgoConfig) -> Aggregation:
-    """The aggregation. Raises NotFound with the nearest names."""
+    """Return the aggregation. Raises NotFound with the nearest names."""
     found: Aggregation = resolve("aggregations", AGGREGATIONS, aggregation_name(algo))
     return found
 

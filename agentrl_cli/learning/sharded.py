@@ -120,7 +120,9 @@ class Sharded(Replica):
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
-    """The training forward of a model whose weights are spread over a mesh; computed in `dtype`, summed in float32."""
+    """Return the training forward of a model whose weights are spread over a mesh; computed in `dtype`, summed in
+    float32.
+    """
     lay_by_output(model)
     root, names = Forward(model), set(getattr(model, "_no_split_modules", None) or ())
     policy = MixedPrecisionPolicy(None if dtype == torch.float32 else dtype, torch.float32)

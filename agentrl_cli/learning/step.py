@@ -81,11 +81,11 @@ class Step:
         return len(self.sources) > len(self.episodes)
 
     def batch(self, groups: Sequence[int]) -> list[int]:
-        """The bundles of some groups."""
+        """Return the bundles of some groups."""
         return [bundle for group in groups for bundle in self.bundles[group]]
 
     def in_batch(self, bundles: Sequence[int]) -> list[Member]:
-        """The sequences of some bundles."""
+        """Return the sequences of some bundles."""
         return [(bundle, m) for bundle in bundles for m in range(len(self.segments[bundle]))]
 
     def sampler(self, member: Member) -> Float32:
@@ -127,7 +127,7 @@ class Step:
                 setattr(self.seen[member], name, part)
 
     def records(self) -> Iterator[tuple[Episode, TokenRecord]]:
-        """Each episode with the record of all its trained tokens."""
+        """Yield each episode with the record of all its trained tokens."""
         for number, episode in enumerate(self.episodes):
             yield episode, TokenRecord(**{name: self._joined(number, name) for name in _PER_TOKEN})
 
@@ -145,7 +145,7 @@ class Step:
 
 
 def _bundled(group: Sequence[Episode], at: int) -> list[list[tuple[Source, Segment]]]:
-    """A group's sequences by the turn that they begin with; one bundle if all its episodes are linear."""
+    """Return a group's sequences by the turn that they begin with; one bundle if all its episodes are linear."""
     found: dict[bytes, list[tuple[Source, Segment]]] = {}
     alike = all(episode.linear for episode in group)
     for number, episode in enumerate(group, at):

@@ -87,7 +87,7 @@ def signals(episode: Episode, seen: TokenRecord) -> TrainSignals:
 
 
 def gap(known: Iterable[tuple[Float32 | None, Float32]]) -> dict[str, float]:
-    """How far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
+    """Return how far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
 
     `sampling/kl` estimates KL(sampler || trainer) per token, by k3 with the ratio trainer/sampler
     (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not report the log-probability do not count;

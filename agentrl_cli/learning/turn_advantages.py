@@ -43,7 +43,7 @@ class TokenPath:
 
 
 def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
-    """The branches of episode i as tokens, in order."""
+    """Return the branches of episode i as tokens, in order."""
     counts, n = x.turn_counts[i], int(x.lengths[i])
     starts = np.cumsum(counts) - counts
     seen: set[int] = set()
@@ -65,7 +65,7 @@ def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
 
 
 def _spans(starts: Ints, counts: Ints) -> Ints:
-    """The numbers start … start + count − 1 of each span, end to end."""
+    """Return the numbers start … start + count − 1 of each span, end to end."""
     pieces = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
     return np.concatenate([np.zeros(0, np.int64), *pieces])
 

@@ -120,7 +120,7 @@ class Learner:
         """Called at the end of a run."""
 
     def learning_rate(self, step: int) -> float:
-        """The policy's learning rate in a step."""
+        """Return the policy's learning rate in a step."""
         return learning_rate(self.config.train, step)
 
     def update(
@@ -217,7 +217,7 @@ class Learner:
         return {**done.metrics, "grad_norm": done.norm}
 
     def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
-        """A packed row with everything that the loss needs of its tokens."""
+        """Return a packed row with everything that the loss needs of its tokens."""
         records = [now.seen[member] for member in row]
         names = ("advantage", "old", "ref", "marked", "kept", "held", "value", "returns", "teacher_states")
         known = [name for name in names if getattr(records[0], name) is not None]
@@ -316,7 +316,7 @@ def _require_support(episodes: Sequence[Episode]) -> None:
 
 
 def _beyond(source: Source, segment: Segment) -> Segment:
-    """A truncated sequence with one more position, whose value is that of the state it was left in."""
+    """Return a truncated sequence with one more position, whose value is that of the state it was left in."""
     if source.episode.outcome not in CUT or not source.last:
         return segment
     support = None if segment.support is None else np.append(segment.support, no_support(1))

@@ -25,13 +25,13 @@ ADAPTER_FILE = "adapter_config.json"
 
 
 def transformer(model: nn.Module) -> Any:
-    """The transformers model inside a peft model, or the model itself."""
+    """Return the transformers model inside a peft model, or the model itself."""
     inner: Callable[[], Any] | None = getattr(model, "get_base_model", None)
     return model if inner is None else inner()
 
 
 def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
-    """A fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
+    """Return a fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
     from peft import LoraConfig as PeftLora
     from peft import PeftModel, get_peft_model
 
@@ -65,7 +65,7 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
 
 
 def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:
-    """The model with the adapter of a folder beside those it has, under a name. Raises ModelError."""
+    """Return the model with the adapter of a folder beside those it has, under a name. Raises ModelError."""
     from peft import PeftModel
 
     try:
@@ -91,7 +91,7 @@ def use_adapter(model: Any, name: str | None) -> None:
 
 
 def drop_adapter(model: Any, name: str) -> nn.Module:
-    """The model without an adapter; without its last one, the model as it was before."""
+    """Return the model without an adapter; without its last one, the model as it was before."""
     with quiet_peft():
         if list(model.peft_config) == [name]:
             bare: nn.Module = model.unload()
@@ -124,12 +124,12 @@ def quiet_peft() -> Iterator[None]:
 
 
 def short(error: BaseException) -> str:
-    """The first line of an error of another library."""
+    """Return the first line of an error of another library."""
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """A model in eval mode that shares the frozen parameters of `model` and has copies of the trained ones.
+    """Return a model in eval mode that shares the frozen parameters of `model` and has copies of the trained ones.
 
     Raises nothing of its own; the copies require no gradient.
     """

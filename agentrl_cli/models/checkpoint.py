@@ -55,7 +55,7 @@ def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict
 
 @contextlib.contextmanager
 def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A folder beside `folder` to write into; if the block ends well, it is sealed and takes that place.
+    """Yield a folder beside `folder` to write into; if the block ends well, it is sealed and takes that place.
 
     With `keep`, what `folder` holds under other names stays there. Raises OSError.
     """
@@ -139,7 +139,7 @@ def _alive(pid: int) -> bool:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state of a checkpoint. Raises DamagedCheckpoint."""
+    """Return the trainer's state of a checkpoint. Raises DamagedCheckpoint."""
     if why := damage(folder):
         raise DamagedCheckpoint(folder, why)
     try:
@@ -186,7 +186,7 @@ def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
 
 
 def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
-    """The weights under the model's own names, by transformers' conversion."""
+    """Return the weights under the model's own names, by transformers' conversion."""
     try:
         with utf8_name(folder) as name:
             weights: dict[str, torch.Tensor] = type(model).from_pretrained(name, local_files_only=True).state_dict()

@@ -76,7 +76,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _differs(path: Path, facts: Any) -> str:
-    """How a file differs from what was written. The size comes first: it costs nothing."""
+    """Return how a file differs from what was written. The size comes first: it costs nothing."""
     size = path.stat().st_size
     if size != facts["bytes"]:
         return f"has {size:,} of {facts['bytes']:,} bytes"

@@ -69,7 +69,7 @@ def _weights(source: Path) -> dict[str, Any]:
 
 
 def _config(source: Path, kept: Mapping[str, Any]) -> Any:
-    """The configuration: from the folder's config.json if there is one, sizes from the weights themselves."""
+    """Return the configuration: from the folder's config.json if there is one, sizes from the weights themselves."""
     from transformers import LlamaConfig, Qwen3Config
 
     path = source / "config.json"
@@ -102,7 +102,7 @@ def _config(source: Path, kept: Mapping[str, Any]) -> Any:
 
 
 def _tokenizer(source: Path) -> Path:
-    """The folder of minimind's tokenizer: the model's own, or `model/` beside the folder of a .pth file."""
+    """Return the folder of minimind's tokenizer: the model's own, or `model/` beside the folder of a .pth file."""
     folder = source if source.is_dir() else source.parent
     for place in (folder, folder.parent / "model"):
         if (place / "tokenizer.json").is_file():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:
-    """The folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
+    """Return the folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
     if name == "tiny":
         return bundled_model()
     run, at, which = name.rpartition("@")
@@ -61,7 +61,7 @@ def is_hub_id(name: str, base: Path) -> bool:
 
 
 def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
-    """The folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
+    """Return the folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
     row = store.runs.get(run)
     if which == "base":
         return model_folder(row.model or config.model.name, config, base=base)
@@ -79,7 +79,7 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
 
 
 def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
-    """The tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
+    """Return the tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
     tokenizer = Tokenizer.load(folder)
     if config.chat_template in FAMILIES:
         tokenizer.chat_template = family_template(config.chat_template)
@@ -92,7 +92,7 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
 
 
 def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
-    """A causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
+    """Return a causal LM from a model folder, or from an adapter folder with the base that it names. In eval mode."""
     require_undamaged(folder)
     if (folder / ADAPTER_FILE).is_file():
         return _with_adapter(folder, config, base)
@@ -167,7 +167,9 @@ def require_undamaged(folder: Path) -> None:
 
 
 def auto_class(folder: Path) -> Any:
-    """The auto class of a folder's model: one that reads images has a vision part, which the causal one would drop."""
+    """Return the auto class of a folder's model: one that reads images has a vision part, which the causal one would
+    drop.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
@@ -184,7 +186,7 @@ def _with_adapter(folder: Path, config: ModelConfig, base: Path) -> nn.Module:
 
 
 def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
-    """The folder of the model that the adapter in `folder` was trained on.
+    """Return the folder of the model that the adapter in `folder` was trained on.
 
     An adapter of the bundled model stores the path where that was installed at training time: if the folder does not
     exist here, a path that ends in the bundled model's name means the bundled model. Likewise, an absolute path into a

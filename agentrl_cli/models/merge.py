@@ -105,7 +105,7 @@ def _refuse(source: Path, out: Path, force: bool) -> None:
 
 
 def _base_folder(source: Path, config: Config, base: Path) -> Path:
-    """The folder of an adapter's base; of full weights they themselves."""
+    """Return the folder of an adapter's base; of full weights they themselves."""
     if not (source / ADAPTER_FILE).is_file():
         return source
     return adapter_base(source, config.model, base=base)
@@ -212,7 +212,7 @@ def _measured(evals: Sequence[EvalRow]) -> list[str]:
 
 
 def _evals(store: Store, row: RunRow, step: int) -> list[EvalRow]:
-    """The evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
+    """Return the evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
     runs = [
         one.id for one in store.runs.all() if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
     ]

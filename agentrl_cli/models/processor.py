@@ -13,7 +13,7 @@ HINT = "pip install 'agentrl-cli[vision]'; some image processors need torchvisio
 
 
 def load_processor(folder: Path, model_type: str) -> Any:
-    """The processor of a model folder. Its video part needs torchvision; without that it is made without videos.
+    """Return the processor of a model folder. Its video part needs torchvision; without that it is made without videos.
 
     Raises MissingDependency if a package is missing, ModelError if it cannot be loaded, or cannot place images.
     """
@@ -40,7 +40,7 @@ def load_processor(folder: Path, model_type: str) -> Any:
 
 
 def _without_videos(folder: Path, model_type: str) -> Any:
-    """The processor with its image part and tokenizer alone."""
+    """Return the processor with its image part and tokenizer alone."""
     import transformers
     from transformers.models.auto import processing_auto
 

@@ -12,7 +12,7 @@ from agentrl_cli.errors import ModelError
 
 
 def trained_weights(model: nn.Module) -> bytes:
-    """The parameters that require a gradient and all buffers that are saved, as a safetensors file."""
+    """Return the parameters that require a gradient and all buffers that are saved, as a safetensors file."""
     named: dict[str, torch.Tensor] = {name: one for name, one in model.named_parameters() if one.requires_grad}
     saved = model.state_dict()
     named |= {name: buffer for name, buffer in model.named_buffers() if name in saved}

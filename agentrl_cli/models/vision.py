@@ -71,7 +71,7 @@ class Reader:
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reader:
-        """A copy of a model reads with the same reader: it has no weights."""
+        """Return a copy of a model reads with the same reader: it has no weights."""
         return self
 
     @property
@@ -85,7 +85,7 @@ class Reader:
         return self._read(data)[0]
 
     def inputs(self, ids: Tensor, images: Sequence[bytes], start: int = 0) -> dict[str, Tensor]:
-        """The pixels of the images in ids[start:], on the device of `ids` [n].
+        """Return the pixels of the images in ids[start:], on the device of `ids` [n].
 
         `images`: those of the whole conversation in order; the ones whose tokens are not in `ids` yet are left out.
         Raises EnvError if images and tokens do not match.
@@ -161,7 +161,7 @@ class Reader:
         return (image.width, image.height, *self._layout(text)), pixels
 
     def _layout(self, text: str) -> tuple[int, Layout]:
-        """The tokens of an image, and the texts between them if there are any."""
+        """Return the tokens of an image, and the texts between them if there are any."""
         pieces = re.split(f"((?:{re.escape(self.mark)})+)", text)
         runs = [len(run) // len(self.mark) for run in pieces[1::2]] + [0]
         layout = [(words, count) for words, count in zip(pieces[::2], runs, strict=True) if words or count]
@@ -169,7 +169,7 @@ class Reader:
 
 
 def _padded(values: Tensor, left: int, width: int) -> Tensor:
-    """The last dimension with zeros on the left, and on the right up to `width`."""
+    """Return the last dimension with zeros on the left, and on the right up to `width`."""
     return torch.nn.functional.pad(values, (left, width - left - values.shape[-1]))
 
 
@@ -182,7 +182,8 @@ def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
-    """The chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text alone.
+    """Return the chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text
+    alone.
 
     `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
     makes a chat with images; one whose template does not show them is skipped, and logged.
@@ -214,7 +215,9 @@ def _others(base: Any) -> tuple[list[int], str]:
 
 
 def reader_of(model: Any) -> Reader | None:
-    """The reader that `attach` left at a model (peft-wrapped or not, copied or not); None for a model of text alone."""
+    """Return the reader that `attach` left at a model (peft-wrapped or not, copied or not); None for a model of text
+    alone.
+    """
     found: Reader | None = getattr(transformer(model), "image_reader", None)
     return found
 

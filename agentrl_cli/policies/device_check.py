@@ -52,7 +52,7 @@ class Verdict:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def problem(self, part: str) -> str:
-        """Why a part is not used on this device; empty if it is, or was not tried."""
+        """Return why a part is not used on this device; empty if it is, or was not tried."""
         found = self.parts.get(part)
         if found is None or not found.problem or FULL in found.problem.lower():
             return ""
@@ -78,13 +78,13 @@ class Verdict:
 
 
 def state_dir() -> Path:
-    """The user's folder for what programs remember, by the XDG base directory specification."""
+    """Return the user's folder for what programs remember, by the XDG base directory specification."""
     given = os.environ.get("XDG_STATE_HOME")
     return (Path(given) if given else Path.home() / ".local/state") / "agentrl"
 
 
 def verdict_of(device: Any) -> Verdict:
-    """The kept verdict of a torch device; a GPU that was never used is tried now. A CPU needs none."""
+    """Return the kept verdict of a torch device; a GPU that was never used is tried now. A CPU needs none."""
     from agentrl_cli.models.device import identity
 
     if device.type != "cuda":

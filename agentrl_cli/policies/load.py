@@ -106,7 +106,7 @@ def load_policy(
 
 
 def local_policy(source: PolicySource) -> LocalPolicy:
-    """The policy that samples in this process."""
+    """Return the policy that samples in this process."""
     model, config = source.model(), source.config
     assert source.folder is not None
     under = [adapter_base(source.folder, config.model, base=source.base)] if _is_adapter(source.folder) else []
@@ -118,7 +118,7 @@ def local_policy(source: PolicySource) -> LocalPolicy:
 def make_policy(
     model: nn.Module, config: Config, name: str, decode: Callable[[list[int]], str] | None, trainable: bool
 ) -> LocalPolicy:
-    """The policy that samples with a loaded model, or with a copy of it that is renewed at every `publish`.
+    """Return the policy that samples with a loaded model, or with a copy of it that is renewed at every `publish`.
 
     In a training the KV cache takes no more than its episodes can need, which is what the memory plan counts.
     """
@@ -184,7 +184,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
-    """The model, in the dtype of training and with a fresh adapter if it will be trained."""
+    """Return the model, in the dtype of training and with a fresh adapter if it will be trained."""
     settings = config.model
     if trainable:
         check_trainable(config, pick_device(settings.device))

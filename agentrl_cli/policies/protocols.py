@@ -134,7 +134,7 @@ class PolicySource:
     loaded: nn.Module | None = field(default=None, init=False)
 
     def model(self) -> nn.Module:
-        """The module that is trained or sampled from. Raises ModelError if it cannot be loaded."""
+        """Return the module that is trained or sampled from. Raises ModelError if it cannot be loaded."""
         if self.loaded is None:
             self.loaded = self.load()
         return self.loaded
@@ -152,7 +152,7 @@ Backend = Callable[[PolicySource], Policy]
 
 
 def require_trainable(policy: Policy) -> TrainablePolicy:
-    """The policy, for a training. Raises ModelError with the reason if it cannot be trained with."""
+    """Return the policy, for a training. Raises ModelError with the reason if it cannot be trained with."""
     if isinstance(policy, TrainablePolicy) and not policy.untrainable:
         return policy
     missing = [name for name in ("rest", "publish", "take_metrics", "describe") if not hasattr(policy, name)]
@@ -171,7 +171,9 @@ def generation(
     logp_policy: Sequence[float] | Float32 | None = None,
     seconds: float = 0.0,
 ) -> Generation:
-    """A Generation of n ids without alternatives; log-probs are 0 (certain) unless given, entropy 0 then, else NaN."""
+    """Return a Generation of n ids without alternatives; log-probs are 0 (certain) unless given, entropy 0 then, else
+    NaN.
+    """
     n = len(ids)
     sampled = np.zeros(n, np.float32) if logps is None else np.asarray(logps, np.float32)
     own = sampled.copy() if logp_policy is None else np.asarray(logp_policy, np.float32)

@@ -48,7 +48,7 @@ class ScriptedPolicy:
 
     @classmethod
     def of(cls, source: PolicySource) -> ScriptedPolicy:
-        """A policy that greets: `--model scripted`."""
+        """Return a policy that greets: `--model scripted`."""
         return cls(["Hello."], source.chat.tokenizer)
 
     async def generate(
@@ -61,7 +61,7 @@ class ScriptedPolicy:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """The episode's next text, whatever `images` show.
+        """Return the episode's next text, whatever `images` show.
 
         Raises PolicyError if the context is longer than `context_length`.
         """

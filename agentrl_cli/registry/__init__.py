@@ -18,7 +18,7 @@ from agentrl_cli.registry.plugins import offers
 
 
 def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
-    """The object that `name` means.
+    """Return the object that `name` means.
 
     `kind` is the plural noun, which is also the entry-point group: "tools" is `agentrl.tools`. In order: a key of
     `table` (the value is the object, or a "module:object" string that is loaded now), a name that a plugin offers,
@@ -48,7 +48,7 @@ def adapter(kind: str) -> Any:
 
 
 def dotted_target(name: str, folder: Path) -> str:
-    """A dotted class name as `resolve` takes it: a file beside the configuration goes before a module.
+    """Return a dotted class name as `resolve` takes it: a file beside the configuration goes before a module.
 
     Two projects may each have a `my_tools.py`; loaded by its path, neither gets the other's.
     """
@@ -61,14 +61,14 @@ def dotted_target(name: str, folder: Path) -> str:
 
 
 def _one(kind: str) -> str:
-    """The singular of a kind: loss of losses, policy of policies, tool of tools."""
+    """Return the singular of a kind: loss of losses, policy of policies, tool of tools."""
     if kind.endswith("ies"):
         return f"{kind[:-3]}y"
     return kind.removesuffix("es") if kind.endswith("sses") else kind.removesuffix("s")
 
 
 def names(kind: str, table: Mapping[str, str | object]) -> list[str]:
-    """Every name that `resolve` knows for a kind, those of plugins and entry points included, sorted."""
+    """Return every name that `resolve` knows for a kind, those of plugins and entry points included, sorted."""
     return sorted({*table, *offers(kind), *_entry_points(kind)})
 
 

@@ -60,7 +60,7 @@ class _Folder:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """The `__import__` of the folder's files."""
+        """Return the `__import__` of the folder's files."""
         top = name.partition(".")[0]
         if level or not self.has(top):
             try:
@@ -139,13 +139,13 @@ def from_outside(error: BaseException) -> bool:
 
 
 def pip_line(module: str) -> str:
-    """The command that installs the package of a module."""
+    """Return the command that installs the package of a module."""
     top = module.partition(".")[0]
     return f"pip install {PIP.get(top, top)}"
 
 
 def _folder_of(path: Path) -> _Folder:
-    """The package of a file's folder; a new one after a change, since running code keeps its modules."""
+    """Return the package of a file's folder; a new one after a change, since running code keeps its modules."""
     folder = _NEWEST.get(path.parent)
     if folder is None or not folder.current:
         base = PREFIX + hashlib.sha256(str(path.parent).encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -192,5 +192,5 @@ def _hint(path: Path, error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text without the names of our packages."""
+    """Return a text without the names of our packages."""
     return re.sub(rf"{PREFIX}\w+\.", "", text)

@@ -20,7 +20,7 @@ MOST = 100.0
 
 
 def slowness() -> float:
-    """How many times as long as alone a program takes now: those that want to run, by processors; at least 1."""
+    """Return how many times as long as alone a program takes now: those that want to run, by processors; at least 1."""
     try:
         with open("/proc/loadavg", encoding="ascii") as file:
             wanting = float(file.read().split()[3].partition("/")[0])

@@ -238,7 +238,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name for messages."""
+    """Return a function's name for messages."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -349,7 +349,7 @@ _IN_LOOP: set[CodeType] = set()
 
 
 def _code(function: Any) -> CodeType | None:
-    """The code of a Python function, None for anything else."""
+    """Return the code of a Python function, None for anything else."""
     while isinstance(function, partial):
         function = function.func
     function = function if hasattr(function, "__code__") else getattr(type(function), CALL, None)

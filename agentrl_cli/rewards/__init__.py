@@ -47,7 +47,7 @@ class Reward:
 
 
 async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:
-    """All reward parts of an episode, in order.
+    """Return all reward parts of an episode, in order.
 
     Raises EnvError if a function raises, times out or returns something other than a finite number.
     """

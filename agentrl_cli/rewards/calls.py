@@ -41,7 +41,7 @@ def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
 
 
 def _matched(fits: Sequence[Sequence[int]]) -> dict[int, int]:
-    """The most wanted calls that can each have a call of its own: wanted to made, by augmenting paths."""
+    """Return the most wanted calls that can each have a call of its own: wanted to made, by augmenting paths."""
     taken: dict[int, int] = {}
 
     def place(made: int, seen: set[int]) -> bool:

@@ -49,7 +49,7 @@ class RewardContext:
         return "\n".join(content_text(m.get("content")) for turn in answers for m in turn.messages)
 
     def part(self, value: float, detail: str = "") -> Scored:
-        """A value with a text for people."""
+        """Return a value with a text for people."""
         return Scored(value, detail)
 
     def ungraded(self, reason: str) -> None:
@@ -57,7 +57,7 @@ class RewardContext:
         self.reason = reason
 
     async def session(self) -> Any:
-        """The episode's sandbox session. Raises EnvError if the run has no sandbox."""
+        """Return the episode's sandbox session. Raises EnvError if the run has no sandbox."""
         if self.open_session is None:
             raise EnvError("This reward runs code, and the run has no sandbox.")
         return await self.open_session()

@@ -61,7 +61,7 @@ class Judge:
         return judge
 
     def question(self, task: str, conversation: str, expected: str) -> str:
-        """The judge's prompt for an episode."""
+        """Return the judge's prompt for an episode."""
         return self.prompt.format(
             task=task,
             conversation=conversation,

@@ -78,7 +78,7 @@ class Asked:
 
 
 async def ask(asked: Asked, messages: Sequence[Message]) -> str:
-    """The model's answer to a conversation. Identical requests are sent once, also from concurrent episodes.
+    """Return the model's answer to a conversation. Identical requests are sent once, also from concurrent episodes.
 
     Raises EnvError if the endpoint fails after its retries, returns no text, or the budget is exhausted.
     """
@@ -115,7 +115,7 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
 
 
 def _running(asked: Asked, key: str) -> asyncio.Future[str] | None:
-    """The same question where it was sent, in this loop, and is not answered yet."""
+    """Return the same question where it was sent, in this loop, and is not answered yet."""
     found = asked._running.get(key)
     mine = found is not None and found.get_loop() is asyncio.get_running_loop() and not found.cancelled()
     return found if mine else None
@@ -146,7 +146,7 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
 
 
 def _read(answer: Mapping[str, Any]) -> tuple[str, int]:
-    """The text of an answer, and how many tokens the server counts. Raises BadAnswer without a text."""
+    """Return the text of an answer, and how many tokens the server counts. Raises BadAnswer without a text."""
     message = part(choice_of(dict(answer)), "message")
     text, tokens = message.get("content"), part(dict(answer), "usage").get("total_tokens", 0)
     if not isinstance(text, str) or not is_text(text):

@@ -23,7 +23,7 @@ KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", 
 
 
 def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Reward:
-    """A reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
+    """Return a reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
     unknown = set(value) - KEYS
     if unknown:

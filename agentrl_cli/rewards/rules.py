@@ -25,7 +25,7 @@ _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)```", re.DOTALL)
 
 
 def final_number(text: str) -> str | None:
-    """The number after the last `####`, else the last one, without thousands separators; None if absent."""
+    """Return the number after the last `####`, else the last one, without thousands separators; None if absent."""
     tail = text.rpartition("####")[2] if "####" in text else text
     found = _NUMBER.findall(tail)
     if not found:
@@ -111,14 +111,14 @@ async def same_rows(episode: Episode, ctx: RewardContext) -> Scored:
 
 
 def sql_of(text: str) -> str:
-    """The last fence of SQL in a text, else the text if it is a query, else empty."""
+    """Return the last fence of SQL in a text, else the text if it is a query, else empty."""
     fences = re.findall(r"```(?:sql)?\s*\n(.*?)```", text, re.DOTALL | re.IGNORECASE)
     query = str(fences[-1] if fences else text).strip().rstrip(";")
     return query if re.match(r"(?i)\s*(select|with|values)\b", query) else ""
 
 
 def _rows(connection: Any, query: str) -> list[Any] | str:
-    """The rows of a query, or why it failed; it changes nothing and takes at most SQL_SECONDS."""
+    """Return the rows of a query, or why it failed; it changes nothing and takes at most SQL_SECONDS."""
     ends = time.thread_time() + SQL_SECONDS
     connection.set_progress_handler(lambda: int(time.thread_time() > ends), 1000)
     try:
@@ -132,7 +132,7 @@ def _rows(connection: Any, query: str) -> list[Any] | str:
 
 
 def code_of(text: str) -> str:
-    """The last fenced block of a text, else the text."""
+    """Return the last fenced block of a text, else the text."""
     found = _FENCE.findall(text)
     return str(found[-1]) if found else text
 
@@ -153,7 +153,7 @@ async def environment_reward(state: MutableMapping[str, Any]) -> Any:
 
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:
-    """The last reward that the simulated user gave, 0 if absent."""
+    """Return the last reward that the simulated user gave, 0 if absent."""
     feedback = ctx.state.get("feedback") or [0.0]
     return float(feedback[-1])
 

@@ -95,7 +95,7 @@ class Attempt:
         return self._judgement(rewards)
 
     def _judgement(self, rewards: tuple[RewardPart, ...]) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
-        """The outcome by the primary part, unless a limit ended the episode before anything could be graded."""
+        """Return the outcome by the primary part, unless a limit ended the episode before anything could be graded."""
         if self.cut in UNGRADABLE:
             return self.cut, self.reason, rewards
         primary = next((part.value for part in rewards if part.primary), None)
@@ -141,7 +141,7 @@ class Attempt:
         return tuple(finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts)
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
-        """The reward parts of the pack."""
+        """Return the reward parts of the pack."""
         return await score(episode, self.pack.reweighted(self.context.config.rewards), ctx)
 
     async def _close(self) -> Exception | None:
@@ -159,7 +159,7 @@ class Attempt:
 
 
 def new_episode(job: Job, weights_version: str) -> Episode:
-    """An episode without turns, which starts now."""
+    """Return an episode without turns, which starts now."""
     task = job.task
     return Episode(
         id=new_id(),

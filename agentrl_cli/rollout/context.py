@@ -29,7 +29,7 @@ class Workers(Protocol):
     """How many there are."""
 
     async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
-        """The ended episode of a job, stored. Raises what `Attempt.run` raises."""
+        """Return the ended episode of a job, stored. Raises what `Attempt.run` raises."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RolloutContext:
         return self.config.rollout.concurrency * (1 if self.workers is None else self.workers.count)
 
     async def make_env(self, pack: Pack, job: Job) -> Env:
-        """The environment of an episode: the pack's own `make_env(task)` if it has one, else its tools."""
+        """Return the environment of an episode: the pack's own `make_env(task)` if it has one, else its tools."""
         own = getattr(pack.module, "make_env", None)
         if own is not None:
             with contained("make_env"):

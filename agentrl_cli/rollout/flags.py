@@ -47,7 +47,7 @@ class Flag:
 
 
 def find_flags(episode: Episode, drift: Iterable[str] = ()) -> list[Flag]:
-    """All flags of an episode, each name once (its first place), in the order of RULES.
+    """Return all flags of an episode, each name once (its first place), in the order of RULES.
 
     `drift` names the kinds of drift that were found in it.
     """
@@ -58,12 +58,12 @@ def find_flags(episode: Episode, drift: Iterable[str] = ()) -> list[Flag]:
 
 
 def flag_names(episode: Episode, drift: Iterable[str] = ()) -> tuple[str, ...]:
-    """The names alone, as `Episode.flags` holds them."""
+    """Return the names alone, as `Episode.flags` holds them."""
     return tuple(flag.name for flag in find_flags(episode, drift))
 
 
 def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
-    """Every result with the call it answers and the turn that asked, the nearest on its path."""
+    """Yield every result with the call it answers and the turn that asked, the nearest on its path."""
     states: list[tuple[Turn | None, int]] = []
     """After each turn the last one with calls, and how many of them are answered."""
     for turn, parent in zip(episode.turns, episode.parents, strict=True):
@@ -76,7 +76,7 @@ def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolRes
 
 
 def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode], Iterator[Flag]]:
-    """A rule about what follows what, over each branch as an episode of its own."""
+    """Return a rule about what follows what, over each branch as an episode of its own."""
 
     def over_branches(episode: Episode) -> Iterator[Flag]:
         for branch in episode.sequences:

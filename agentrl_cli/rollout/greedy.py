@@ -48,7 +48,7 @@ class Greedy:
         return {name: done[job.group_id] for name, job in jobs.items()}
 
     def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
-        """The stored attempts at these very tasks, by group."""
+        """Return the stored attempts at these very tasks, by group."""
         found: dict[str | None, Episode] = {}
         for episode_id in self.store.episodes.finished(self.run.id, step + 1, KIND).values():
             episode = self.store.episodes.get(episode_id)

@@ -30,7 +30,7 @@ TOGETHER = 0.2
 
 
 def bad_ids(chat: Chat, texts: Sequence[str]) -> tuple[int, ...]:
-    """The ids of `rollout.bad_tokens`. Raises ConfigError for a text of several tokens."""
+    """Return the ids of `rollout.bad_tokens`. Raises ConfigError for a text of several tokens."""
     found = []
     for text in texts:
         ids = chat.tokenizer.encode(text)
@@ -89,7 +89,7 @@ class Rollout:
         """Worst kind of drift by episode id, of the episodes that have any."""
 
     def with_(self, **changes: Any) -> Rollout:
-        """A rollout with other fields of its RolloutContext; counts, slots and drift are its own."""
+        """Return a rollout with other fields of its RolloutContext; counts, slots and drift are its own."""
         other = copy.copy(self)
         other.context = replace(self.context, **changes)
         other._committing, other.slots, other.guard_seconds, other.drift = None, None, 0.0, {}

@@ -95,7 +95,7 @@ class Transcript:
                 self.recorder.turn(self.episode.id, self.turns[-1], self.parts[-1])
 
     def check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> Drift | None:
-        """The drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
+        """Return the drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
         turn = self.turns[-1]
         started = time.perf_counter()
         found = self.guard.turn(self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start)
@@ -113,7 +113,7 @@ class Transcript:
             self.recorder.start(self.episode, split, self.chat.tokenizer.hash)
 
     def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
-        """The ended episode, stored. The whole conversation is compared with the template's rendering once."""
+        """Return the ended episode, stored. The whole conversation is compared with the template's rendering once."""
         ended = self.so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
         started = time.perf_counter()
         late = self.drifts if self.drifts is not None else [] if outcome.is_error else self.guard.end(ended)

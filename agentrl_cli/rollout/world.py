@@ -12,14 +12,14 @@ from agentrl_cli.types import Message, Task
 
 
 async def run_reset(env: Env, task: Task) -> list[Message]:
-    """The first messages of an episode. Raises EnvError if the environment's code would end the process."""
+    """Return the first messages of an episode. Raises EnvError if the environment's code would end the process."""
     with contained("The environment"):
         messages: list[Message] = await _value(env.reset, task)
         return messages
 
 
 async def run_step(env: Env, turn: AssistantTurn) -> Step:
-    """The environment's answer to a turn. Raises EnvError if its code would end the process."""
+    """Return the environment's answer to a turn. Raises EnvError if its code would end the process."""
     with contained("The environment"):
         step: Step = await _value(env.step, turn)
         return step

@@ -54,7 +54,7 @@ class Attack:
 
 @cache
 def attacks() -> tuple[Attack, ...]:
-    """All of them, in the order of the file."""
+    """Return all of them, in the order of the file."""
     return tuple(_parse((Path(sandbox_dir()) / "attacks.txt").read_text(encoding="utf-8")))
 
 
@@ -184,7 +184,7 @@ def learned(word: str, said: str) -> float:
 
 
 def _aimed(code: str, targets: Canaries) -> str:
-    """An attack's code with the canaries in it."""
+    """Return an attack's code with the canaries in it."""
     for key, value in targets.values.items():
         code = code.replace(f"@{key}@", str(value))
     return code
@@ -193,7 +193,7 @@ def _aimed(code: str, targets: Canaries) -> str:
 async def _two(
     sandbox: Sandbox, session: Session, one: Attack, targets: Canaries
 ) -> tuple[str, list[ExecResult]]:
-    """An attack of two sessions: the word that one has to tell, and the results of those that listen.
+    """Return an attack of two sessions: the word that one has to tell, and the results of those that listen.
 
     The least busy runner gets the next session, so with two per runner one listens beside the one that talks.
     """

@@ -40,7 +40,7 @@ class Canaries:
         }  # fmt: skip
 
     def problems(self) -> list[str]:
-        """The canaries touched since the last call."""
+        """Return the canaries touched since the last call."""
         found, self.touched = self.touched, []
         names = {path.name for path in self.folder.iterdir()}
         if (self.folder / "secret").read_text() != self.secret or names != {"secret", "datagrams"}:
@@ -95,7 +95,7 @@ async def canaries() -> AsyncIterator[Canaries]:
 
 
 def _datagrams(path: Path, reached: Callable[[], None]) -> socket.socket:
-    """A datagram socket in the file system, open to every user, such as the journal's."""
+    """Return a datagram socket in the file system, open to every user, such as the journal's."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listening.bind(str(path))
     listening.setblocking(False)

@@ -44,7 +44,9 @@ class Cgroup:
 
     @classmethod
     def make(cls, limit: int, tasks: int = 0) -> Cgroup | None:
-        """A cgroup for a runner, limited to `limit` bytes and `tasks` threads (0: any); None if none can be made."""
+        """Return a cgroup for a runner, limited to `limit` bytes and `tasks` threads (0: any); None if none can be
+        made.
+        """
         parent = place()
         group = _make(parent, f"{_NAME}{owner.name()}-{next(_NUMBERS)}", limit) if parent else None
         if group and tasks:
@@ -52,7 +54,7 @@ class Cgroup:
         return group
 
     def command(self, command: list[str]) -> list[str]:
-        """The command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""
+        """Return the command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""
         groups = [self.folder / "runner", *([self.tasks] if self.tasks else [])]
         join = " && ".join(f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))}" for group in groups)
         return ["/bin/sh", "-c", f'{join} && exec "$@"', "sh", *command]
@@ -63,7 +65,8 @@ class Cgroup:
         return self.tasks is not None or (self.folder / "pids.max").exists()
 
     def take(self, limit: int) -> Path | None:
-        """A cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing runs in it any more."""
+        """Return a cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing runs in it any more.
+        """
         for folder in self._free:
             if _idle(folder):
                 self._free.remove(folder)
@@ -186,7 +189,8 @@ def _limit(folder: Path, limit: int) -> None:
 
 @cache
 def place() -> Path | None:
-    """The folder in which cgroups with a memory limit can be made and joined, found by trying; None if absent."""
+    """Return the folder in which cgroups with a memory limit can be made and joined, found by trying; None if absent.
+    """
     for parent in _candidates():
         made = _make(parent, f"{_NAME}{owner.name()}-probe", 256 << 20) if parent.is_dir() else None
         if made is None:

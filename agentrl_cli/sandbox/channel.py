@@ -21,7 +21,7 @@ START = 600.0
 
 @cache
 def guest_module(name: str) -> ModuleType:
-    """A module of the guest, such as `protocol/framing`, loaded by path: both sides use the same format."""
+    """Return a module of the guest, such as `protocol/framing`, loaded by path: both sides use the same format."""
     path = Path(sandbox_dir()) / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"agentrl_guest_{name.replace('/', '_')}", path)
     if spec is None or spec.loader is None:
@@ -84,7 +84,7 @@ class Channel(asyncio.Protocol):
         self.close()
 
     async def answer(self, timeout: float) -> Any:
-        """The next frame. Raises BoxLost after `timeout` seconds, or if the box has ended."""
+        """Return the next frame. Raises BoxLost after `timeout` seconds, or if the box has ended."""
         if self._early:
             return self._early.pop(0)
         if self.lost:

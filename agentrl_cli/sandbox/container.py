@@ -43,7 +43,7 @@ _UID_RANGES = range(10_000, 60_000, 2_000)
 
 
 def connect() -> Any:
-    """A docker.APIClient of the engine named by the environment. Raises SandboxUnavailable."""
+    """Return a docker.APIClient of the engine named by the environment. Raises SandboxUnavailable."""
     try:
         import docker
         from docker.errors import DockerException
@@ -106,7 +106,7 @@ def _wait_for_removal(api: Any, container: str) -> None:
 
 @cache
 def _machine() -> str:
-    """An id of this machine since its boot, among those that use the same engine."""
+    """Return an id of this machine since its boot, among those that use the same engine."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else platform.node()
 
@@ -189,7 +189,7 @@ class Container(Runner, asyncio.Protocol):
         return sock
 
     def _host_config(self) -> Any:
-        """The container's isolation and limits, besides the rights that each box gives up."""
+        """Return the container's isolation and limits, besides the rights that each box gives up."""
         memory = _memory(self.limits)
         groups = self._framing.FIRST_GROUP
         size = f"nosuid,nodev,size={self.limits.disk_mb}m,nr_inodes={self.limits.inodes + 4},mode=1770,uid=0"
@@ -334,7 +334,7 @@ class Container(Runner, asyncio.Protocol):
 
 
 async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
-    """A container's stream. If cancelled, waits for the thread, which makes the container nevertheless."""
+    """Return a container's stream. If cancelled, waits for the thread, which makes the container nevertheless."""
     task = asyncio.ensure_future(creating)
     try:
         return await asyncio.shield(task)

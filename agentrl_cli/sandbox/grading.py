@@ -61,7 +61,7 @@ def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
 
 
 def _check(test: Any, number: int) -> Mapping[str, Any]:
-    """A test in its long form."""
+    """Return a test in its long form."""
     if isinstance(test, str):
         return {"code": test}
     if isinstance(test, Mapping):
@@ -132,14 +132,14 @@ def _spent(budget: float) -> str:
 
 
 def _loaded(what: str, result: ExecResult) -> ExecResult:
-    """The result of the pack's code, run before the model's. Raises DataError if it failed."""
+    """Return the result of the pack's code, run before the model's. Raises DataError if it failed."""
     if not result.ok:
         raise DataError(f"The {what} does not load: {result.text()[-300:]}")
     return result
 
 
 def _program(test: Mapping[str, Any], result: ExecResult) -> str:
-    """Why a program failed, empty if it passed; output is compared by lines, without spaces at their ends."""
+    """Return why a program failed, empty if it passed; output is compared by lines, without spaces at their ends."""
     if not result.ok:
         return f"{result.status}: {result.text().splitlines()[-1]}"
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, test["stdout"])]
@@ -177,7 +177,7 @@ def _shown(test: Mapping[str, Any]) -> str:
 
 
 def _value(test: Mapping[str, Any], answer: Answer, body: bytes) -> tuple[Any, str]:
-    """The tagged value that a call returned, and why it cannot be right (empty if it can)."""
+    """Return the tagged value that a call returned, and why it cannot be right (empty if it can)."""
     values = guest_module("protocol/values")
     if "raises" in test:
         raised = answer.error.partition(":")[0]
@@ -192,7 +192,7 @@ def _value(test: Mapping[str, Any], answer: Answer, body: bytes) -> tuple[Any, s
 
 
 def _wrong(test: Mapping[str, Any], value: Any) -> str:
-    """Why a value is not the expected one; empty if it is."""
+    """Return why a value is not the expected one; empty if it is."""
     if "raises" in test:
         return ""
     if guest_module("protocol/values").same(value, _tagged(test["expect"]), float(test.get("close", 0.0))):
@@ -201,7 +201,7 @@ def _wrong(test: Mapping[str, Any], value: Any) -> str:
 
 
 async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]) -> dict[int, str]:
-    """The pack's own code judges answers, in a box apart from the solution and from this process.
+    """Return the pack's own code judges answers, in a box apart from the solution and from this process.
 
     An answer on which the check fails is wrong: otherwise a model could choose to stay unscored.
     """
@@ -221,7 +221,7 @@ async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict
 
 
 async def _judge(judge: Session, test: Mapping[str, Any], value: Any) -> str:
-    """Why the check does not accept an answer; empty if it does."""
+    """Return why the check does not accept an answer; empty if it does."""
     if _holds_object(value):
         return "which is not a plain value"
     loaded = await judge.cell(test["check"])
@@ -249,7 +249,7 @@ def _holds_object(tagged: Any) -> bool:
 
 
 def _tagged(value: Any) -> Any:
-    """The tagged form of a test's value: Python's own types are encoded, tags written in a row stay."""
+    """Return the tagged form of a test's value: Python's own types are encoded, tags written in a row stay."""
     values = guest_module("protocol/values")
     tagged = values.decode(json.loads(json.dumps(value))) if _written_as_json(value) else value
     return values.encode(tagged)

@@ -40,7 +40,7 @@ _SKIPPED = {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ens
 
 
 def tag(imports: Sequence[str] = ()) -> str:
-    """The name of the image for a set of packages. Raises MissingDependency if one is not installed."""
+    """Return the name of the image for a set of packages. Raises MissingDependency if one is not installed."""
     digest = hashlib.sha256()
     for part in (_FORMAT, sys.version, platform.machine(), *_versions(imports)):
         digest.update(part.encode() + b"\0")
@@ -50,7 +50,7 @@ def tag(imports: Sequence[str] = ()) -> str:
 
 @cache
 def _runner() -> bytes:
-    """A hash of the guest's own files."""
+    """Return a hash of the guest's own files."""
     digest = hashlib.sha256()
     for inside, path in _own_files().items():
         digest.update(inside.encode() + b"\0" + path.read_bytes())
@@ -58,7 +58,7 @@ def _runner() -> bytes:
 
 
 def _own_files() -> dict[str, Path]:
-    """The guest's own files, by their path inside the image."""
+    """Return the guest's own files, by their path inside the image."""
     folder = Path(sandbox_dir())
     found = {f"{INSIDE}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
     return found | {f"/etc/{name}": folder / "etc" / name for name in ("group", "passwd")}
@@ -135,7 +135,7 @@ def _fill(tar: tarfile.TarFile, imports: Sequence[str]) -> None:
 
 
 def _tree(folder: Path, inside: str, skipped: set[str]) -> dict[str, Path]:
-    """The files below a folder, by their path inside the image."""
+    """Return the files below a folder, by their path inside the image."""
     found: dict[str, Path] = {}
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - skipped)
@@ -152,7 +152,7 @@ def _is_elf(path: Path) -> bool:
 
 
 def _libraries(binaries: Sequence[Path], prefix: str) -> dict[str, Path]:
-    """The libraries that the dynamic linker would load for them, by their path inside the image.
+    """Return the libraries that the dynamic linker would load for them, by their path inside the image.
 
     Libraries of the interpreter's own prefix go beside the system's, because that prefix does not exist in the image.
     """

@@ -51,7 +51,7 @@ class Launch:
 
 
 def environment(prefix: str) -> dict[str, str]:
-    """The whole environment of a runner and of the code in it."""
+    """Return the whole environment of a runner and of the code in it."""
     path = "/usr/local/bin:/usr/bin:/bin"
     if not prefix.startswith("/usr"):
         path = f"{prefix}/bin:{path}"
@@ -70,7 +70,8 @@ def environment(prefix: str) -> dict[str, str]:
 
 
 def work_folder(number: int) -> Path:
-    """The name of a new folder for the boxes of a runner without namespaces; it carries its owner for `sweep`."""
+    """Return the name of a new folder for the boxes of a runner without namespaces; it carries its owner for `sweep`.
+    """
     return Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
 
 
@@ -167,7 +168,7 @@ def _open_to_others(path: str) -> bool:
 
 
 def jail(launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/work/.tmp") -> list[str]:
-    """The bubblewrap command line: an allow list of visible files, all read-only, and no network.
+    """Return the bubblewrap command line: an allow list of visible files, all read-only, and no network.
 
     `further`: mounts besides, which may cover others. `tmp`: where /tmp leads; if empty, `further` mounts it.
     """
@@ -208,7 +209,7 @@ def _bind(path: str) -> list[str]:
 
 
 def _system() -> list[str]:
-    """The system's programs and libraries."""
+    """Return the system's programs and libraries."""
     command = _bind("/usr")
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -232,7 +233,7 @@ def _packages(launch: Launch) -> list[str]:
 
 
 def package_folders(imports: Sequence[str]) -> list[Path]:
-    """The folders of installed packages, with the shared libraries that wheels put beside them.
+    """Return the folders of installed packages, with the shared libraries that wheels put beside them.
 
     Raises MissingDependency if one is not installed.
     """

@@ -34,13 +34,13 @@ def bare_warning() -> str:
 
 
 def runner_kind(level: str) -> type[Runner]:
-    """The class of a level's runners."""
+    """Return the class of a level's runners."""
     kind: type[Runner] = resolve("sandbox", RUNNERS, level)
     return kind
 
 
 def kinds_of(backend: str) -> dict[str, type[Runner]]:
-    """The levels that a backend may run at, in the order to try, with their classes. Raises ConfigError."""
+    """Return the levels that a backend may run at, in the order to try, with their classes. Raises ConfigError."""
     if backend == "auto":
         return {level: runner_kind(level) for level in AUTO}
     if backend in STRENGTH:

@@ -23,7 +23,7 @@ def born(pid: str) -> str:
 
 @cache
 def _namespace() -> str:
-    """The pid namespace of this process; 0 if the kernel has none."""
+    """Return the pid namespace of this process; 0 if the kernel has none."""
     try:
         return os.readlink("/proc/self/ns/pid").strip("pid:[]") or "0"
     except OSError:
@@ -31,7 +31,7 @@ def _namespace() -> str:
 
 
 def name() -> str:
-    """The tag of this process, for the names of its resources."""
+    """Return the tag of this process, for the names of its resources."""
     return f"{os.getpid()}-{born(str(os.getpid())) or 0}-{_namespace()}"
 
 
@@ -46,7 +46,7 @@ def has_ended(name: str) -> bool:
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """A folder that ends with the block, or, if this process is killed, with the next start of a run."""
+    """Yield a folder that ends with the block, or, if this process is killed, with the next start of a run."""
     sweep()
     with tempfile.TemporaryDirectory(prefix=f"agentrl-{kind}{_machine()}{name()}-") as made:
         yield Path(made)

@@ -45,7 +45,7 @@ class RunnerPool:
         self._tasks[None] = asyncio.create_task(self._check_health())
 
     async def box(self, limits: Limits, seed: int | None, profile: tuple[str, ...]) -> tuple[Runner, Channel]:
-        """A box on the least busy runner, a spare one if possible.
+        """Return a box on the least busy runner, a spare one if possible.
 
         Raises BoxLost, or SandboxUnavailable if none starts.
         """
@@ -70,7 +70,7 @@ class RunnerPool:
             self._prepare(profile)
 
     async def runner(self, profile: tuple[str, ...]) -> Runner:
-        """The least busy live runner of a profile; a new one if none has room."""
+        """Return the least busy live runner of a profile; a new one if none has room."""
         if self._closed:
             raise SandboxUnavailable("The sandbox is closed.")
         async with self._starting:

@@ -68,7 +68,7 @@ _LIMITS = {
 
 
 def limit_of(status: str, detail: str) -> str:
-    """The limit that an execution with this result met, by its name in the configuration; empty if none."""
+    """Return the limit that an execution with this result met, by its name in the configuration; empty if none."""
     if status == Status.TIMEOUT:
         return _TIMEOUTS.get(detail, "wall")
     if status == Status.DISK_LIMIT:
@@ -160,7 +160,7 @@ class ExecResult:
         return words
 
     def _what(self) -> str:
-        """The status in words."""
+        """Return the status in words."""
         limits = self.limits
         match self.status:
             case Status.OK:
@@ -201,7 +201,7 @@ class ExecResult:
                 return f"all files together may have {self.limits.disk_mb} MiB"
 
     def text(self) -> str:
-        """The text for the model: stdout, the end of stderr, and what happened. Control characters are kept."""
+        """Return the text for the model: stdout, the end of stderr, and what happened. Control characters are kept."""
         parts = [self.stdout.rstrip("\n"), _last_lines(self.stderr), f"[{self.reason}]" if self.reason else ""]
         text = "\n".join(part for part in parts if part)
         return text or "[no output]"
@@ -251,7 +251,7 @@ def _signal_name(number: int | None) -> str:
 
 
 def _last_lines(stderr: str) -> str:
-    """The end of stderr; of a long traceback the head line and its last lines."""
+    """Return the end of stderr; of a long traceback the head line and its last lines."""
     lines = stderr.rstrip("\n").splitlines()
     if len(lines) <= _TRACEBACK_LINES:
         return "\n".join(lines)

@@ -77,7 +77,7 @@ class Runner(ABC):
 
     @abstractmethod
     def unavailable(self, what: str) -> SandboxUnavailable:
-        """The error to raise if this kind does not work here."""
+        """Return the error to raise if this kind does not work here."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class Runner(ABC):
         return len(self.boxes) - len(self.spares)
 
     async def open(self, limits: dict[str, Any]) -> Channel:
-        """A new box. Raises BoxLost; ConfigError for limits beyond what the runner was made with."""
+        """Return a new box. Raises BoxLost; ConfigError for limits beyond what the runner was made with."""
         self._numbers += 1
         channel = Channel(self._numbers)
         self.boxes[channel.number] = channel
@@ -266,7 +266,8 @@ class Process(Runner):
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
 
     def _group_for(self, limits: dict[str, Any]) -> Path | None:
-        """A cgroup for a box. If a pack asks for more than the runner has in all, the runner's limit is raised."""
+        """Return a cgroup for a box. If a pack asks for more than the runner has in all, the runner's limit is raised.
+        """
         if self.group is None:
             return None
         if _own(limits) > self._largest:

@@ -61,7 +61,7 @@ class Sandbox:
 
     @classmethod
     async def open(cls, config: Any) -> Sandbox:
-        """The strongest sandbox that `config` (a SandboxConfig) allows, with one runner warm.
+        """Return the strongest sandbox that `config` (a SandboxConfig) allows, with one runner warm.
 
         Raises SandboxUnavailable, with the reason and a fix, if only isolation weaker than `config.min_level` works;
         ConfigError if the two settings contradict each other.
@@ -131,7 +131,7 @@ class Sandbox:
         grading: bool = False,
         **limits: Any,
     ) -> Session:
-        """A session for one episode; nothing is started before its first use.
+        """Return a session for one episode; nothing is started before its first use.
 
         `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
         None: the configured one, or else `episode_seed`. `imports`: packages besides the standard library (numpy…) and
@@ -178,7 +178,7 @@ class Sandbox:
             yield
 
     async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
-        """A box for a session. Raises BoxLost, or SandboxUnavailable if none starts."""
+        """Return a box for a session. Raises BoxLost, or SandboxUnavailable if none starts."""
         return await self.pool.box(limits, seed, imports)
 
     def forget(self, session: Session) -> None:
@@ -202,5 +202,5 @@ class Sandbox:
 
 
 def cores() -> int:
-    """The number of cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -67,7 +67,7 @@ class SessionHost(Protocol):
         """Waits for a free slot."""
 
     async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
-        """A box for a session."""
+        """Return a box for a session."""
 
     async def session(
         self, *, seed: int | None = None, imports: Iterable[str] = (), grading: bool = False, **limits: Any
@@ -125,7 +125,7 @@ class Session:
         return await self._execute({"op": "bash", "split": len(source)}, source + _bytes(stdin), wall)
 
     async def read(self, path: str) -> bytes:
-        """A regular file of the work folder, at most 16 MiB. Raises UsageError if it is absent or a link."""
+        """Return a regular file of the work folder, at most 16 MiB. Raises UsageError if it is absent or a link."""
         _, body = await self._files({"op": "read", "path": path}, b"", record=False)
         return body
 
@@ -134,7 +134,7 @@ class Session:
         await self._files({"op": "write", "path": path}, _bytes(data) if isinstance(data, str) else data, record=True)
 
     async def list(self) -> tuple[Entry, ...]:
-        """The entries of the work folder, sorted by path; links are listed and not followed."""
+        """Return the entries of the work folder, sorted by path; links are listed and not followed."""
         _, body = await self._files({"op": "list"}, b"", record=False)
         return tuple(Entry(path, kind, size) for path, kind, size in json.loads(body))
 
@@ -203,7 +203,7 @@ class Session:
         return result
 
     def _kept(self, header: dict[str, Any]) -> dict[str, Any]:
-        """The request, changed in place so that the state before it is kept if the session keeps any."""
+        """Return the request, changed in place so that the state before it is kept if the session keeps any."""
         if self.keep:
             header.update(keep=self.keep, call=len(self.history) + 1)
         return header
@@ -221,7 +221,7 @@ class Session:
         return frame.header, frame.body
 
     async def _with_retry(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
-        """The answer to a request; a lost box is rebuilt once. Raises SandboxFault."""
+        """Return the answer to a request; a lost box is rebuilt once. Raises SandboxFault."""
         if (used := USED.get()) is not None:
             used.add(self.level)
         for attempt in (1, 2):

@@ -45,7 +45,7 @@ def address(host: str, port: int) -> str:
 
 
 def make_guard(token: str, hosts: Collection[str]) -> Any:
-    """The aiohttp middleware that checks host, origin and token of every request."""
+    """Return the aiohttp middleware that checks host, origin and token of every request."""
     from aiohttp import web
 
     @web.middleware
@@ -129,7 +129,9 @@ def serve(server: Any, listening: Callable[[], None]) -> None:
 
 
 def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
-    """A textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback address."""
+    """Return a textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback
+    address.
+    """
     if not is_loopback(host):
         raise UsageError(
             f"{host} can be reached from other machines; the screens are served on this machine only.",

@@ -130,7 +130,7 @@ def drawn(
 
 
 def _of(families: Sequence[str], pack: Pack, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of some families. Raises ConfigError if the pack has no such family."""
+    """Return the rows of some families. Raises ConfigError if the pack has no such family."""
     if unknown := set(families) - {task.family for task in pack.tasks("train")}:
         raise ConfigError(f"A lesson names families that {pack.name} does not train on: {', '.join(sorted(unknown))}.")
     return (row for row in rows if not families or row["family"] in families)
@@ -165,13 +165,13 @@ def _question(pack: Pack, task: Task) -> str:
 
 
 def _questions(pack: Pack) -> set[str]:
-    """The questions of the pack's own files."""
+    """Return the questions of the pack's own files."""
     splits = [split for split in pack.splits() if split not in pack.sources]
     return {_question(pack, task) for split in splits for task in pack.read(split)[0]}
 
 
 def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
-    """A demonstration as the forward sees it: ids, and which of them the model would have sampled."""
+    """Return a demonstration as the forward sees it: ids, and which of them the model would have sampled."""
     shown, images = pictured(messages, (), chat.images, pack.dir)
     rendered = chat.conversation(shown, pack.schemas)
     origin = np.asarray(rendered.origin)

@@ -28,7 +28,7 @@ def choose(
     vocabulary: int | None = None,
     narrate: Callable[[str], None] = lambda text: None,
 ) -> list[Episode]:
-    """The episodes that match, oldest first: graded, with sampled tokens, no two of a task with the same ids.
+    """Return the episodes that match, oldest first: graded, with sampled tokens, no two of a task with the same ids.
 
     Args:
         filter: In the language of `ls --filter`; empty: those that were solved.
@@ -79,7 +79,7 @@ def _require_tokenizer(rows: Sequence[EpisodeRow], tokenizer: str) -> None:
 
 
 def _worth(row: EpisodeRow) -> tuple[bool, float, int]:
-    """The highest reward first, of equal ones the shortest; ungraded ones last."""
+    """Return the highest reward first, of equal ones the shortest; ungraded ones last."""
     return row.reward is None, -(row.reward or 0.0), row.n_model_tokens
 
 

@@ -64,7 +64,7 @@ class Claims(Part):
             conn.execute(_TAKE, (doing, time.time(), *astuple(me), run_id))
 
     def lost(self, run_id: str) -> str:
-        """Why this process no longer holds a run, as a sentence; empty if it does."""
+        """Return why this process no longer holds a run, as a sentence; empty if it does."""
         rows = self.file.select(_HELD, (run_id,), settled=False)
         if not rows:
             return "The run was deleted while it ran."
@@ -84,7 +84,7 @@ def _beat(conn: sqlite3.Connection, me: tuple[str | int, ...], over: threading.E
 
 
 def in_use(name: str, claim: str, holder: Holder) -> UsageError:
-    """The error for a run that another process holds."""
+    """Return the error for a run that another process holds."""
     return UsageError(
         f"{name} is in use by {_process(claim, holder)}.",
         hint=f"Wait until it has ended, or stop it; `agentrl watch {name}` shows it.",

@@ -21,7 +21,7 @@ from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Support, Toke
 
 
 def _plain(value: object) -> object:
-    """A JSON value for what JSON cannot hold: numpy values as Python values, anything else as text."""
+    """Return a JSON value for what JSON cannot hold: numpy values as Python values, anything else as text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def clean(text: str) -> str:
 
 
 def number(value: Any) -> Any:
-    """The number, NaN for NULL."""
+    """Return the number, NaN for NULL."""
     return math.nan if value is None else value
 
 
@@ -194,7 +194,7 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
 
 
 def support_blob(support: Support) -> bytes:
-    """The size of each token's set as int32, −1 for none, then the ids of all."""
+    """Return the size of each token's set as int32, −1 for none, then the ids of all."""
     sets = [ids for ids in support if ids is not None]
     sizes = np.array([-1 if ids is None else len(ids) for ids in support], np.int32)
     return ints_blob(np.concatenate([sizes, *sets]))
@@ -213,7 +213,7 @@ def blob_support(blob: bytes | None, count: int) -> Support:
 
 
 def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
-    """The tokens of an episode from `token_columns` rows, one per turn, in order."""
+    """Return the tokens of an episode from `token_columns` rows, one per turn, in order."""
     if not rows:
         return Tokens.empty()
     count = sum(row[0] for row in rows)
@@ -239,7 +239,7 @@ _SIGNALS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "
 
 
 def read_tokens(row: Any) -> dict[str, Any]:
-    """The arrays of a row of `turn_tokens`, by column: a mapping, a `sqlite3.Row` or a row of pandas.
+    """Return the arrays of a row of `turn_tokens`, by column: a mapping, a `sqlite3.Row` or a row of pandas.
 
     Columns that the row lacks are left out; `n` and `ids` must be there. ids [n] int32, origin [n] int8, clipped [n]
     bool, top_ids [n, 5] int32, top_logps [n, 5] float32, others [n] float32. NULL becomes NaN, −1 in `top_ids` and

@@ -165,7 +165,7 @@ def _warn_of_copy(conn: sqlite3.Connection, path: Path) -> None:
 
 
 def _check(conn: sqlite3.Connection, path: Path | str) -> int:
-    """The file's schema version; 0 for a fresh file. Refuses newer and foreign files."""
+    """Return the file's schema version; 0 for a fresh file. Refuses newer and foreign files."""
     application = int(conn.execute("PRAGMA application_id").fetchone()[0])
     version = int(conn.execute("PRAGMA user_version").fetchone()[0])
     if application != APPLICATION_ID:

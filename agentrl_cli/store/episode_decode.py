@@ -48,7 +48,7 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
 
 
 def read_episode(file: StoreFile, line: EpisodeRow) -> Episode:
-    """The episode of a list row, or as far as it got."""
+    """Return the episode of a list row, or as far as it got."""
     tokens = file.select(f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,))
     parts = file.select(
         "SELECT name, value, weight, is_primary, detail, fakeable FROM reward_parts WHERE episode_id=? ORDER BY idx",
@@ -85,7 +85,7 @@ def read_episode(file: StoreFile, line: EpisodeRow) -> Episode:
 
 
 def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
-    """The turns of an episode, in order, with calls and results."""
+    """Return the turns of an episode, in order, with calls and results."""
     calls: dict[int, list[ToolCall]] = {}
     results: dict[int, list[ToolResult]] = {}
     for row in file.select(_CALLS, (episode_id,)):
@@ -143,6 +143,6 @@ def _images(file: StoreFile, hashes: str | None) -> tuple[bytes, ...]:
 
 
 def image_of(file: StoreFile, digest: str) -> bytes:
-    """The image of a hash; empty if it is not stored."""
+    """Return the image of a hash; empty if it is not stored."""
     row = file.select_one("SELECT data FROM attachments WHERE hash=?", (digest,))
     return bytes(row[0]) if row else b""

@@ -182,7 +182,7 @@ def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
 
 
 def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ...]:
-    """The values of `RESULT` but its turn and index. Inserts the result's images."""
+    """Return the values of `RESULT` but its turn and index. Inserts the result's images."""
     return (
         clean(result.text),
         None if result.error is None else clean(result.error),

@@ -135,7 +135,7 @@ class Episodes(Part):
     # Reading
 
     def ids(self, filter: str = "", sort: str = "-time", run: str | None = None, limit: int | None = None) -> list[int]:
-        """The rowids of the episodes that match, in order, at most `limit`.
+        """Return the rowids of the episodes that match, in order, at most `limit`.
 
         Raises UsageError for an invalid filter or order, naming the nearest field.
         """
@@ -154,22 +154,22 @@ class Episodes(Part):
         return [found[rowid] for rowid in rowids if rowid in found]
 
     def row(self, episode_id: str) -> EpisodeRow:
-        """The list row of one episode. Raises NotFound naming the nearest."""
+        """Return the list row of one episode. Raises NotFound naming the nearest."""
         rows = read_rows(self.file, "id=?", (episode_id,))
         return rows[0] if rows else read_rows(self.file, "id=?", (self.resolve(episode_id),))[0]
 
     def get(self, episode_id: str) -> Episode:
-        """An episode as it was written, or as far as it got. Raises NotFound naming the nearest, StoreError."""
+        """Return an episode as it was written, or as far as it got. Raises NotFound naming the nearest, StoreError."""
         line = self.row(episode_id)
         with decoding(f"Episode {line.id}"):
             return read_episode(self.file, line)
 
     def turns(self, episode_id: str) -> list[Turn]:
-        """The turns of an episode, in order, with calls and results."""
+        """Return the turns of an episode, in order, with calls and results."""
         return read_turns(self.file, episode_id)
 
     def siblings(self, episode_id: str) -> list[EpisodeRow]:
-        """All episodes of this one's group, itself included, by sample number; only itself without a group."""
+        """Return all episodes of this one's group, itself included, by sample number; only itself without a group."""
         row = self.row(episode_id)
         if row.group_id is None:
             return [row]
@@ -197,7 +197,8 @@ class Episodes(Part):
         return str(row[0]) if row else ""
 
     def resolve(self, name: str, run: str | None = None) -> str:
-        """The episode id for `last`, `best`, `worst`, an id, a unique prefix of one or a link `agentrl:ID@t2.31`.
+        """Return the episode id for `last`, `best`, `worst`, an id, a unique prefix of one or a link
+        `agentrl:ID@t2.31`.
 
         Raises NotFound naming the nearest.
         """
@@ -232,7 +233,7 @@ class Episodes(Part):
         raise self._no_episode(wanted, several=len(found) > 1)
 
     def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
-        """The most pushed of the trained and solved episodes with the largest advantages."""
+        """Return the most pushed of the trained and solved episodes with the largest advantages."""
         sql = f"SELECT id FROM episodes e WHERE {scope} AND fact=? AND outcome=? ORDER BY advantage DESC, started DESC"
         rows = self.file.select(f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES])
         return Signals(self.file).most_pushed(row[0] for row in rows)

@@ -180,19 +180,19 @@ class StoreFile:
     # Reading
 
     def select(self, sql: str, params: Params = (), *, settled: bool = True) -> list[tuple[Any, ...]]:
-        """All rows of a query. What waits is written first, unless `settled` is False: it cannot matter."""
+        """Return all rows of a query. What waits is written first, unless `settled` is False: it cannot matter."""
         with self.lock, mapped(self.path):
             if settled:
                 self._settle()
             return self.conn.execute(sql, params).fetchall()
 
     def select_one(self, sql: str, params: Params = ()) -> tuple[Any, ...] | None:
-        """The first row of a query, None if absent."""
+        """Return the first row of a query, None if absent."""
         rows = self.select(sql, params)
         return rows[0] if rows else None
 
     def select_dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """All rows of a query by column name."""
+        """Return all rows of a query by column name."""
         with self.lock, mapped(self.path):
             self._settle()
             cursor = self.conn.execute(sql, params)
@@ -215,7 +215,7 @@ class StoreFile:
             raise StoreError(f"The store {self.path} is damaged: {' '.join(found.split())}.", hint=RECOVER)
 
     def data_version(self) -> int:
-        """A number that changes when another connection has written: poll it before reading again."""
+        """Return a number that changes when another connection has written: poll it before reading again."""
         with self.lock, mapped(self.path):
             if self.readonly:
                 drop_views(self.conn)

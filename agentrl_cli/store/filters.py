@@ -84,12 +84,13 @@ _EXAMPLE = 'For example: reward:<0.5 step:100..120 task:calc/* flag:LOOP text:"4
 
 
 def fields() -> list[str]:
-    """Every field of the language, sorted: for help and completion."""
+    """Return every field of the language, sorted: for help and completion."""
     return sorted([*NUMBERS, *NAMES, *LOOKUPS, "flag", "text", "note"])
 
 
 def compile_filter(text: str) -> Where:
-    """A filter as an SQL condition over `episodes e`, and its parameters. Raises UsageError naming the nearest."""
+    """Return a filter as an SQL condition over `episodes e`, and its parameters. Raises UsageError naming the nearest.
+    """
     parts: list[str] = []
     params: list[Any] = []
     position = count = 0
@@ -220,7 +221,9 @@ _STRUCTURE = "role content name type text function arguments id tool_calls tool_
 
 
 def _text(value: str) -> Where:
-    """A search in messages, which are stored as JSON: the value is escaped as in JSON; keys and roles do not match."""
+    """Return a search in messages, which are stored as JSON: the value is escaped as in JSON; keys and roles do not
+    match.
+    """
     needle = f"%{_like(json.dumps(value, ensure_ascii=False)[1:-1])}%"
     plain = f"%{_like(value)}%"
     like, params = "messages LIKE ? ESCAPE '\\'", [needle]

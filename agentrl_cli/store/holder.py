@@ -37,7 +37,7 @@ class Holder:
 
     @classmethod
     def of(cls, pid: int | None = None) -> Holder:
-        """The holder for a process of this machine, by default this process."""
+        """Return the holder for a process of this machine, by default this process."""
         pid = pid or os.getpid()
         return cls(pid, start_of(pid) or "", boot(), platform.node())
 
@@ -69,7 +69,7 @@ def start_of(pid: int) -> str | None:
 
 
 def _seconds(started: str) -> float:
-    """A start time of `start_of` in seconds since the epoch."""
+    """Return a start time of `start_of` in seconds since the epoch."""
     if not started.isdigit():
         return time.mktime(time.strptime(started))
     since = next(line for line in (_PROC / "stat").read_text("utf-8").splitlines() if line.startswith("btime "))
@@ -78,7 +78,8 @@ def _seconds(started: str) -> float:
 
 @functools.cache
 def boot() -> str:
-    """The boot of this machine and the process namespace of this process; empty if the system reports neither."""
+    """Return the boot of this machine and the process namespace of this process; empty if the system reports neither.
+    """
     try:
         name = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8").strip()
         return f"{name} {(_PROC / 'self' / 'ns' / 'pid').readlink()}"

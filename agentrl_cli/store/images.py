@@ -13,7 +13,7 @@ PATCH = "▪"
 
 
 def image_file(folder: Path, data: bytes) -> Path | None:
-    """The image as a file in a folder, named by its hash, written if absent; None if it cannot be written."""
+    """Return the image as a file in a folder, named by its hash, written if absent; None if it cannot be written."""
     path = folder / f"{digest(data)}.{media_type(data).partition('/')[2]}"
     part = path.with_name(f".{path.name}.part")
     try:

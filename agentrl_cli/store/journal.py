@@ -44,7 +44,7 @@ class Live(Part):
             self.file.wake()
 
     def all(self, run_id: str | None = None) -> list[LiveRow]:
-        """The episodes that run now, in the order they were started; of all runs if None."""
+        """Return the episodes that run now, in the order they were started; of all runs if None."""
         return [
             LiveRow(*row)
             for row in self.file.select(
@@ -65,7 +65,7 @@ class Workers(Part):
             self.file.write_later(_PUT_WORKER, [getattr(row, name) for name in columns(WorkerRow)])
 
     def all(self, run_id: str) -> list[WorkerRow]:
-        """The workers of a run, by number."""
+        """Return the workers of a run, by number."""
         sql = f"SELECT {','.join(columns(WorkerRow))} FROM workers WHERE run_id=? ORDER BY number"
         return [WorkerRow(*row) for row in self.file.select(sql, (run_id,))]
 
@@ -78,7 +78,8 @@ class Journal(Part):
         self.file.write_later(_ADD_LOG, (run_id, time.time(), level, clean(text)))
 
     def logs(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """The newest `limit` log lines with an id above `since`, oldest first: `{"id", "at", "level", "text"}`."""
+        """Return the newest `limit` log lines with an id above `since`, oldest first: `{"id", "at", "level", "text"}`.
+        """
         return self._tail("logs", "id, at, level, text", run_id, since, limit)
 
     def add_event(self, run_id: str | None, kind: str, data: Mapping[str, Any] | None = None) -> None:
@@ -91,13 +92,13 @@ class Journal(Part):
         return [{**row, "data": loads(row["data"])} for row in rows]
 
     def newest_event(self, run_id: str, kind: str) -> dict[str, Any] | None:
-        """The data of a run's newest event of a kind, None if absent."""
+        """Return the data of a run's newest event of a kind, None if absent."""
         sql = "SELECT data FROM events WHERE run_id=? AND kind=? ORDER BY id DESC LIMIT 1"
         row = self.file.select_one(sql, (run_id, kind))
         return None if row is None else dict(loads(row[0]))
 
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
-        """The end of what an episode's agent wrote to stderr; empty if nothing."""
+        """Return the end of what an episode's agent wrote to stderr; empty if nothing."""
         sql = "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1"
         rows = self.file.select(sql, (run_id, AGENT_STDERR, episode_id))
         return str(loads(rows[0][0])["text"]) if rows else ""
@@ -120,7 +121,7 @@ class Journal(Part):
         self.file.write_later(_ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step))
 
     def alerts(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """The newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
+        """Return the newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
         return self._tail("alerts", "id, at, level, name, value, threshold, text", run_id, since, limit)
 
     def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
@@ -168,14 +169,14 @@ class Controls(Part):
         return taken
 
     def all(self, run_id: str) -> list[ControlRow]:
-        """All controls of a run, oldest first, taken or not."""
+        """Return all controls of a run, oldest first, taken or not."""
         rows = self.file.select(
             "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id", (run_id,)
         )
         return [build(ControlRow, row, data=loads(row[4])) for row in rows]
 
     def waiting(self, run_id: str) -> list[ControlRow]:
-        """The controls of a run that were not taken yet, oldest first."""
+        """Return the controls of a run that were not taken yet, oldest first."""
         rows = self.file.select(
             "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id",
             (run_id,),

@@ -99,7 +99,7 @@ class LiveEpisode:
             self.answers[turn.index] = (asked, max(before, default=0) + len(turn.results))
 
     def _path(self, turn: Turn) -> Iterator[int]:
-        """The turns before a turn on its branch, nearest first."""
+        """Yield the turns before a turn on its branch, nearest first."""
         index = turn.index
         while index in self.parents and self.parents[index] < index:
             index = self.parents[index]

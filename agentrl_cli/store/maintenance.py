@@ -110,7 +110,7 @@ def status(path: Path, *, check: bool = False) -> Status:
 
 
 def _interrupted(conn: sqlite3.Connection) -> int:
-    """How many episodes have not ended though their run's process has; 0 in a store that is too old to tell."""
+    """Return how many episodes have not ended though their run's process has; 0 in a store that is too old to tell."""
     if "claim" not in {row[1] for row in conn.execute("PRAGMA table_info(runs)")}:
         return 0
     sql = """SELECT count(*), r.status='running' AND r.claim=r.kind, r.heartbeat, r.pid, r.pid_started, r.boot, r.host
@@ -175,7 +175,9 @@ def prunable(
     filter: str = "",
     run: str | None = None,
 ) -> list[str]:
-    """The ids of the finished episodes that `prune` would change. Raises UsageError for an unknown word in `keep`."""
+    """Return the ids of the finished episodes that `prune` would change. Raises UsageError for an unknown word in
+    `keep`.
+    """
     where, params = compile_filter(filter)
     terms = ["e.outcome IS NOT NULL", f"({where})"]
     if older_days is not None:
@@ -230,7 +232,9 @@ def _half(blob: bytes) -> bytes:
 
 
 def run_folder(db: Path | str, run: RunRow) -> Path | None:
-    """The folder to delete with a run: it lies beside the store, and no other store there (a backup) has the run."""
+    """Return the folder to delete with a run: it lies beside the store, and no other store there (a backup) has the
+    run.
+    """
     folder, home = Path(run.dir).resolve(), Path(db).resolve().parent
     if not run.dir or not folder.is_dir() or folder.parent != home:
         return None

@@ -87,7 +87,7 @@ class Signals(Part):
         )
 
     def push_scale(self, run_id: str | None) -> float:
-        """The 95th percentile of |push| over the run's trained tokens, 0 if there are none.
+        """Return the 95th percentile of |push| over the run's trained tokens, 0 if there are none.
 
         Reads at most SAMPLED episodes, evenly spaced in time, so that it costs the same for every length of run.
         """
@@ -100,7 +100,7 @@ class Signals(Part):
         return float(np.quantile(known, 0.95)) if len(known) else 0.0
 
     def most_pushed(self, episode_ids: Iterable[str]) -> str | None:
-        """The episode whose tokens were pushed most in sum of |push|; the first of equals, None of none."""
+        """Return the episode whose tokens were pushed most in sum of |push|; the first of equals, None of none."""
         sums = {episode: float(np.nansum(np.abs(self._push(episode)))) for episode in episode_ids}
         return max(sums, key=sums.__getitem__, default=None)
 

@@ -66,7 +66,7 @@ _NAME_ALONE = re.compile(
 
 
 def mask_text(text: str) -> str:
-    """The text with everything that looks like a secret replaced by `[masked:<kind>]`."""
+    """Return the text with everything that looks like a secret replaced by `[masked:<kind>]`."""
     for name, pattern in PATTERNS.items():
         text = pattern.sub(f"[masked:{name}]", text)
     for pattern in _NAMED:

@@ -17,7 +17,7 @@ from agentrl_cli.store.codec import dumps, loads
 
 
 def stored(home: Path | None, path: str) -> str:
-    """The form of a path in a store with the folder `home`; None is a store in memory."""
+    """Return the form of a path in a store with the folder `home`; None is a store in memory."""
     if not path or home is None:
         return path
     for folder in (home, home.resolve()):
@@ -28,7 +28,7 @@ def stored(home: Path | None, path: str) -> str:
 
 
 def absolute(home: Path | None, path: str) -> str:
-    """The absolute path for a `stored` one; an empty one stays empty."""
+    """Return the absolute path for a `stored` one; an empty one stays empty."""
     return str(home / path) if path and home is not None else path
 
 
@@ -54,7 +54,7 @@ def add_functions(conn: sqlite3.Connection) -> None:
 
     @functools.cache
     def origin(folder: str) -> tuple[Path, tuple[Path, ...]]:
-        """The store's folder when the run was stored, and the project's then and now."""
+        """Return the store's folder when the run was stored, and the project's then and now."""
         assert home is not None
         before = Path(folder).parent if Path(folder).is_absolute() else home
         return before, tuple(_projects(home, before))
@@ -91,7 +91,7 @@ def make_relative(conn: sqlite3.Connection) -> None:
 
 
 def _relative(home: Path, before: Path, path: str) -> str:
-    """A path in a store that was in the folder `before`, relative to its folder now."""
+    """Return a path in a store that was in the folder `before`, relative to its folder now."""
     given = Path(path)
     if not path:
         return path
@@ -107,7 +107,7 @@ def _relative(home: Path, before: Path, path: str) -> str:
 
 
 def _projects(home: Path, before: Path) -> Iterator[Path]:
-    """The project folders of a store: now, and when the store was in `before`."""
+    """Yield the project folders of a store: now, and when the store was in `before`."""
     project = find_project(home) or (home.parent if home.name == "runs" else None)
     if project is None:
         return

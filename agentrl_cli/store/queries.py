@@ -100,7 +100,7 @@ def _hits(store: StoreFile, sql: str, params: list[Any], regex: re.Pattern[str])
 
 
 def message_lines(messages: list[Message]) -> Iterator[str]:
-    """The lines of text of messages, tool calls included."""
+    """Yield the lines of text of messages, tool calls included."""
     for message in messages:
         for text in message_texts(message):
             yield from text.splitlines()
@@ -162,7 +162,7 @@ def _rows(conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path) -> Itera
 
 
 def _usage(error: Exception) -> Exception:
-    """A UsageError for a mistake in the SQL; the error itself if the file is at fault."""
+    """Return a UsageError for a mistake in the SQL; the error itself if the file is at fault."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     text = str(error)
     if code == sqlite3.SQLITE_AUTH or "authorized" in text or "prohibited" in text:

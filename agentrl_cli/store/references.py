@@ -45,7 +45,7 @@ class Tasks(Part):
             conn.executemany(_PUT, rows)
 
     def get(self, task_id: str, pack: str | None = None) -> Task | None:
-        """A stored task, None if absent or known by name alone."""
+        """Return a stored task, None if absent or known by name alone."""
         row = self.file.select_one(
             "SELECT id, pack, family, split, prompt, data, tools FROM tasks"
             " WHERE id=?1 AND (?2 IS NULL OR pack=?2) AND data<>'null'",
@@ -69,7 +69,7 @@ def _put_image(conn: sqlite3.Connection, uri: str) -> str:
 
 
 def _replaced(value: Any, start: str, new: Callable[[str], str], key: str = "") -> Any:
-    """A copy of messages with other texts for images (and frames of videos) whose text begins with `start`."""
+    """Return a copy of messages with other texts for images (and frames of videos) whose text begins with `start`."""
     if isinstance(value, Mapping):
         return {name: _replaced(item, start, new, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -96,7 +96,7 @@ class Tokenizers(Part):
             )
 
     def get(self, hash: str) -> TokenizerRow | None:
-        """A stored tokenizer, None if absent or known by its hash alone."""
+        """Return a stored tokenizer, None if absent or known by its hash alone."""
         row = self.file.select_one(
             "SELECT hash, tokenizer_json, chat_template, specials FROM tokenizers"
             " WHERE hash=? AND tokenizer_json<>x''",

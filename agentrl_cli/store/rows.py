@@ -120,7 +120,7 @@ class EpisodeRow:
 
 
 def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
-    """The outcome; without one `running`, or `interrupted` if its run's process died."""
+    """Return the outcome; without one `running`, or `interrupted` if its run's process died."""
     if row.outcome is not None:
         return str(row.outcome)
     return "running" if run is None or run.alive else "interrupted"
@@ -245,12 +245,12 @@ _COLUMNS: dict[type[Any], tuple[str, ...]] = {}
 
 
 def columns(row: type[Any]) -> tuple[str, ...]:
-    """The column names of a row class, in the order of its fields."""
+    """Return the column names of a row class, in the order of its fields."""
     if row not in _COLUMNS:
         _COLUMNS[row] = tuple(item.name for item in fields(row))
     return _COLUMNS[row]
 
 
 def build(row: type[T], values: Sequence[Any], **decoded: Any) -> T:
-    """A row from the values of its first columns, in order; `decoded` replaces some and adds others."""
+    """Return a row from the values of its first columns, in order; `decoded` replaces some and adds others."""
     return row(**{**dict(zip(columns(row), values, strict=False)), **decoded})

@@ -64,11 +64,11 @@ class Runs(Part):
         return run
 
     def all(self) -> list[RunRow]:
-        """All runs, the newest first."""
+        """Return all runs, the newest first."""
         return [self._run(row) for row in self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC")]
 
     def get(self, name: str) -> RunRow:
-        """A run by name, by id, by a unique prefix of either, or `last`. Raises NotFound naming the nearest."""
+        """Return a run by name, by id, by a unique prefix of either, or `last`. Raises NotFound naming the nearest."""
         if name == "last":
             found = self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC LIMIT 1")
             if not found:
@@ -101,7 +101,7 @@ class Runs(Part):
                 raise NotFound(f"No run {run_id!r} in {self.file.path}.")
 
     def add_folder(self, run: RunRow) -> RunRow:
-        """The run with its own folder beside the store, created if absent. Raises StoreError."""
+        """Return the run with its own folder beside the store, created if absent. Raises StoreError."""
         if self.file.home is None:
             raise StoreError("A store in memory has no folder for a run.", hint="Open a file.")
         folder = Path(run.dir) if run.dir else new_folder(self.file.home, run.name)
@@ -137,7 +137,7 @@ class Runs(Part):
             conn.execute("UPDATE runs SET step=max(step, ?) WHERE id=?", (step, run_id))
 
     def steps(self, run_id: str, since: int = 0) -> list[dict[str, Any]]:
-        """The metrics of each step ≥ `since`, flat: `{"step": 3, "at": 1.7e9, "reward": 0.4, …}`."""
+        """Return the metrics of each step ≥ `since`, flat: `{"step": 3, "at": 1.7e9, "reward": 0.4, …}`."""
         rows = self.file.select(
             "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step", (run_id, since)
         )
@@ -166,7 +166,7 @@ class Runs(Part):
             return int(cursor.lastrowid or 0)
 
     def evals(self, run_id: str | None) -> list[EvalRow]:
-        """The evaluations of a run (None: of no run), oldest first."""
+        """Return the evaluations of a run (None: of no run), oldest first."""
         rows = self.file.select(f"{_EVAL} WHERE run_id IS ? ORDER BY id", (run_id,))
         place = columns(EvalRow).index("metrics")
         return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
@@ -184,7 +184,7 @@ class Runs(Part):
             )
 
     def checkpoints(self, run_id: str) -> list[CheckpointRow]:
-        """The checkpoints of a run, oldest first."""
+        """Return the checkpoints of a run, oldest first."""
         rows = self.file.select(f"{_CHECKPOINT} WHERE run_id=? ORDER BY id", (run_id,))
         return [
             build(CheckpointRow, row, path=absolute(self.file.home, row[3]), metrics=load_metrics(row[4]))

@@ -284,5 +284,5 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a migration. A statement has no `;` at a line's end inside."""
+    """Return the statements of a migration. A statement has no `;` at a line's end inside."""
     return [part.strip() for part in script.split(";\n") if part.strip()]

@@ -70,7 +70,7 @@ class Scores(Part):
         return [(name, at, loads(spec), count) for name, at, spec, count in self.file.select(sql, (run_id,))]
 
     def get(self, episode_id: str) -> list[Score]:
-        """The scores of an episode, oldest set first."""
+        """Return the scores of an episode, oldest set first."""
         rows = self.file.select(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
         return [build(Score, row, parts=loads(row[6]), turns=tuple(loads(row[7]))) for row in rows]
 

@@ -39,7 +39,7 @@ def mapped(path: Path | str) -> Iterator[None]:
 
 
 def explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | None:
-    """The StoreError for an error about the file; None for any other."""
+    """Return the StoreError for an error about the file; None for any other."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = str(error)
     if code == sqlite3.SQLITE_FULL or "disk is full" in text:
@@ -111,7 +111,7 @@ def _locked(path: Path) -> StoreError:
 
 
 def _migrating(path: Path) -> str:
-    """The process that migrates a store and since when; empty if none does."""
+    """Return the process that migrates a store and since when; empty if none does."""
     newest = "SELECT at, data FROM events WHERE run_id IS NULL AND kind=? ORDER BY id DESC LIMIT 1"
     try:
         uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
@@ -127,7 +127,7 @@ def _migrating(path: Path) -> str:
 
 
 def _forbidden(path: Path) -> str:
-    """Why the file cannot be written; empty if it can."""
+    """Return why the file cannot be written; empty if it can."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return ""

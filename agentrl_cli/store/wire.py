@@ -25,7 +25,7 @@ _HEAD = tuple(field.name for field in fields(Episode) if field.name not in _BULK
 
 
 def pack_turn(turn: Turn, tokens: Tokens) -> Packed:
-    """A turn and its tokens."""
+    """Return a turn and its tokens."""
     calls = tuple(
         (call.id, call.name, None if call.arguments is None else dumps(call.arguments), call.raw, call.error)
         for call in turn.calls
@@ -50,7 +50,7 @@ def unpack_turn(packed: Packed) -> tuple[Turn, Tokens]:
 
 
 def pack_head(episode: Episode) -> Packed:
-    """An episode without its turns and tokens."""
+    """Return an episode without its turns and tokens."""
     parts = tuple(
         (part.name, float(part.value), float(part.weight), part.primary, part.detail, part.fakeable)
         for part in episode.reward_parts
@@ -60,7 +60,7 @@ def pack_head(episode: Episode) -> Packed:
 
 
 def unpack_head(packed: Packed, turns: Sequence[tuple[Turn, Tokens]] = ()) -> Episode:
-    """The episode of a packed head with these turns."""
+    """Return the episode of a packed head with these turns."""
     plain, outcome, parts = packed
     return Episode(
         **dict(zip(_HEAD, plain, strict=True)),

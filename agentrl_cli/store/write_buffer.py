@@ -46,7 +46,9 @@ class WriteBuffer:
 
     @contextmanager
     def transaction(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """A transaction that writes what waits first, and last the states set inside. If it fails, all waits again."""
+        """Yield a transaction that writes what waits first, and last the states set inside. If it fails, all waits
+        again.
+        """
         kept = self.queue, dict(self.episodes), self.states
         conn.execute("BEGIN IMMEDIATE")
         self.queue, self.states = [], {}
@@ -110,7 +112,7 @@ def _write_whole(conn: sqlite3.Connection, episode: LiveEpisode) -> None:
 
 @contextmanager
 def savepoint(conn: sqlite3.Connection) -> Iterator[None]:
-    """A nested transaction: rolled back by itself if it fails and the outer one continues."""
+    """Yield a nested transaction: rolled back by itself if it fails and the outer one continues."""
     conn.execute("SAVEPOINT inner_write")
     try:
         yield

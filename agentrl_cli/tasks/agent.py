@@ -75,7 +75,7 @@ class AgentSpec:
 
 
 def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
-    """The agent that a value names; None if absent. `where` is the file or setting, for messages.
+    """Return the agent that a value names; None if absent. `where` is the file or setting, for messages.
 
     Raises ConfigError for what cannot be one.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def files_beside(path: Path) -> list[Path]:
-    """The files of its folder that a Python file needs, directly or through one of them. Runs nothing.
+    """Return the files of its folder that a Python file needs, directly or through one of them. Runs nothing.
 
     Modules and packages that are imported anywhere in the code, and files whose names stand there as texts.
     """
@@ -46,7 +46,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _named(text: str, folder: Path) -> Iterator[Path]:
-    """The file beside that a text names."""
+    """Yield the file beside that a text names."""
     if text and len(text) < 200 and text.isprintable() and not {"", ".", ".."} & set(text.split("/")):
         file = folder / text
         if file.is_file():

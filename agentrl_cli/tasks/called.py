@@ -64,7 +64,7 @@ def called_solution(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _call(tool: Tool, arguments: dict[str, Any]) -> ToolResult:
-    """The result of one call, outside of an episode; in a thread, as the caller may be inside a running loop."""
+    """Return the result of one call, outside of an episode; in a thread, as the caller may be inside a running loop."""
 
     async def run() -> ToolResult:
         state = await tool.create(ToolContext())

@@ -13,7 +13,7 @@ WORLD = ("setup",)
 
 
 def question(prompt: Any, data: Mapping[str, Any], world: Sequence[str] = ()) -> str:
-    """The key of a row's question: the prompt and the fields that it refers to."""
+    """Return the key of a row's question: the prompt and the fields that it refers to."""
     return repr((prompt, [data.get(name) or None for name in (*WORLD, *world)]))
 
 
@@ -25,7 +25,7 @@ def draw_splits(
     generate: Callable[[int], Iterator[Row]] | None = None,
     shown: Mapping[int, int] | None = None,
 ) -> dict[str, list[Row]]:
-    """The rows of every split, with ids; splits without rows are left out. Deterministic.
+    """Return the rows of every split, with ids; splits without rows are left out. Deterministic.
 
     Args:
         sizes: Maps a split to its number of rows.

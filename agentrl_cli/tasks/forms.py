@@ -306,7 +306,7 @@ def _choice(row: Row) -> Row:
 
 
 def named(choice: Any) -> str | None:
-    """The function that a `tool_choice` names; None if it names none."""
+    """Return the function that a `tool_choice` names; None if it names none."""
     if not isinstance(choice, Mapping) or not isinstance(choice.get("function"), Mapping):
         return None
     name = choice["function"].get("name")

@@ -16,7 +16,7 @@ PLACES = re.compile(r"(<image>|<video>)")
 
 
 def with_media(row: Row) -> Row:
-    """A row whose `images` (or `image`) and `videos` are parts of its prompt.
+    """Return a row whose `images` (or `image`) and `videos` are parts of its prompt.
 
     They fill the parts without content of their own, else the texts `<image>` and `<video>` as in verl, else stand
     before the text of the first user message as in TRL.
@@ -58,7 +58,8 @@ def _is_media(value: Any) -> bool:
 
 
 def _video(value: Any) -> Row:
-    """A part for a video: its link, and how many of its frames are shown (`nframes` or `max_frames` of the row)."""
+    """Return a part for a video: its link, and how many of its frames are shown (`nframes` or `max_frames` of the row).
+    """
     options = value if isinstance(value, Mapping) else {}
     most = options.get("nframes") or options.get("max_frames")
     return {"video": video_link(value), **({"nframes": int(most)} if most else {})}
@@ -83,7 +84,7 @@ def _parts(content: Any) -> list[Row]:
 
 
 def _filled(message: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
-    """A message with its media as parts that JSON can hold."""
+    """Return a message with its media as parts that JSON can hold."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str) and _places(message):
         pieces = [piece for piece in PLACES.split(content) if piece]

@@ -103,7 +103,7 @@ class Pack:
         system: str = "",
         sandbox: bool = False,
     ) -> Pack:
-        """A pack made in a script: rows with `prompt` (and what the rewards need), tools as functions or names.
+        """Return a pack made in a script: rows with `prompt` (and what the rewards need), tools as functions or names.
 
         The same rows serve training and evaluation. A single reward is primary.
         Raises ConfigError unless exactly one reward is primary.
@@ -117,7 +117,7 @@ class Pack:
         return cls(name, Path(), "", system, tuple(map(as_tool, tools)), kept, {}, {}, None, sandbox, numbered)
 
     def tasks(self, split: str, *, families: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
-        """The rows of a split as tasks, in the order of the file.
+        """Return the rows of a split as tasks, in the order of the file.
 
         Raises NotFound for an unknown split or family, DataError for an invalid row (with file and line).
         """
@@ -135,7 +135,7 @@ class Pack:
         return tasks[:limit]
 
     def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
-        """The valid rows of a split as tasks, and the invalid ones. Raises NotFound for an unknown split."""
+        """Return the valid rows of a split as tasks, and the invalid ones. Raises NotFound for an unknown split."""
         if self.rows is None and split not in (known := [*self.splits(), *self.variants]):
             raise NotFound.of(f"split of {self.name}", split, known)
         tools = [tool.name for tool in self.tools]
@@ -165,16 +165,16 @@ class Pack:
         return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(row["prompt"], self.dir)
 
     def splits(self) -> list[str]:
-        """The names of the splits that have a source."""
+        """Return the names of the splits that have a source."""
         found = {*self.sources, *(default_splits(self.dir) if self.rows is None else SPLITS)}
         return [split for split in SPLITS if split in found] + sorted(found - set(SPLITS))
 
     def source(self, split: str) -> Source:
-        """The source of a split's rows."""
+        """Return the source of a split's rows."""
         return self.sources.get(split) or self.variants.get(split) or default_source(self.dir, split)
 
     def interaction_of(self, task: Task) -> Interaction | None:
-        """A new simulated user for an episode: the one named by the row, or the pack's only one.
+        """Return a new simulated user for an episode: the one named by the row, or the pack's only one.
 
         Raises NotFound if the row names an unknown one.
         """
@@ -193,7 +193,7 @@ class Pack:
         return "auto" if self.rows is not None else self.source(split).form
 
     def task(self, row: Mapping[str, Any], split: str) -> Task:
-        """A row as a task: the pack's system message, then the prompt."""
+        """Return a row as a task: the pack's system message, then the prompt."""
         prompt = row["prompt"]
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.system and messages[0]["role"] != "system":
@@ -214,7 +214,7 @@ class Pack:
         )
 
     def tools_of(self, task: Task) -> tuple[Tool, ...]:
-        """The tools that a task may use."""
+        """Return the tools that a task may use."""
         shown = [one for tool in self.tools for one in tool.offered(task)]
         known = [tool.name for tool in (*self.tools, *shown)]
         for name in task.tools or ():
@@ -223,7 +223,7 @@ class Pack:
         return tuple(tool for tool in shown if task.tools is None or tool.name in task.tools)
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
-        """The rewards with some weights replaced; unknown names belong to other packs or to tools."""
+        """Return the rewards with some weights replaced; unknown names belong to other packs or to tools."""
         return tuple(replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards)
 
     @property
@@ -232,7 +232,9 @@ class Pack:
         return tuple(sorted({*self.session.get("imports", ()), *(n for tool in self.tools for n in tool.imports)}))
 
     def open_session(self, sandbox: Sandbox | None, seed: int | None = None, **more: Any) -> Callable[..., Any] | None:
-        """A factory for an episode's sandbox session with this seed and the pack's options; None without a sandbox."""
+        """Return a factory for an episode's sandbox session with this seed and the pack's options; None without a
+        sandbox.
+        """
         if sandbox is None:
             return None
         return partial(sandbox.session, **{"episode_seed": seed, **self.session, "imports": self.imports}, **more)
@@ -252,7 +254,7 @@ class Pack:
 
 
 def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
-    """The converted row, or the text of its error."""
+    """Return the converted row, or the text of its error."""
     if isinstance(row, str):
         return row
     try:
@@ -262,7 +264,7 @@ def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
 
 
 def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
-    """The error in a row, as a text for its author; empty if valid. `seen`: line numbers of earlier ids."""
+    """Return the error in a row, as a text for its author; empty if valid. `seen`: line numbers of earlier ids."""
     missing = [name for name in ("id", "prompt", *fields) if row.get(name) is None]
     if missing:
         other = f" It has {', '.join(list(row)[:6])}; docs/tasks.md lists the forms of rows." * ("prompt" in missing)
@@ -301,7 +303,7 @@ def _wrong_part(part: Any) -> str:
 
 
 def _missing(prompt: Any, folder: Path) -> str:
-    """Why an image of a prompt cannot be read; empty if all can."""
+    """Return why an image of a prompt cannot be read; empty if all can."""
     for message in prompt if isinstance(prompt, list) else ():
         for part in message["content"] if isinstance(message["content"], list) else ():
             found = part.get(part["type"]) if part["type"] != "text" else None
@@ -324,7 +326,7 @@ def _wrong_tools(names: Any, known: Collection[str]) -> str:
 
 
 def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:
-    """The error of a `tool_choice` that cannot be satisfied; empty if valid."""
+    """Return the error of a `tool_choice` that cannot be satisfied; empty if valid."""
     choice = row.get("tool_choice")
     usable = row.get("tools") if row.get("tools") is not None else known
     if choice in (None, "none", "auto"):

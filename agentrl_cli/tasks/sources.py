@@ -71,13 +71,13 @@ class Source:
         return str(self.options.get("form") or "auto")
 
     def rows(self) -> Iterator[Numbered]:
-        """The rows in order, numbered from 1. Raises what opening the source raises."""
+        """Return the rows in order, numbered from 1. Raises what opening the source raises."""
         limit = self.options.get("limit")
         return itertools.islice(READERS[self.kind](self), limit)
 
 
 def source_of(folder: Path, split: str, value: Any) -> Source:
-    """The source that task.yaml names for a split. Raises ConfigError for an invalid one."""
+    """Return the source that task.yaml names for a split. Raises ConfigError for an invalid one."""
     where = f"{folder / 'task.yaml'}: data.{split}"
     if isinstance(value, str):
         value = {"path": value}
@@ -105,7 +105,7 @@ def default_source(folder: Path, split: str) -> Source:
 
 
 def default_splits(folder: Path) -> list[str]:
-    """The splits that have a file in `data/`."""
+    """Return the splits that have a file in `data/`."""
     return sorted({path.stem for path in (folder / "data").glob("*") if path.suffix in ENDINGS})
 
 
@@ -125,7 +125,7 @@ def _path(source: Source) -> Iterator[Numbered]:
 
 
 def jsonl(path: Path) -> Iterator[Numbered]:
-    """The rows of the non-empty lines, or the text of a line's error."""
+    """Yield the rows of the non-empty lines, or the text of a line's error."""
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
@@ -142,7 +142,7 @@ def jsonl(path: Path) -> Iterator[Numbered]:
 
 
 def _json(path: Path) -> Iterator[Numbered]:
-    """A JSON array of objects, or an object whose only list (`data`, `rows` …) is one."""
+    """Yield a JSON array of objects, or an object whose only list (`data`, `rows` …) is one."""
     try:
         value = parse_json(path.read_bytes())
     except UnicodeDecodeError as error:
@@ -214,7 +214,7 @@ ENDINGS = tuple(FILES)
 
 
 def _hub(source: Source) -> Iterator[Numbered]:
-    """A dataset of the Hugging Face hub or its cache, a folder of data files, or the output of `save_to_disk`."""
+    """Yield a dataset of the Hugging Face hub or its cache, a folder of data files, or the output of `save_to_disk`."""
     try:
         import datasets
     except ImportError as error:
@@ -246,7 +246,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
 
 
 def _saved(found: Any, split: str, name: str) -> Any:
-    """A split of a dataset from `save_to_disk`; one saved without splits serves as every split."""
+    """Return a split of a dataset from `save_to_disk`; one saved without splits serves as every split."""
     if not isinstance(found, dict):
         return found
     if split not in found:
@@ -255,7 +255,7 @@ def _saved(found: Any, split: str, name: str) -> Any:
 
 
 def _dataset(source: Source) -> Iterator[Numbered]:
-    """A class (or function) of the project: its result is iterated, or indexed up to its length."""
+    """Yield a class (or function) of the project: its result is iterated, or indexed up to its length."""
     made = _call(source, dict(source.options.get("args") or {}))
     try:
         items: Iterable[Any]
@@ -273,7 +273,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
 
 
 def _generate(source: Source) -> Iterator[Numbered]:
-    """The first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
+    """Yield the first `count` rows of `generate(seed)`; deterministic, so a run resumes by position."""
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
     made = _call(source, args)
     try:
@@ -301,7 +301,7 @@ def _checked(items: Iterable[Any]) -> Iterator[Numbered]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of a columnar file without the null fields of its objects, at any depth."""
+    """Return a value of a columnar file without the null fields of its objects, at any depth."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

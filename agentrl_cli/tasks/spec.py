@@ -136,7 +136,7 @@ def _specification(path: Path) -> dict[str, Any]:
 
 
 def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool) -> tuple[Reward, ...]:
-    """The parts of a pack. `optional`: it may have none, as its agent gives the reward."""
+    """Return the parts of a pack. `optional`: it may have none, as its agent gives the reward."""
     rewards = []
     for name, value in spec.items():
         given = {"weight": value} if isinstance(value, (int, float)) else value or {}
@@ -152,7 +152,7 @@ def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]
 
 
 def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
-    """The tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
+    """Return the tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
     schemas = [schema for schema in own if isinstance(schema, Mapping)]  # minimind's TOOLS are these
     extra = {tool.name: tool for tool in map(as_tool, (value for value in own if not isinstance(value, Mapping)))}
     if not isinstance(names, list):

@@ -23,13 +23,13 @@ Parts = Mapping[str, str]
 
 
 def parts_of(pack: Pack) -> dict[str, str]:
-    """All parts of a pack."""
+    """Return all parts of a pack."""
     tools = {f"tools.{tool.name}.description": str(tool.schema["function"]["description"]) for tool in pack.tools}
     return {"system": pack.system, "task.prompt": pack.template, **tools}
 
 
 def with_parts(pack: Pack, parts: Parts) -> Pack:
-    """The pack with other texts. Raises NotFound for a part that it lacks."""
+    """Return the pack with other texts. Raises NotFound for a part that it lacks."""
     known = parts_of(pack)
     for name in parts:
         if name not in known:
@@ -51,7 +51,7 @@ def _described(tool: Tool, text: str | None) -> Tool:
 
 
 def read_parts(path: Path) -> dict[str, str]:
-    """The parts in a YAML file. Raises ConfigError."""
+    """Return the parts in a YAML file. Raises ConfigError."""
     if not path.is_file():
         raise ConfigError(f"No prompts at {path}.", hint="Correct task.prompts.")
     found = load_yaml(path)
@@ -77,7 +77,7 @@ def placeholders(text: str) -> set[str]:
 
 
 def lost(old: str, new: str) -> str:
-    """Why `new` cannot replace `old`: a sentence, or "" if it can."""
+    """Return why `new` cannot replace `old`: a sentence, or "" if it can."""
     if not new.strip():
         return "it is empty"
     missing = sorted(name for name in placeholders(old) - placeholders(new) if name)

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def as_tool(value: Any) -> Tool:
-    """A Tool from a Tool, a Tool class, a plain typed function, or a name (see `TOOLS`)."""
+    """Return a Tool from a Tool, a Tool class, a plain typed function, or a name (see `TOOLS`)."""
     if isinstance(value, Tool):
         return value
     if isinstance(value, str):

@@ -53,7 +53,7 @@ class ToolContext:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def session(self) -> Any:
-        """The episode's sandbox session, opened at the first call. Raises ConfigError without a sandbox."""
+        """Return the episode's sandbox session, opened at the first call. Raises ConfigError without a sandbox."""
         async with self._lock:
             if self._session is None:
                 if self.session_factory is None:
@@ -104,15 +104,15 @@ class Tool:
     """Working arguments: shown by `agentrl tools show`, run by the tests."""
 
     def own_limits(self) -> dict[str, Any]:
-        """The tool's own limits, as shown by `agentrl tools show`: seconds of a call, rows, characters."""
+        """Return the tool's own limits, as shown by `agentrl tools show`: seconds of a call, rows, characters."""
         return {}
 
     def at(self, folder: Path) -> Tool:
-        """The tool for a pack in this folder, to resolve relative paths."""
+        """Return the tool for a pack in this folder, to resolve relative paths."""
         return self
 
     def for_task(self, task: Task) -> Tool | None:
-        """The tool as a task's row shows it; None if the row does not have it."""
+        """Return the tool as a task's row shows it; None if the row does not have it."""
         return self
 
     def wrong(self, row: Mapping[str, Any]) -> str:
@@ -120,7 +120,7 @@ class Tool:
         return ""
 
     def offered(self, task: Task) -> list[Tool]:
-        """The tools that it offers for a task: the result of `for_task`, none, or several."""
+        """Return the tools that it offers for a task: the result of `for_task`, none, or several."""
         shown = self.for_task(task)
         return [] if shown is None else [shown]
 
@@ -133,7 +133,7 @@ class Tool:
         raise NotImplementedError
 
     async def reward(self, state: Any) -> float | None:
-        """The tool's own reward for the episode, the part `tool:<name>`; None for no part."""
+        """Return the tool's own reward for the episode, the part `tool:<name>`; None for no part."""
         return None
 
     async def release(self, state: Any) -> None:
@@ -276,7 +276,7 @@ def tool(
 
 
 def as_result(value: Any) -> ToolResult:
-    """A tool function's return value as a ToolResult: texts unchanged, None as empty, the rest as JSON.
+    """Return a tool function's return value as a ToolResult: texts unchanged, None as empty, the rest as JSON.
 
     An image is a PIL image, the bytes of one, the `Path` of its file, a `data:image/` URL, or a block `{"type":
     "image", "image": …}` in a list of content blocks, as TRL's tools return them. Raises EnvError if it cannot be read,
@@ -297,7 +297,7 @@ def as_result(value: Any) -> ToolResult:
 
 
 def _of_block(block: Mapping[str, Any]) -> bytes:
-    """The image of a content block. A path as text is refused: what a tool answers may come from outside."""
+    """Return the image of a content block. A path as text is refused: what a tool answers may come from outside."""
     given = next((block[name] for name in reversed(NAMES) if block.get(name) is not None), None)
     given = given.get("url") if isinstance(given, Mapping) and "url" in given else given
     if isinstance(given, str) and not given.startswith("data:image/"):
@@ -337,7 +337,7 @@ def _is_block(value: Any) -> bool:
 
 
 def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
-    """The observation for a call that carries an error: `malformed_call`, `unknown_tool` or `bad_arguments`."""
+    """Return the observation for a call that carries an error: `malformed_call`, `unknown_tool` or `bad_arguments`."""
     known = "bad_arguments" if call.name in names else "unknown_tool"
     kind = "malformed_call" if is_malformed(call) else known
     return ToolResult(call.error or f'Bad tool call: there is no tool "{call.name}".', error=kind)

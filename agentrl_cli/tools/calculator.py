@@ -43,7 +43,7 @@ def calculator(expression: str) -> ToolResult:
 
 
 def compute(expression: str) -> Fraction:
-    """The exact value. Raises CalculatorError with the reason."""
+    """Return the exact value. Raises CalculatorError with the reason."""
     text = expression.strip().translate(SIGNS)
     if not text:
         raise CalculatorError("the expression is empty")
@@ -62,7 +62,7 @@ def compute(expression: str) -> Fraction:
 
 
 def show(value: Fraction) -> str:
-    """An integer, an exact decimal of at most 30 places if one exists, else 15 significant digits."""
+    """Return an integer, an exact decimal of at most 30 places if one exists, else 15 significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
     rest, twos, fives = value.denominator, 0, 0

@@ -46,7 +46,7 @@ KEYS = {
 
 
 def load_tools(source: Path | Sequence[Any], folder: Path, own: Mapping[str, Tool] | None = None) -> list[Tool]:
-    """The tools of a file, or of entries in its form; `own` maps names to the tools of the pack's task.py.
+    """Return the tools of a file, or of entries in its form; `own` maps names to the tools of the pack's task.py.
 
     Raises ConfigError for invalid entries, NotFound for missing files, functions and classes.
     """
@@ -110,7 +110,7 @@ def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folde
 
 
 def _short(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path, own: Mapping[str, Tool]) -> Tool:
-    """The short form: name, description and parameters for a function, a tool of the pack or a built-in tool."""
+    """Return the short form: name, description and parameters for a function, a tool of the pack or a built-in tool."""
     name = str(entry.get("name") or "")
     if not name:
         raise ConfigError(f"{where} needs a name.")
@@ -135,7 +135,7 @@ def _made(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
 
 
 def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str) -> ToolSchema:
-    """The tool's schema, overridden by the entry's name, description and parameters."""
+    """Return the tool's schema, overridden by the entry's name, description and parameters."""
     function = {**schema["function"], "name": name}
     if entry.get("description") is not None:
         function["description"] = str(entry["description"])
@@ -149,7 +149,7 @@ def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str)
 
 
 def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON Schema of an object, from short forms like `{a: number}` and `{a: {type: number}}`."""
+    """Return a JSON Schema of an object, from short forms like `{a: number}` and `{a: {type: number}}`."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: `parameters` must be a mapping.")
     if value.get("type") == "object" and isinstance(value.get("properties"), Mapping):

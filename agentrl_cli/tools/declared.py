@@ -36,7 +36,7 @@ class DeclaredTool(Tool):
 
 
 def _json_schema(given: Any) -> Any:
-    """A schema with JSON Schema's names of types."""
+    """Return a schema with JSON Schema's names of types."""
     if isinstance(given, list):
         return [_json_schema(item) for item in given]
     if not isinstance(given, Mapping):

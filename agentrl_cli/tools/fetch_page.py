@@ -87,7 +87,7 @@ class FetchTool(Tool):
         return ToolResult(text if len(text) <= self.width else text[: self.width] + "\n[… cut …]")
 
     def fetch(self, url: str) -> str:
-        """The text of a page. Raises Refused, TimeoutError, OSError."""
+        """Return the text of a page. Raises Refused, TimeoutError, OSError."""
         ends = time.monotonic() + self.seconds
         for _ in range(REDIRECTS + 1):
             parts = self.checked(url)
@@ -101,7 +101,7 @@ class FetchTool(Tool):
         raise Refused(f"more than {REDIRECTS} redirects")
 
     def checked(self, url: str) -> SplitResult:
-        """The parsed URL. Raises Refused if it is not on the list."""
+        """Return the parsed URL. Raises Refused if it is not on the list."""
         try:
             parts = urlsplit(url)
             port, host = parts.port, (parts.hostname or "").rstrip(".").casefold()
@@ -153,7 +153,7 @@ class FetchTool(Tool):
         return answer.read1(65536)
 
     def _address(self, host: str, port: int) -> str:
-        """An IP address of the host to connect to. Raises Refused if any of its addresses is private."""
+        """Return an IP address of the host to connect to. Raises Refused if any of its addresses is private."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:
@@ -213,7 +213,7 @@ def _public(address: str) -> bool:
 
 
 def _inside(ip: ipaddress.IPv6Address) -> list[str]:
-    """The IPv4 addresses embedded in an IPv6 address, under every embedding scheme."""
+    """Return the IPv4 addresses embedded in an IPv6 address, under every embedding scheme."""
     found = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
     last = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     middle = int(ip) >> 32 & 0xFFFFFFFF
@@ -241,7 +241,7 @@ class _Pinned(http.client.HTTPConnection):
 
 
 def html_text(html: str) -> str:
-    """The text of an HTML page, one line a block. Title, scripts, styles and drawings are left out."""
+    """Return the text of an HTML page, one line a block. Title, scripts, styles and drawings are left out."""
     from html_text import etree_to_text
     from lxml import etree
 

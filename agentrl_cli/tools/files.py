@@ -69,7 +69,7 @@ class Asked(NamedTuple):
 
 
 async def view(session: Session, asked: Asked) -> str:
-    """The lines `start` to `end`, numbered, at most LINES; for a folder, its entries."""
+    """Return the lines `start` to `end`, numbered, at most LINES; for a folder, its entries."""
     if asked.path == ".":
         return await entries(session, asked)
     try:

@@ -82,13 +82,13 @@ class Connection:
                 self._client.set_exception(error)
 
     async def client(self) -> Any:
-        """The client, once connected. Raises EnvError."""
+        """Return the client, once connected. Raises EnvError."""
         if self._reset is not None:
             await asyncio.shield(self._reset)
         return await asyncio.shield(self._client)
 
     def lost(self, why: str) -> EnvError:
-        """The error for a server that has ended; the next episode opens a new connection."""
+        """Return the error for a server that has ended; the next episode opens a new connection."""
         self.broken = True
         quoted = tail(self._errors) if self._errors is not None and not self._errors.closed else ""
         return EnvError(f"The MCP server {self.server.name} was lost: {why}{quoted}")
@@ -112,7 +112,7 @@ class Link:
     _idle: dict[asyncio.AbstractEventLoop, list[Connection]] = field(default_factory=dict)
 
     async def take(self, ctx: ToolContext) -> Connection:
-        """The connection of an episode, shared by the server's tools."""
+        """Return the connection of an episode, shared by the server's tools."""
         key = f"mcp:{self.server.name}"
         found: Connection | None = ctx.state.get(key)
         if found is None and self.server.shared:
@@ -255,7 +255,7 @@ def _parameters(item: Any) -> dict[str, Any]:
 
 
 def _result(answer: Any) -> ToolResult:
-    """The texts of an answer, concatenated, resources with their URIs, and its images."""
+    """Return the texts of an answer, concatenated, resources with their URIs, and its images."""
     texts: list[str] = []
     images: list[bytes] = []
     for block in answer.content:

@@ -60,7 +60,9 @@ class Server:
         return cls(name, folder, dict(given))
 
     async def client(self, stack: Any, errors: TextIO) -> Any:
-        """The mcp package's client for it; its resources are put on `stack`, a process writes stderr to `errors`."""
+        """Return the mcp package's client for it; its resources are put on `stack`, a process writes stderr to
+        `errors`.
+        """
         try:
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
@@ -88,7 +90,7 @@ class Server:
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
-    """An initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
+    """Yield an initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
     async with AsyncExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
         try:
@@ -102,7 +104,7 @@ async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
 
 
 def _unreachable(server: Server, what: str, error: Exception, errors: TextIO) -> EnvError:
-    """The error for a server that did not start or list its tools, in time or at all."""
+    """Return the error for a server that did not start or list its tools, in time or at all."""
     why, hint, limit = reason(error), "", server.start_timeout
     if isinstance(error, TimeoutError):
         why = f"it took longer than {limit:g} s"
@@ -111,7 +113,7 @@ def _unreachable(server: Server, what: str, error: Exception, errors: TextIO) ->
 
 
 def tail(errors: TextIO) -> str:
-    """The last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
+    """Return the last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
     size = os.fstat(errors.fileno()).st_size
     data = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))  # the process writes at the same offset
     lines = data.decode("utf-8", "replace").strip().splitlines()[-STDERR_LINES:]
@@ -133,7 +135,7 @@ async def listed_tools(server: Server, declared: list[str]) -> list[Any]:
 
 
 async def _every_page(client: Any) -> list[Any]:
-    """The tools of all pages. Raises OverflowError for a server that always has a next one."""
+    """Return the tools of all pages. Raises OverflowError for a server that always has a next one."""
     page = await client.list_tools()
     found = list(page.tools)
     while page.next_cursor:
@@ -145,14 +147,14 @@ async def _every_page(client: Any) -> list[Any]:
 
 
 def reset_tools(capabilities: Any) -> list[str]:
-    """The tools that a server declares for its reset."""
+    """Return the tools that a server declares for its reset."""
     named = {**(capabilities.experimental or {}), **(capabilities.extensions or {})}
     found = [value for name, value in named.items() if name.rpartition("/")[2] == "reset"]
     return [str(one["tool"]) for one in found if isinstance(one, Mapping) and "tool" in one]
 
 
 def reason(error: BaseException) -> str:
-    """The first real error of a group."""
+    """Return the first real error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__

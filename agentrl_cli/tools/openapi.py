@@ -104,7 +104,7 @@ class OpenApiTool(Tool):
         return ToolResult(text) if status < 300 else ToolResult(f"Error: status {status}: {text}", error="exception")
 
     async def _read(self, answer: httpx2.Response) -> str:
-        """The body as text, cut at the limit."""
+        """Return the body as text, cut at the limit."""
         most = self.kilobytes * 1024
         read = b""
         async for part in answer.aiter_bytes():
@@ -121,7 +121,7 @@ class OpenApiTool(Tool):
 
 
 def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
-    """The operations of a description as tools. Raises ConfigError, NotFound."""
+    """Return the operations of a description as tools. Raises ConfigError, NotFound."""
     given = {"file": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not given.get("file") or set(given) - KEYS:
         known = ", ".join(sorted(KEYS))
@@ -145,14 +145,14 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
 
 
 def server_of(document: Any) -> str:
-    """The first server that a description names; empty without one."""
+    """Return the first server that a description names; empty without one."""
     servers = document.get("servers") if isinstance(document, Mapping) else None
     first = servers[0] if isinstance(servers, list) and servers else {}
     return str(first.get("url") or "") if isinstance(first, Mapping) else ""
 
 
 def operations(document: Any, where: str) -> Iterator[Operation]:
-    """Every operation, in the order of the file. Raises ConfigError for what is not OpenAPI 3."""
+    """Yield every operation, in the order of the file. Raises ConfigError for what is not OpenAPI 3."""
     if not isinstance(document, Mapping) or not str(document.get("openapi", "")).startswith("3"):
         raise ConfigError(f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`.")
     for path, item in (document.get("paths") or {}).items():
@@ -181,7 +181,8 @@ def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, do
 def _parameters(
     entries: Sequence[Any], given: Mapping[str, Any], document: Any
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The JSON Schema of an operation's arguments, and where each goes. Raises OverflowError if it is too large."""
+    """Return the JSON Schema of an operation's arguments, and where each goes. Raises OverflowError if it is too large.
+    """
     follow = References(document)
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -217,7 +218,7 @@ class References:
         self._left = MOST_VALUES
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
-        """The value without references. Raises OverflowError after `MOST_VALUES` values."""
+        """Return the value without references. Raises OverflowError after `MOST_VALUES` values."""
         self._left -= 1
         if self._left < 0:
             raise OverflowError
@@ -243,5 +244,5 @@ def _target(reference: str, document: Any) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """An argument in an address: JSON's true and false, numbers without a needless fraction."""
+    """Return an argument in an address: JSON's true and false, numbers without a needless fraction."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,7 +19,7 @@ async def run_python(code: str, ctx: ToolContext) -> ToolResult:
 
 
 def as_observation(result: ExecResult) -> ToolResult:
-    """The text of an execution for the model. Raises SandboxFault if the sandbox failed."""
+    """Return the text of an execution for the model. Raises SandboxFault if the sandbox failed."""
     if result.infrastructure:
         raise SandboxFault(f"The sandbox failed: {result.status} {getattr(result, 'detail', '')}".strip())
     return ToolResult(

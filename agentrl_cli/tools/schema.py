@@ -19,7 +19,8 @@ from agentrl_cli.types import ToolSchema
 
 
 def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequence[str] = ()) -> ToolSchema:
-    """The schema of a function: name, first paragraph of its docstring, typed parameters with their `Args:` texts.
+    """Return the schema of a function: name, first paragraph of its docstring, typed parameters with their `Args:`
+    texts.
 
     Parameters without a default are required. `hidden` parameters, `self` and those of type ToolContext are not
     shown to the model. Raises ConfigError if a type or the description is missing, and for `*args` and `**options`.
@@ -58,7 +59,7 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
 def visible_parameters(
     function: Callable[..., Any], hints: Mapping[str, Any], hidden: Sequence[str] = ()
 ) -> list[inspect.Parameter]:
-    """The parameters that a model fills in."""
+    """Return the parameters that a model fills in."""
     return [
         parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -91,7 +92,7 @@ class _JsonSchema(GenerateJsonSchema):
 
 
 def type_schema(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON Schema of a type hint. Raises ConfigError for one that JSON cannot carry."""
+    """Return the JSON Schema of a type hint. Raises ConfigError for one that JSON cannot carry."""
     try:
         made = TypeAdapter(_readable(hint)).json_schema(schema_generator=_JsonSchema)
         return _plain(made, made.get("$defs", {}))
@@ -103,7 +104,7 @@ def type_schema(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _readable(hint: Any) -> Any:
-    """The hint as pydantic reads it.
+    """Return the hint as pydantic reads it.
 
     A text in `Annotated[int, "A count."]` is a description. An enum is its values, since its docstring is for
     programmers. A TypedDict is that of typing_extensions: before Python 3.12 pydantic takes no other.
@@ -154,7 +155,7 @@ def _plain(made: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str,
 
 
 def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a Google docstring, on one line, and the texts of its `Args:`."""
+    """Return the first paragraph of a Google docstring, on one line, and the texts of its `Args:`."""
     end = r"\n\s*\n|\n\s*(?:Args|Arguments|Parameters|Returns|Raises|Examples?):"
     head = re.split(end, text.strip(), maxsplit=1)[0]
     section = re.search(r"^\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)

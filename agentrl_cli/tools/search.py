@@ -125,7 +125,7 @@ class SearchTool(Tool):
 
 
 def spaced(text: str) -> str:
-    """The text with its runs of CJK characters as words: each character, and each pair of neighbours."""
+    """Return the text with its runs of CJK characters as words: each character, and each pair of neighbours."""
     return _CJK.sub(lambda run: f" {' '.join((*run[0], *map(''.join, itertools.pairwise(run[0]))))} ", text)
 
 
@@ -158,7 +158,7 @@ class Index:
         self._retriever.index(tokens, show_progress=False)
 
     def search(self, query: str, count: int) -> list[Document]:
-        """The best documents that share a word with the query, best first; ties in the order of the corpus."""
+        """Return the best documents that share a word with the query, best first; ties in the order of the corpus."""
         options = {"stopwords": None, "return_ids": False, "show_progress": False, "token_pattern": WORD}
         words = self._bm25s.tokenize([spaced(query)], **options)[0]
         known = [word for word in words if word in self._retriever.vocab_dict]
@@ -174,7 +174,9 @@ _BUILDING = threading.Lock()
 
 
 def index_of(path: Path) -> Index:
-    """The index of a corpus, built once per version. Raises EnvError if the corpus is missing or empty, DataError."""
+    """Return the index of a corpus, built once per version. Raises EnvError if the corpus is missing or empty,
+    DataError.
+    """
     if not path.exists():
         raise EnvError(f"The corpus {path} does not exist.")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
@@ -189,7 +191,7 @@ def index_of(path: Path) -> Index:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """The documents of a file. Raises DataError naming the bad line."""
+    """Return the documents of a file. Raises DataError naming the bad line."""
     if path.suffix == ".jsonl":
         lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         return [_document(path, number, line) for number, line in lines if line.strip()]

@@ -174,7 +174,7 @@ class SqlTool(Tool):
 def open_database(
     source: str, folder: Path | None, memory_mb: int, within: Path | None = None, *, copied: bool = True
 ) -> sqlite3.Connection:
-    """The database of a script or a file; empty if `source` is "".
+    """Return the database of a script or a file; empty if `source` is "".
 
     A private copy in memory, or with `copied` false a database file itself, read-only.
     `within`: the folder that must contain the file, links resolved; None: any. Raises EnvError if it cannot be made:
@@ -219,7 +219,8 @@ def _connect(address: str) -> sqlite3.Connection:
 
 
 def _in_place(path: Path) -> str:
-    """A file's address for reading: nothing is written beside it, unless another process writes to it (its WAL)."""
+    """Return a file's address for reading: nothing is written beside it, unless another process writes to it (its WAL).
+    """
     wal = path.with_name(f"{path.name}-wal")
     return f"{path.as_uri()}?mode=ro" + ("" if wal.is_file() and wal.stat().st_size else "&immutable=1")
 
@@ -252,7 +253,9 @@ def _formatted(template: Any = None, *values: Any) -> Any:
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:
-    """The file named by a row or the setting, links resolved. Raises EnvError if it is missing or lies elsewhere."""
+    """Return the file named by a row or the setting, links resolved. Raises EnvError if it is missing or lies
+    elsewhere.
+    """
     path = ((folder or Path()) / source).resolve()
     if within is not None and not path.is_relative_to(within.resolve()):
         raise EnvError(

@@ -72,7 +72,7 @@ class Series:
         return self.steps[-1]
 
     def before(self, key: str) -> list[float]:
-        """The finite values of a metric in the steps before this one."""
+        """Return the finite values of a metric in the steps before this one."""
         found = [row[key] for row in self.steps[:-1] if row.get(key) is not None]
         return [value for value in found if math.isfinite(value)]
 
@@ -272,7 +272,7 @@ RULES: Mapping[str, Callable[[Series], Alert | None]] = {
 def find_alerts(
     metrics: Metrics, *, trained: int, before: Sequence[Metrics] = (), compares: bool = True
 ) -> list[Alert]:
-    """The health rules after one step.
+    """Return the health rules after one step.
 
     `trained`: episodes that were trained on; `before`: the steps until then; `compares`: as in Series.
     """
@@ -295,7 +295,7 @@ class Health:
     """Alert → steps in a row."""
 
     def look(self, metrics: Metrics, trained: int) -> tuple[list[Alert], str]:
-        """The alerts of a step, and the name of one that stops the run, "" if none does."""
+        """Return the alerts of a step, and the name of one that stops the run, "" if none does."""
         found = find_alerts(metrics, trained=trained, before=self.steps, compares=self.compares)
         self.steps.append(metrics)
         names = [alert.name for alert in found]

@@ -31,12 +31,12 @@ class Others(Protocol):
         ...
 
     def fault(self, wait: float = 0.0) -> RunFailed | None:
-        """The error of a rank that was lost; waits so many seconds for the report."""
+        """Return the error of a rank that was lost; waits so many seconds for the report."""
         ...
 
 
 def make_compute(config: Config, loaded: Loaded, team: Others | None) -> Compute | Lead:
-    """The compute of rank 0, or of the only process. `torch.manual_seed` was called with the run's seed."""
+    """Return the compute of rank 0, or of the only process. `torch.manual_seed` was called with the run's seed."""
     assert loaded.folder is not None
     recompute = checkpoints(config, loaded.folder, loaded.model)
     aside = sets_aside(config, loaded.folder, loaded.model)
@@ -64,7 +64,7 @@ def make_replica(
     recompute: bool,
     aside: bool,
 ) -> Replica:
-    """A rank's part: `own` is the model that it trains, `whole` rank 0's, which samples and is saved."""
+    """Return a rank's part: `own` is the model that it trains, `whole` rank 0's, which samples and is saved."""
     torch.manual_seed(config.seed)
     reference = frozen_reference(config, folder, own)
     if not config.sharded:
@@ -77,14 +77,14 @@ def make_replica(
 
 
 def trainee(config: Config, device: torch.device, folder: Path, name: str, base: Path) -> nn.Module:
-    """The model that is trained, loaded to a device."""
+    """Return the model that is trained, loaded to a device."""
     settings = config.model.model_copy(update={"device": str(device)})
     return load_weights(folder, name, config.model_copy(update={"model": settings}), base=base, trainable=True)
 
 
 def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:
-    """A copy of the weights for the KL term; None without such a term, with a moving reference, with a fresh adapter,
-    which can be switched off, and for TRL, which loads its own.
+    """Return a copy of the weights for the KL term; None without such a term, with a moving reference, with a fresh
+    adapter, which can be switched off, and for TRL, which loads its own.
 
     An adapter that the training starts from is part of the reference.
     """

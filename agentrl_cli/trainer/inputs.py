@@ -52,7 +52,7 @@ class Inputs:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], packs: Iterable[Pack], tokenizer: str, base: Path) -> Inputs:
-        """The inputs of this process, which has loaded the packs; `base` is the project folder."""
+        """Return the inputs of this process, which has loaded the packs; `base` is the project folder."""
         packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
         rows = (_name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks)
         hashes = {_shown(path, base): _hash_file(path) for path in sorted(set(_files(packs, base)))}

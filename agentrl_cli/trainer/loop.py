@@ -79,7 +79,7 @@ class Trainer:
     """The best evaluation so far."""
 
     async def train(self) -> RunRow:
-        """The whole run, from its current step to its last; the store has how it ended.
+        """Return the whole run, from its current step to its last; the store has how it ended.
 
         Raises UsageError if another process holds the run, RunFailed if one took it over.
         """

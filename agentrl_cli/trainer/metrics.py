@@ -76,7 +76,7 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
 
 
 def _equal(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-    """The shares of groups without spread in which every attempt, or none, was solved."""
+    """Return the shares of groups without spread in which every attempt, or none, was solved."""
     known = [group for group in groups if group]
     flat = [g for g in known if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8]
     return {

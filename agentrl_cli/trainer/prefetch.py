@@ -30,7 +30,7 @@ class Prefetcher:
         self._running: dict[int, asyncio.Task[Groups]] = {}
 
     async def take(self, step: int) -> Groups:
-        """The groups of a step. Raises what its sampling raised."""
+        """Return the groups of a step. Raises what its sampling raised."""
         if not self.staleness:
             return await self.sample(step)
         last = min(step + self.staleness, self.config.train.steps - 1)

@@ -28,7 +28,7 @@ RESUME = "Resume it: agentrl train --resume last"
 
 
 def client(place: Place) -> Any:
-    """A connection of its own to the store: one that waits blocks all other calls on it."""
+    """Return a connection of its own to the store: one that waits blocks all other calls on it."""
     return store_at(place.host, place.port, timeout=timedelta(seconds=STARTUP))
 
 
@@ -59,7 +59,7 @@ class Child:
             )
 
     def ended(self) -> str:
-        """How it ended, with its last words; empty while it runs."""
+        """Return how it ended, with its last words; empty while it runs."""
         status = self.process.poll()
         if status is None:
             return ""
@@ -107,7 +107,7 @@ class Watch(threading.Thread):
         self._text = ""
 
     def problem(self, wait: float) -> RunFailed | None:
-        """The error of the lost rank."""
+        """Return the error of the lost rank."""
         found = self._lost.wait(wait) if wait else self._lost.is_set()
         return RunFailed(self._text, hint=RESUME) if found else None
 

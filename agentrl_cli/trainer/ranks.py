@@ -88,7 +88,7 @@ class Team:
         return ranks
 
     def fault(self, wait: float = 0.0) -> RunFailed | None:
-        """The error of a rank that was lost; waits so many seconds for the report."""
+        """Return the error of a rank that was lost; waits so many seconds for the report."""
         return None if self.watch is None else self.watch.problem(wait)
 
     def close(self, *, well: bool) -> None:
@@ -162,7 +162,7 @@ def team_of(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
 
 
 def opened(config: Config, given: Place | None) -> tuple[Any, Place]:
-    """The store where the ranks meet, and rank 0's place. On one machine it listens on the loopback alone."""
+    """Return the store where the ranks meet, and rank 0's place. On one machine it listens on the loopback alone."""
     if given is not None:
         return store_at(given.host, given.port, is_master=not given.joined), given
     cluster = config.cluster
@@ -187,7 +187,7 @@ def versions() -> dict[str, str]:
 
 
 def device_of(config: Config, place: Place) -> torch.device:
-    """The device of a rank: its GPU, or the CPU."""
+    """Return the device of a rank: its GPU, or the CPU."""
     import torch
 
     return torch.device("cpu") if config.cluster.gpus is None else torch.device("cuda", place.local)

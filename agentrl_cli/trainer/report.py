@@ -194,7 +194,7 @@ class Reporter:
         return stop
 
     def _left(self, report: StepReport) -> str:
-        """The time left by the median of the last steps, as text; empty after the last step."""
+        """Return the time left by the median of the last steps, as text; empty after the last step."""
         took = [later - earlier for earlier, later in pairwise(self._ended)] or [report.metrics["time/step"]]
         left = self.config.train.steps - report.step - 1
         return f"  ETA {duration(statistics.median(took) * left)}" if left > 0 else ""
@@ -229,7 +229,7 @@ class Reporter:
 
 
 def duration(seconds: float) -> str:
-    """A time in two units at most."""
+    """Return a time in two units at most."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -238,7 +238,7 @@ def duration(seconds: float) -> str:
 
 
 def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException:
-    """The error that ended a run: its deletion, rather than the write that failed because of it."""
+    """Return the error that ended a run: its deletion, rather than the write that failed because of it."""
     if isinstance(problem, (StoreError, NotFound)):
         try:
             store.runs.get(run.id)

@@ -84,7 +84,7 @@ class Collector:
         """Rounds of each step, counted from 1: one round without dynamic sampling."""
 
     async def sample(self, step: int) -> list[list[Episode]]:
-        """The groups of a step: finished episodes from the store, the rest from the policy.
+        """Return the groups of a step: finished episodes from the store, the rest from the policy.
 
         With `rollout.resample_rounds` further groups are sampled, at most that many times, while fewer than
         `rollout.prompts_per_step` carry signal (dynamic sampling, https://arxiv.org/abs/2503.14476 section 3.2).
@@ -152,7 +152,7 @@ class Collector:
     # --- which tasks -------------------------------------------------------------------------------------------------
 
     def jobs(self, step: int, picks: Sequence[Pick] | None = None, places: range | None = None) -> list[Job]:
-        """The attempts of a step's first round, or of some places in it; steps are stored counted from 1."""
+        """Return the attempts of a step's first round, or of some places in it; steps are stored counted from 1."""
         picks = self.ranking(step) if picks is None else picks
         jobs: list[Job] = []
         for place in places or range(self.config.rollout.prompts_per_step):
@@ -163,11 +163,12 @@ class Collector:
         return jobs
 
     def ranking(self, step: int) -> list[Pick]:
-        """Every task in the order in which a step draws them, each with the reason for its place."""
+        """Return every task in the order in which a step draws them, each with the reason for its place."""
         return ORDERS[self.config.task.order](self, step)
 
     def records(self, step: int) -> list[Record]:
-        """Each task's record over the steps before this one, without those that may be sampled at the same time."""
+        """Return each task's record over the steps before this one, without those that may be sampled at the same time.
+        """
         found: dict[tuple[str, str], Record] = {}
         until = step - self.config.rollout.async_staleness
         for pack, task, _, solved, tried in self.store.stats.task_results(self.run.id, until):
@@ -176,7 +177,7 @@ class Collector:
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]
 
     def finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
-        """The stored attempts of a step at these very tasks; others that were planned are retired."""
+        """Return the stored attempts of a step at these very tasks; others that were planned are retired."""
         wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
         others: dict[str, list[str]] = {}
@@ -197,12 +198,12 @@ class Collector:
 
 
 def group_name(step: int, place: int) -> str:
-    """The id of the group at a place of a step, unique in its run."""
+    """Return the id of the group at a place of a step, unique in its run."""
     return f"{step + 1:06d}-{place:03d}"
 
 
 def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[Task]:
-    """The tasks of the training split, at most `task.limit` of each pack, which the store then has.
+    """Return the tasks of the training split, at most `task.limit` of each pack, which the store then has.
 
     Raises ConfigError without any.
     """
@@ -216,7 +217,8 @@ def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[
 
 
 def shuffled(collector: Collector, step: int) -> list[Pick]:
-    """Every task once in an epoch, in a new order each; resampled groups come from the other tasks, at random."""
+    """Return every task once in an epoch, in a new order each; resampled groups come from the other tasks, at random.
+    """
     seed, count = collector.config.seed, len(collector.tasks)
     wanted = collector.config.rollout.prompts_per_step
     first = []

@@ -32,7 +32,7 @@ PROBE = "The quick brown fox: 1 + 2 = 3. 你好。"
 
 
 def find_teacher(config: Config, loaded: Loaded, tasks: Sequence[Task], store: Store, base: Path) -> Teacher | None:
-    """The configured teacher; None if the estimator needs none.
+    """Return the configured teacher; None if the estimator needs none.
 
     Raises ConfigError if its tokenizer is another or a hint cannot be filled in, ModelError or PolicyError if it
     cannot be had.

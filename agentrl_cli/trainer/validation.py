@@ -37,7 +37,7 @@ def validation(
     run: RunRow,
     narrate: Callable[[str], None],
 ) -> Validation:
-    """The split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
+    """Return the split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
     kept = [str(task) for event in store.journal.events(run.id, limit=1_000_000) for task in _tasks_of(event)]
     if not kept and run.step == 0 and config.train.eval_every:
         kept = _draw(config, packs, train)

@@ -30,7 +30,7 @@ class Harmless(LineFilter):
     """Removes control characters from every painted line: the text of a model or a tool must not steer the terminal."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """The segments; those that hold a control character without it (it has no width)."""
+        """Return the segments; those that hold a control character without it (it has no width)."""
         if not any(CONTROL.search(segment.text) for segment in segments):
             return segments
         return [Segment(CONTROL.sub("", text), style, control) for text, style, control in segments]
@@ -100,7 +100,8 @@ class AgentApp(App[int]):
 
 
 def unknown_key(keys: Mapping[str, str]) -> str:
-    """The first id of a keymap that no screen has, with the nearest one, as a message; empty if all are known."""
+    """Return the first id of a keymap that no screen has, with the nearest one, as a message; empty if all are known.
+    """
     classes = (resolve("screens", SCREENS, name) for name in names("screens", SCREENS))
     ids = [str(key.id) for screen in classes for key in screen.BINDINGS if isinstance(key, Binding)]
     wrong = next((name for name in keys if name not in ids), "")

@@ -51,7 +51,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_id() -> str:
-    """A time-ordered, collision-safe id of 14 characters (Crockford base 32: 45 bits of ms, 25 of chance)."""
+    """Return a time-ordered, collision-safe id of 14 characters (Crockford base 32: 45 bits of ms, 25 of chance)."""
     number = (int(time.time() * 1000) << 25) | secrets.randbits(25)
     return "".join(_BASE32[(number >> shift) & 31] for shift in range(65, -1, -5))
 
@@ -169,7 +169,7 @@ class Task:
     """Names of the tools this row may use; None: all of the pack's."""
 
     def __getitem__(self, name: str) -> Any:
-        """A field of `data`. Raises KeyError."""
+        """Return a field of `data`. Raises KeyError."""
         return self.data[name]
 
 
@@ -282,7 +282,8 @@ class Episode:
         return [branch for branch in self.sequences if branch.turns[:1] in ((), (0,))][-1]
 
     def chain(self, branch: Branch) -> Episode:
-        """A branch as an episode whose turns are a chain; turn `n` is `branch.turns[n]` here. Rewards are kept."""
+        """Return a branch as an episode whose turns are a chain; turn `n` is `branch.turns[n]` here. Rewards are kept.
+        """
         if self.linear:
             return self
         kept: list[Turn] = []
@@ -305,7 +306,7 @@ class Episode:
         return tuple(known.get(part["image"].removeprefix(HASH), b"") for m in seen for part in images_of(m))
 
     def with_(self, **changes: Any) -> Episode:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 

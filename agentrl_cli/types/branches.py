@@ -57,13 +57,13 @@ def path_to(parents: Sequence[int], index: int) -> tuple[int, ...]:
 
 
 def leaf_paths(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The path to each turn that no other continues, in the order of these turns."""
+    """Return the path to each turn that no other continues, in the order of these turns."""
     continued = set(parents)
     return tuple(path_to(parents, index) for index in range(len(parents)) if index not in continued)
 
 
 def tree_branches(paths: Sequence[tuple[int, ...]], spans: Spans, sampled: Bool) -> tuple[Branch, ...]:
-    """The token sequence of each path; a turn's sampled tokens are trained on the first path that has it."""
+    """Return the token sequence of each path; a turn's sampled tokens are trained on the first path that has it."""
     seen: set[int] = set()
     out = []
     for path in paths:

@@ -21,13 +21,13 @@ Layout = Sequence[tuple[str, int]]
 
 
 def image_part(data: bytes, width: int, height: int, tokens: int, layout: Layout = ()) -> dict[str, Any]:
-    """An image in a message; `tokens`: how many placeholders stand for it in the model's context."""
+    """Return an image in a message; `tokens`: how many placeholders stand for it in the model's context."""
     part = {"type": "image", "image": HASH + digest(data), "width": width, "height": height, "tokens": tokens}
     return {**part, "layout": [list(piece) for piece in layout]} if layout else part
 
 
 def digest(data: bytes) -> str:
-    """The name of an image's bytes."""
+    """Return the name of an image's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -42,20 +42,20 @@ def is_text(part: Any) -> bool:
 
 
 def images_of(message: Any) -> list[dict[str, Any]]:
-    """The image parts of a message, in order."""
+    """Return the image parts of a message, in order."""
     content = message.get("content")
     return [part for part in content if is_image(part)] if isinstance(content, list) else []
 
 
 def content_text(content: Any) -> str:
-    """A content for people and text-only readers: texts as they are, images as `[image 640x480 9f86d081]`."""
+    """Return a content for people and text-only readers: texts as they are, images as `[image 640x480 9f86d081]`."""
     if not isinstance(content, list):
         return str(content or "")
     return "\n".join(_texts(content))
 
 
 def with_text(content: Any, text: str) -> Any:
-    """A content with a text after it, a line between; one with parts gets another part."""
+    """Return a content with a text after it, a line between; one with parts gets another part."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": f"\n\n{text}"}]
     return "\n\n".join(filter(None, [str(content or ""), text]))
@@ -76,5 +76,5 @@ def media_type(data: bytes) -> str:
 
 
 def data_uri(data: bytes) -> str:
-    """The image as a data: URL."""
+    """Return the image as a data: URL."""
     return f"data:{media_type(data)};base64,{base64.b64encode(data).decode()}"

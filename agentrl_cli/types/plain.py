@@ -12,7 +12,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value. Raises ValueError (JSONDecodeError, UnicodeDecodeError, or one with another reason).
+    """Return a JSON value. Raises ValueError (JSONDecodeError, UnicodeDecodeError, or one with another reason).
 
     Besides JSON's own rules: at most `DEPTH` levels, and no lone surrogates, which no file, store or tokenizer takes.
     """
@@ -50,7 +50,7 @@ def is_text(text: str) -> bool:
 
 
 def shown(text: str, length: int = 40) -> str:
-    """A text for a message: quoted, with escapes for what cannot be printed, and cut."""
+    """Return a text for a message: quoted, with escapes for what cannot be printed, and cut."""
     return ascii(text if len(text) <= length else text[:length] + "…")
 
 

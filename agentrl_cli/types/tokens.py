@@ -91,11 +91,11 @@ class Tokens:
         return np.asarray(self.origin == Origin.MODEL)
 
     def slice(self, start: int, end: int) -> Tokens:
-        """The tokens of a span."""
+        """Return the tokens of a span."""
         return self._each(lambda array: array[start:end])
 
     def take(self, positions: NDArray[np.int64]) -> Tokens:
-        """The tokens at some positions, in that order."""
+        """Return the tokens at some positions, in that order."""
         return self._each(lambda array: array[positions])
 
     def _each(self, change: Callable[[Any], Any]) -> Tokens:
@@ -126,7 +126,7 @@ class Tokens:
 
     @classmethod
     def sampled(cls, generation: Generation) -> Tokens:
-        """The tokens of a generation: of origin MODEL, except the forced ones."""
+        """Return the tokens of a generation: of origin MODEL, except the forced ones."""
         origin = np.full(len(generation.ids), Origin.MODEL, np.int8)
         if generation.forced is not None:
             origin[generation.forced] = Origin.FORCED

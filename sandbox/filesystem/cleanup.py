@@ -15,7 +15,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def opened(folder: int | None, name: str) -> int:
-    """A descriptor of a folder, which is made accessible to its owner if needed."""
+    """Return a descriptor of a folder, which is made accessible to its owner if needed."""
     try:
         return os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:

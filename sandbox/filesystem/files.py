@@ -50,7 +50,7 @@ def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _parent(path: str, make: bool) -> tuple[int, str]:
-    """A descriptor of the folder of `path`, reached without following a link, and the last part."""
+    """Return a descriptor of the folder of `path`, reached without following a link, and the last part."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in path or path.startswith("/"):
         raise Refused("the path has to be relative and inside the work folder")
@@ -75,7 +75,7 @@ def _parent(path: str, make: bool) -> tuple[int, str]:
 
 
 def read(path: str) -> bytes:
-    """The bytes of a regular file of at most 16 MiB."""
+    """Return the bytes of a regular file of at most 16 MiB."""
     folder, name = _parent(path, make=False)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -151,7 +151,7 @@ def entries(limit: int = 1000) -> list[list[Any]]:
 
 
 def too_full(limits: dict[str, Any], pids: Iterable[int]) -> str:
-    """The limit that a work folder exceeds (`disk_mb`, `inodes`), for levels without a file system of its own.
+    """Return the limit that a work folder exceeds (`disk_mb`, `inodes`), for levels without a file system of its own.
 
     Returns an empty string if there is none. Folders and links count as files, and counting stops at
     the limit. Files without a name count as long as one of the box's processes `pids` has them open.

@@ -84,7 +84,7 @@ class Files:
         """Descriptors and keys of the folders of a box without files."""
 
     def take(self) -> Snapshot | None:
-        """A snapshot of the current content; None if it cannot be kept."""
+        """Return a snapshot of the current content; None if it cannot be kept."""
         if self._still_empty():
             return self._last
         memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
@@ -293,7 +293,7 @@ def _write(folder: int, name: str, item: Item) -> None:
 
 
 def _parent(root: int, path: str) -> tuple[int, str]:
-    """A descriptor of the parent folder, without following links, and the last part of the path."""
+    """Return a descriptor of the parent folder, without following links, and the last part of the path."""
     *above, name = path.split("/")
     folder = os.dup(root)
     for part in above:

@@ -71,7 +71,7 @@ def sleeping_fork(fd: int) -> int:
 
 
 def sibling_fork() -> Callable[[], int]:
-    """A `bare_fork` whose child belongs to this process's parent; it returns a negative number if it fails."""
+    """Return a `bare_fork` whose child belongs to this process's parent; it returns a negative number if it fails."""
     return partial(_locked_libc.syscall, _SYS_CLONE, *_clone_arguments(_CLONE_PARENT | signal.SIGCHLD))
 
 

@@ -24,7 +24,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def abi(libc: ctypes.CDLL) -> int:
-    """The kernel's version of Landlock; 0 if absent."""
+    """Return the kernel's version of Landlock; 0 if absent."""
     return max(0, int(libc.syscall(_CREATE, None, 0, 1)))
 
 

@@ -64,7 +64,7 @@ def set_dumpable(value: bool) -> None:
 
 
 def dumpable() -> Callable[[], int]:
-    """A function that opens this process's memory to other processes of its user, as cheaply as possible."""
+    """Return a function that opens this process's memory to other processes of its user, as cheaply as possible."""
     return partial(libc.prctl, PR_DUMPABLE, 1, 0, 0, 0)
 
 

@@ -59,7 +59,7 @@ def apply(limits: dict[str, Any], base: int, extra_processes: int, cpu: bool) ->
 
 @cache
 def _hard_limit(which: int) -> int:
-    """The hard limit of a box, which never changes its own."""
+    """Return the hard limit of a box, which never changes its own."""
     return resource.getrlimit(which)[1]
 
 

@@ -121,7 +121,7 @@ def _leaves(machine: str, own_ipc: bool, network: bool) -> list[tuple[int, _Code
 
 
 def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
-    """A binary search over the call numbers; every path ends in a return."""
+    """Return a binary search over the call numbers; every path ends in a return."""
     if len(leaves) == 1:
         number, code = leaves[0]
         return [(_JEQ, 1, 0, number), _OK, *code]
@@ -133,7 +133,7 @@ def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
 
 
 def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> bytes:
-    """The filter for this machine. Raises OSError on an unknown architecture: no filter, no sandbox.
+    """Return the filter for this machine. Raises OSError on an unknown architecture: no filter, no sandbox.
 
     `network`: sockets of the local families and IP are allowed, for a network namespace that leads nowhere.
     """
@@ -144,7 +144,7 @@ def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> byt
 
 
 def build_for_code(counted: bool = True, grading: bool = False, machine: str = "") -> bytes:
-    """The second filter, for the model's code alone: denies what the box itself may do and its code must not.
+    """Return the second filter, for the model's code alone: denies what the box itself may do and its code must not.
 
     It denies memory that outlives its mapping and counts for no process, every socket but a connected pair of streams,
     which cannot get another end, and what a session could tell another by a file that both see, unless only a clock

@@ -78,7 +78,7 @@ class Slots:
         return True
 
     def folder(self, number: int) -> str:
-        """The file system of a box."""
+        """Return the file system of a box."""
         return f"{self.base}/{self.taken[number][0]}"
 
     def user(self, number: int) -> tuple[int, int]:

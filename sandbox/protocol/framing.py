@@ -117,7 +117,8 @@ def _lines(data: bytes) -> dict[str, Any]:
 
 
 def receive(sock: socket.socket, until: float) -> Frame | None:
-    """The next frame of `say`, at most MAX_ANSWER large, from a peer that began to send; None if it closed instead.
+    """Return the next frame of `say`, at most MAX_ANSWER large, from a peer that began to send; None if it closed
+    instead.
 
     Raises Broken or TimeoutError if it is not whole by `until`, by the monotonic clock: a peer that sends a byte now
     and then cannot block the reader.
@@ -141,7 +142,9 @@ def take(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
 
 
 def receive_one(sock: socket.socket, max_fds: int) -> tuple[Frame, list[int]] | None:
-    """The frame of a peer that sends one and waits, with its descriptors. One read if it is small; None if closed."""
+    """Return the frame of a peer that sends one and waits, with its descriptors. One read if it is small; None if
+    closed.
+    """
     data, fds = take(sock, 1 << 16, max_fds)
     if not data:
         return None
@@ -198,7 +201,7 @@ class Reader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete with this piece."""
+        """Return the frames that are complete with this piece."""
         if not self._data and len(data) >= PREFIX.size:  # usually a piece is one frame and needs no copy
             head_size, body_size = PREFIX.unpack_from(data)
             head_end = PREFIX.size + head_size
@@ -238,7 +241,7 @@ class Envelopes:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """The envelopes that are complete with this piece, as `(number, kind, bytes)`."""
+        """Return the envelopes that are complete with this piece, as `(number, kind, bytes)`."""
         self._data += data
         found: list[tuple[int, int, bytes]] = []
         while len(self._data) >= ENVELOPE.size:

@@ -24,7 +24,7 @@ class NotPlain(ValueError):
 
 
 def encode(value: Any) -> Any:
-    """The tagged form of a Python value. Raises NotPlain if it is too deep or too large."""
+    """Return the tagged form of a Python value. Raises NotPlain if it is too deep or too large."""
     return _encode(value, MAX_DEPTH, [MAX_NODES])
 
 
@@ -62,7 +62,7 @@ def _text(value: Any) -> str:
 
 
 def decode(tagged: Any, depth: int = MAX_DEPTH) -> Any:
-    """The Python value of a tagged form; raises NotPlain for an unknown tag."""
+    """Return the Python value of a tagged form; raises NotPlain for an unknown tag."""
     if depth < 0:
         raise NotPlain("the value is too deep")
     if isinstance(tagged, list):

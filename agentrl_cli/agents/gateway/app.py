@@ -68,7 +68,7 @@ class Models(Protocol):
     """What samples, by the names that clients use."""
 
     def policy(self, name: str) -> Policy:
-        """The policy of a model; "" is the default. Raises RequestError (404) for a model that is not served."""
+        """Return the policy of a model; "" is the default. Raises RequestError (404) for a model that is not served."""
         ...
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
@@ -84,7 +84,7 @@ class OneModel:
     name: str
 
     def policy(self, name: str) -> Policy:
-        """The policy. Raises RequestError for another name."""
+        """Return the policy. Raises RequestError for another name."""
         if name not in ("", self.name):
             raise unknown_model(name, [self.name])
         return self.served
@@ -95,7 +95,7 @@ class OneModel:
 
 
 def unknown_model(name: str, known: Sequence[str]) -> RequestError:
-    """The answer to a request for a model that is not served."""
+    """Return the answer to a request for a model that is not served."""
     hint = f"Served are: {', '.join(known)}."
     return RequestError(
         f"The model {name!r} is not served.", status=404, code="model_not_found", param="model", hint=hint
@@ -165,7 +165,7 @@ class Gateway:
                 left.cancel()
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
-        """The body of a request for the model, which is no longer than the model's context allows.
+        """Return the body of a request for the model, which is no longer than the model's context allows.
 
         Raises RequestError; the session that the request names knows of it.
         """
@@ -187,7 +187,7 @@ class Gateway:
     def _events(
         self, dialect: Dialect, asked: ModelRequest, session: Session, work: asyncio.Task[Reply]
     ) -> Iterator[str]:
-        """The events of a stream whose answer took long."""
+        """Yield the events of a stream whose answer took long."""
         if (error := work.exception()) is not None:
             status, message, code, param = problem(error)
             yield dialect.failed(dialect.error(message, status, code, param))
@@ -215,7 +215,7 @@ class Gateway:
             raise RequestError("The token is missing or wrong.", status=401, code="invalid_api_key")
 
     def _session(self, request: Request, asked: ModelRequest) -> Session:
-        """The session of a call: by its address, its key, a header, its body; else by its first messages."""
+        """Return the session of a call: by its address, its key, a header, its body; else by its first messages."""
         if key := _path_key(request):
             return self.sessions.find(key)
         credential = _credential(request)
@@ -302,7 +302,7 @@ def _unserved(request: Request, error: Exception) -> Response:
 
 
 def reward_of(body: Mapping[str, Any]) -> float | None:
-    """The reward of a body, None if absent. Raises RequestError for what is not a finite number."""
+    """Return the reward of a body, None if absent. Raises RequestError for what is not a finite number."""
     value = body.get("reward")
     if value is None:
         return None
@@ -327,12 +327,12 @@ def problem(error: BaseException) -> tuple[int, str, str, str]:
 
 
 def error_body(message: str, status: int) -> dict[str, Any]:
-    """An error outside any dialect, in OpenAI's form."""
+    """Return an error outside any dialect, in OpenAI's form."""
     return openai_error(message, status)
 
 
 def _path_key(request: Request) -> str:
-    """The episode that the address names; empty if it names none."""
+    """Return the episode that the address names; empty if it names none."""
     path = request.path_params
     if "rollout" in path:
         return f"{path['rollout']}/{path['attempt']}"
@@ -340,13 +340,13 @@ def _path_key(request: Request) -> str:
 
 
 def _credential(request: Request) -> str:
-    """The API key of a request, in OpenAI's or Anthropic's header."""
+    """Return the API key of a request, in OpenAI's or Anthropic's header."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.casefold() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _card(card: Mapping[str, Any]) -> dict[str, Any]:
-    """A model in OpenAI's and Anthropic's form at once."""
+    """Return a model in OpenAI's and Anthropic's form at once."""
     return {
         "object": "model",
         "created": 0,

@@ -24,7 +24,7 @@ PARAM = "response_format"
 
 
 def constrained(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
-    """A `Sampling.allow` for one answer. With `tools` the answer may be calls instead of the text.
+    """Return a `Sampling.allow` for one answer. With `tools` the answer may be calls instead of the text.
 
     Raises RequestError for a schema that cannot be followed, MissingDependency without llguidance.
     """
@@ -47,7 +47,7 @@ def constrained(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
 
 
 def _follow(matcher: Any, stops: Sequence[int], opening: int | None) -> Allow:
-    """The tokens that a matcher allows after those of the turn so far."""
+    """Return the tokens that a matcher allows after those of the turn so far."""
     taken = 0
 
     def allow(out: tuple[int, ...]) -> Sequence[int] | None:
@@ -67,13 +67,13 @@ def _follow(matcher: Any, stops: Sequence[int], opening: int | None) -> Allow:
 
 
 def _opening(chat: Chat) -> int | None:
-    """The token that begins a call; None if calls begin with ordinary text."""
+    """Return the token that begins a call; None if calls begin with ordinary text."""
     return next((id_ for marker in chat.parser.markers[:1] if (id_ := chat.tokenizer.id_of(marker)) is not None), None)
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(tokenizer_json: str, stops: tuple[int, ...]) -> Any:
-    """The library's form of a tokenizer, which takes about a second to make. Raises RequestError."""
+    """Return the library's form of a tokenizer, which takes about a second to make. Raises RequestError."""
     from llguidance import LLTokenizer
 
     try:

@@ -54,6 +54,6 @@ def allowed(token: str, given: str) -> bool:
 
 
 def bearer(header: str) -> str:
-    """The token in an Authorization header; empty if absent."""
+    """Return the token in an Authorization header; empty if absent."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.casefold() == "bearer" else ""

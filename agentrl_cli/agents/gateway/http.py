@@ -107,5 +107,5 @@ class Stream:
 
 
 def events_response(events: Iterator[str]) -> Response:
-    """All events at once."""
+    """Return all events at once."""
     return Response("".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"})

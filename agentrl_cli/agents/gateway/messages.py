@@ -31,7 +31,7 @@ class Key(NamedTuple):
 
 
 def text_of(content: Any, param: str, joiner: str = "\n") -> str:
-    """The text of a content: a string, null, or a list of text parts. Raises RequestError for anything else."""
+    """Return the text of a content: a string, null, or a list of text parts. Raises RequestError for anything else."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -54,14 +54,14 @@ def _part(part: Any, param: str) -> str:
 
 
 def message_list(value: Any, param: str = "messages") -> list[Mapping[str, Any]]:
-    """A list of objects. Raises RequestError if it is anything else, or empty."""
+    """Return a list of objects. Raises RequestError if it is anything else, or empty."""
     if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
         raise bad(f"{param} must be a list of objects, at least one.", param)
     return value
 
 
 def read_message(message: Mapping[str, Any], param: str) -> Message:
-    """A chat-completions message in normal form. Raises RequestError."""
+    """Return a chat-completions message in normal form. Raises RequestError."""
     role = message.get("role")
     match role:
         case "system" | "developer":
@@ -92,7 +92,7 @@ def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
-    """An assistant's reasoning, under any of the names it is sent with; None if the client did not send it."""
+    """Return an assistant's reasoning, under any of the names it is sent with; None if the client did not send it."""
     for name in REASONING_FIELDS:
         if isinstance(message.get(name), str):
             return str(message[name])
@@ -104,7 +104,7 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
 
 
 def assistant_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: str | None) -> Message:
-    """An assistant's message in normal form. `calls`: (id, name, arguments as text or object)."""
+    """Return an assistant's message in normal form. `calls`: (id, name, arguments as text or object)."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -117,12 +117,12 @@ def assistant_message(text: str, calls: Sequence[tuple[str, str, Any]], reasonin
 
 
 def tool_message(call_id: str, text: str, name: str = "") -> Message:
-    """A tool's answer in normal form."""
+    """Return a tool's answer in normal form."""
     return {"role": "tool", "content": text, "tool_call_id": call_id, **({"name": name} if name else {})}
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
-    """A call's arguments as an object; what cannot be read as one stands under `_raw_arguments`."""
+    """Return a call's arguments as an object; what cannot be read as one stands under `_raw_arguments`."""
     if isinstance(value, Mapping):
         return dict(value)
     try:
@@ -157,7 +157,7 @@ def _together(first: Message, second: Message) -> Message:
 
 
 def key_of(message: Message) -> Key:
-    """The key of a message in normal form."""
+    """Return the key of a message in normal form."""
     text = message["content"]
     if message["role"] == "assistant":
         text = split_reasoning(text)[1]
@@ -166,7 +166,7 @@ def key_of(message: Message) -> Key:
 
 
 def without_echo(message: Message) -> Message | None:
-    """An assistant's message without the list of calls that smolagents' CodeAgent adds to the model's own text.
+    """Return an assistant's message without the list of calls that smolagents' CodeAgent adds to the model's own text.
 
     The list repeats the code that stands in the text. None without text before it: then it is the whole message.
     """
@@ -176,7 +176,7 @@ def without_echo(message: Message) -> Message | None:
 
 
 def tools_key(tools: Sequence[ToolSchema]) -> str:
-    """The key of a request's tools, which belong to the root of its tree."""
+    """Return the key of a request's tools, which belong to the root of its tree."""
     return canonical([tool["function"] for tool in tools])
 
 

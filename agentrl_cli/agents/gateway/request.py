@@ -30,12 +30,12 @@ class RequestError(AgentRLError):
 
 
 def bad(message: str, param: str = "", code: str = "") -> RequestError:
-    """A request that is wrong in itself: status 400."""
+    """Return a request that is wrong in itself: status 400."""
     return RequestError(message, param=param, code=code)
 
 
 def too_long(most: int, has: str, param: str = "messages") -> RequestError:
-    """A request that does not fit into a context of `most` tokens; `has` is how much it has."""
+    """Return a request that does not fit into a context of `most` tokens; `has` is how much it has."""
     message = f"This model's maximum context length is {most} tokens; the request has {has}."
     return bad(message, param, TOO_LONG)
 

@@ -62,13 +62,13 @@ class Plan:
     """JSON Schema that the text follows."""
 
     def drawn(self, chat: Chat, seed: int) -> Sampling:
-        """The sampling of one answer."""
+        """Return the sampling of one answer."""
         allow = None if self.schema is None else constrained(chat, self.schema, bool(self.tools))
         return replace(self.sampling, seed=seed, allow=allow)
 
 
 def plan(request: ModelRequest, context: int, chat: Chat, base: Sampling, limits: Limits, length: int) -> Plan:
-    """How to answer a request after `context` tokens; `length` is the model's own limit. Raises RequestError."""
+    """Return how to answer a request after `context` tokens; `length` is the model's own limit. Raises RequestError."""
     if request.n > limits.choices:
         raise bad(f"n = {request.n}: at most {limits.choices} is served in one request of this session.", "n")
     if request.top_logprobs is not None and request.top_logprobs > TOP_K:
@@ -108,7 +108,7 @@ def _call_markers(chat: Chat) -> tuple[int, ...]:
 
 
 def _after_call(request: ModelRequest, chat: Chat) -> tuple[str, ...]:
-    """The text that ends a call, if an answer may have a single one and the syntax has an end marker."""
+    """Return the text that ends a call, if an answer may have a single one and the syntax has an end marker."""
     if request.parallel or not request.tools:
         return ()
     ending = chat.parser.example(NAME, {}).rpartition("}")[2].strip()
@@ -132,7 +132,8 @@ class Answer:
 def read_answer(
     chat: Chat, request: ModelRequest, how: Plan, generation: Generation, number: int, started: float, exact: bool
 ) -> Answer:
-    """A generation as an answer. Unless its ids are `exact` it is recorded as context, which is never trained."""
+    """Return a generation as an answer. Unless its ids are `exact` it is recorded as context, which is never trained.
+    """
     ids = [*how.forced, *generation.ids.tolist()]
     parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
     text = stopped = ""
@@ -173,7 +174,7 @@ def _forced(ids: Sequence[int]) -> Tokens:
 
 
 def _plain(chat: Chat, ids: Sequence[int]) -> Parsed:
-    """A turn of a request without tools: no call counts."""
+    """Return a turn of a request without tools: no call counts."""
     text = chat.decode(chat.said(ids))
     return Parsed(text, (), {"role": "assistant", "content": text})
 
@@ -185,7 +186,7 @@ def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
 
 
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """The text before the client's first stop string, and that string; the whole text and "" if it has none."""
+    """Return the text before the client's first stop string, and that string; the whole text and "" if it has none."""
     found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
     if not found:
         return text, ""
@@ -196,7 +197,7 @@ def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
 def _calls(
     parsed: Parsed, tools: Sequence[ToolSchema], chat: Chat, parallel: bool
 ) -> tuple[tuple[Call, ...], str, int]:
-    """The calls as the client sees them, the text beside them, and how many were malformed.
+    """Return the calls as the client sees them, the text beside them, and how many were malformed.
 
     A malformed call of a known tool is sent with its text as the only argument, so that the agent's own validation
     answers it. One that names no tool is text: the whole turn if nothing in it can be sent.
@@ -240,5 +241,5 @@ def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token,
 
 
 def ended(key: str) -> RequestError:
-    """The answer to a call after the end of its episode."""
+    """Return the answer to a call after the end of its episode."""
     return RequestError(f"The episode {key} has ended: it takes no more calls.", status=409, code="episode_ended")

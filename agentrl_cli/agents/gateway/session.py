@@ -215,14 +215,14 @@ class Session:
         return reply
 
     def _read(self, request: ModelRequest, most: int) -> tuple[tuple[Message, ...], Context]:
-        """A request's messages, and where they lead in the tree, which this does not change."""
+        """Return a request's messages, and where they lead in the tree, which this does not change."""
         if request.prompt is not None:
             return (), self.tree.find_prompt(request.prompt, most)
         messages = self._conversation(request)
         return messages, self.tree.find(messages, request.tools, most)
 
     def _conversation(self, request: ModelRequest) -> tuple[Message, ...]:
-        """The request's messages after those of the answer that it continues."""
+        """Return the request's messages after those of the answer that it continues."""
         earlier: tuple[Message, ...] = ()
         if request.previous:
             if request.previous not in self._said:
@@ -256,7 +256,7 @@ class Session:
         return read_answer(self.chat, request, how, generation, number, started, not policy.untrainable)
 
     def _seed(self, request: ModelRequest, number: int) -> int:
-        """The seed of an answer: the client's, if it may choose; else of the episode and the answer's number."""
+        """Return the seed of an answer: the client's, if it may choose; else of the episode and the answer's number."""
         given = request.sampling.get("seed")
         if given is not None and self.limits.client_sampling:
             return seed_of(int(given), "choice", number % request.n) if request.n > 1 else abs(int(given))
@@ -314,7 +314,7 @@ def drift_of(tree: MessageTree, turns: tuple[Turn, ...], tokens: Tokens) -> list
 
 
 def said_message(choice: Choice) -> Message:
-    """An answer as a message in normal form, as its client would send it back."""
+    """Return an answer as a message in normal form, as its client would send it back."""
     calls = [(call.id, call.name, call.arguments) for call in choice.calls]
     return assistant_message(choice.text, calls, choice.reasoning or None)
 

@@ -32,7 +32,7 @@ OnEnd = Callable[[Session, Trace, float | None], None]
 
 
 def new_key() -> str:
-    """A key that cannot be guessed, for an address and as an API key."""
+    """Return a key that cannot be guessed, for an address and as an API key."""
     return f"ep-{secrets.token_urlsafe(24)}"
 
 
@@ -73,11 +73,12 @@ class Sessions:
         return key in self._open or key in self._ended
 
     def opened(self, key: str) -> Session | None:
-        """The open session of a key, None if absent."""
+        """Return the open session of a key, None if absent."""
         return self._open.get(key)
 
     def find(self, key: str) -> Session:
-        """The session of a key. Raises RequestError: it has ended, or the key is unknown and clients open none."""
+        """Return the session of a key. Raises RequestError: it has ended, or the key is unknown and clients open none.
+        """
         if found := self._open.get(key):
             return found
         if key in self._ended:
@@ -89,7 +90,7 @@ class Sessions:
         return self._add(key)
 
     def of(self, request: ModelRequest) -> Session:
-        """The session of a request without a key: that of the answer it continues, or of its first messages."""
+        """Return the session of a request without a key: that of the answer it continues, or of its first messages."""
         key = self._replies.get(request.previous, "")
         if key in self._open:
             return self._open[key]

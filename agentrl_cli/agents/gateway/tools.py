@@ -13,7 +13,8 @@ from agentrl_cli.types import ToolSchema
 
 
 def read_tools(value: Any, param: str = "tools") -> tuple[ToolSchema, ...]:
-    """The functions of a request in normal form, nested or flat. Raises RequestError for what is not a function."""
+    """Return the functions of a request in normal form, nested or flat. Raises RequestError for what is not a function.
+    """
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -52,7 +53,7 @@ def function(given: Mapping[str, Any], param: str) -> ToolSchema:
 
 
 def schema_problem(schema: Any) -> str:
-    """Why a value is not a JSON Schema of an object; empty if it is."""
+    """Return why a value is not a JSON Schema of an object; empty if it is."""
     if not isinstance(schema, Mapping):
         return "it is not an object"
     if schema.get("type", "object") != "object":
@@ -66,7 +67,9 @@ def schema_problem(schema: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def _problem(schema: str) -> str:
-    """The same for a JSON text. An agent sends its tools with every call, and the check takes longer than a forward."""
+    """Return the same for a JSON text. An agent sends its tools with every call, and the check takes longer than a
+    forward.
+    """
     from jsonschema import Draft202012Validator, SchemaError
 
     try:
@@ -79,7 +82,7 @@ def _problem(schema: str) -> str:
 
 
 def chosen_tool(name: Any, tools: Sequence[ToolSchema], param: str = "tool_choice") -> str:
-    """A function named by `tool_choice`. Raises RequestError if the request has no such tool."""
+    """Return a function named by `tool_choice`. Raises RequestError if the request has no such tool."""
     known = [tool["function"]["name"] for tool in tools]
     if name not in known:
         raise bad(f"{param} names {name!r}; the tools are: {', '.join(known) or 'none'}.", param)

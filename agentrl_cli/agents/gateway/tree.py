@@ -161,7 +161,7 @@ class MessageTree:
         return max(len(self.leaves) - 1, 0)
 
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSchema], most: int) -> Context:
-        """The context of a request. It may exceed `most` tokens, but not by many times.
+        """Return the context of a request. It may exceed `most` tokens, but not by many times.
 
         Raises RequestError if it is too long or cannot be continued, TemplateError if not rendered.
         """
@@ -186,7 +186,7 @@ class MessageTree:
         return Context(at, tuple(pieces), tuple(ids), known)
 
     def find_prompt(self, prompt: str | Sequence[int], most: int) -> Context:
-        """The context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids.
+        """Return the context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids.
 
         Raises RequestError as `find` does.
         """
@@ -233,13 +233,13 @@ class MessageTree:
         return self.nodes[before:]
 
     def _attach(self, node: Node, key: str) -> Node:
-        """The node, if it is in the tree; for a new root the one that the tree has under this key by now."""
+        """Return the node, if it is in the tree; for a new root the one that the tree has under this key by now."""
         return node if node.turn is not None else self._roots.setdefault(key, node)
 
     def _render(
         self, segment: Sequence[Message], before: Message | None, ids: Sequence[int], tools: Sequence[ToolSchema]
     ) -> tuple[Piece, ...]:
-        """The turns of a segment that follows `before`, the last message, and `ids`."""
+        """Return the turns of a segment that follows `before`, the last message, and `ids`."""
         if before is None:
             rendered = self.chat.prompt(list(segment), list(tools) or None)
         elif segment[0]["role"] == "assistant":
@@ -249,7 +249,7 @@ class MessageTree:
         return tuple(Piece(role, own, tokens) for role, own, tokens in rendered.by_role(segment))
 
     def _foreign(self, message: Message, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Piece:
-        """An assistant message that this episode's model did not write as it stands: context, never trained."""
+        """Return an assistant message that this episode's model did not write as it stands: context, never trained."""
         opened = self.chat.decode(ids[-TAIL:]).rstrip().endswith(THINK)
         written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
         tokens = Tokens.given(written, [int(Origin.FORCED)] * len(written))
@@ -258,7 +258,7 @@ class MessageTree:
 
     @staticmethod
     def _same(at: Node, piece: Piece) -> Node | None:
-        """A child that is the same context."""
+        """Return a child that is the same context."""
         for child in at.children:
             turn = child.turn
             alike = turn is not None and turn.role == piece.role and not child.sampled
@@ -299,7 +299,7 @@ def _segments(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _match(at: Node, segment: Sequence[Message]) -> Node | None:
-    """The node that a segment means after `at`; of several equal answers the newest."""
+    """Return the node that a segment means after `at`; of several equal answers the newest."""
     if at.turn is not None and segment[0]["role"] == "assistant":
         answers = (child for child in reversed(at.children) if child.spoken is not None)
         return next((child for child in answers if child.spoken is not None and child.spoken.matches(segment[0])), None)
@@ -307,7 +307,7 @@ def _match(at: Node, segment: Sequence[Message]) -> Node | None:
 
 
 def _made_up(message: Message) -> Iterator[ToolCall]:
-    """The calls of a message that the client wrote: what its results answer."""
+    """Yield the calls of a message that the client wrote: what its results answer."""
     for call in message.get("tool_calls", ()):
         function = call["function"]
         yield ToolCall(call["id"], function["name"], function["arguments"], canonical(function["arguments"]))

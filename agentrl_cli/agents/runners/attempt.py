@@ -66,13 +66,13 @@ class AgentRollout(Rollout):
     _function: FunctionRunner | None = None
 
     def attempt(self, pack: Pack, job: Job) -> Attempt:
-        """The pack's agent, or the built-in loop if it has none. Raises ConfigError, NotFound."""
+        """Return the pack's agent, or the built-in loop if it has none. Raises ConfigError, NotFound."""
         if pack.agent is None:
             return super().attempt(pack, job)
         return AgentAttempt(self.context, pack, job, pack.agent, self._runner(pack.agent))
 
     def _runner(self, spec: AgentSpec) -> Runner:
-        """A runner for the agent. A function's is reused: it has no state, and loading its file takes time."""
+        """Return a runner for the agent. A function's is reused: it has no state, and loading its file takes time."""
         if spec.sandbox:
             return JailedRunner(spec, self.context.config.sandbox)
         if spec.kind != "function":
@@ -146,7 +146,7 @@ class AgentAttempt(Attempt):
         raise AssertionError("unreachable")
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
-        """The agent's own reward, else the parts of the pack."""
+        """Return the agent's own reward, else the parts of the pack."""
         if self.given is None:
             return await super().parts(episode, ctx)
         return (RewardPart(AGENT_PART, self.given, primary=True),)
@@ -172,7 +172,7 @@ class AgentAttempt(Attempt):
             self.transcript.live(AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or ""))
 
     async def _run(self, door: Door, policy: EpisodePolicy, clock: OwnTime, unix: str) -> Ended | None:
-        """How the agent ended; None if it was stopped, by its deadline or as the model failed."""
+        """Return how the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
         task = self.job.task
         own = replace(task, prompt=deepcopy(list(task.prompt)))  # an agent's clients take lists alone, and it may edit
@@ -279,7 +279,7 @@ def _with_tail(text: str, stderr: str) -> str:
 
 
 def foreign_turn(turns: tuple[Turn, ...], tokens: Tokens) -> int | None:
-    """The first turn that an agent put into the model's mouth after the model had spoken; None if there is none.
+    """Return the first turn that an agent put into the model's mouth after the model had spoken; None if there is none.
 
     Assistant messages before the first answer are examples of the prompt. One in the place of an answer is a rewritten
     history, which forks the episode and is context there.

@@ -55,7 +55,7 @@ class CommandRunner:
         return self._errors.text
 
     async def run(self, call: AgentCall) -> Ended:
-        """The program's exit status and reward."""
+        """Return the program's exit status and reward."""
         try:
             process = self.start(call)
         except OSError as error:
@@ -89,20 +89,22 @@ class CommandRunner:
 
 
 def command_of(spec: AgentSpec) -> list[str]:
-    """The command; `python` is the interpreter of this environment, whatever PATH has first."""
+    """Return the command; `python` is the interpreter of this environment, whatever PATH has first."""
     command = list(spec.command)
     return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else command
 
 
 def started(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
-    """A program in a session of its own whose output is read. Raises OSError."""
+    """Return a program in a session of its own whose output is read. Raises OSError."""
     return supervisor.start(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given
     )
 
 
 def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
-    """The variables of a program: a few of this process's, the model's address, its task, and what the pack adds."""
+    """Return the variables of a program: a few of this process's, the model's address, its task, and what the pack
+    adds.
+    """
     own = {name: os.environ[name] for name in PASSED if name in os.environ}
     given = {
         "OPENAI_BASE_URL": call.base_url,
@@ -123,7 +125,7 @@ def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
 
 
 def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
-    """The task, with only those other fields of its row that the pack names: the rest may hold the answer."""
+    """Return the task, with only those other fields of its row that the pack names: the rest may hold the answer."""
     task = call.task
     row = {name: task.data[name] for name in spec.fields if name in task.data}
     return {"id": task.id, "family": task.family, "split": task.split, "messages": list(task.prompt), **row}

@@ -38,7 +38,7 @@ class FunctionRunner:
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:
-        """The function's answer: a reward, or None. What it raises is the error of how it ended."""
+        """Return the function's answer: a reward, or None. What it raises is the error of how it ended."""
         given = {name: getattr(call, name) for name in self._names}
         token = CURRENT.set(call)
         try:
@@ -64,7 +64,7 @@ class FunctionRunner:
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """The names of what a function is called with. Raises ConfigError for one that is not known."""
+    """Return the names of what a function is called with. Raises ConfigError for one that is not known."""
     if not callable(function):
         raise ConfigError(f"The agent {name} is not a function.")
     found = []

@@ -116,7 +116,7 @@ def _mounts(folder: Path, disk: int) -> Iterator[str]:
 
 @cache
 def unavailable() -> str:
-    """Why no jail starts here; empty if one does. Tried once."""
+    """Return why no jail starts here; empty if one does. Tried once."""
     own = launch.Launch("ns")
     command = [*launch.jail(own, root=os.geteuid() == 0), "--", "/bin/true"]
     try:

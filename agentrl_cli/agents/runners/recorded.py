@@ -39,7 +39,7 @@ class RecordedPolicy:
                 self._target = context
 
     async def generate(self, key: str, ids: Sequence[int] | Int32, sampling: Sampling, **more: Any) -> Generation:
-        """The recorded answer to this context, or a new one. Raises PolicyError."""
+        """Return the recorded answer to this context, or a new one. Raises PolicyError."""
         context = tuple(int(id_) for id_ in ids)
         places = [n for n, (known, _) in enumerate(self._left) if known == context]
         if places or (self._left and not self._sample):
@@ -61,7 +61,7 @@ class RecordedPolicy:
 
 
 def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generation]]:
-    """Each turn that the model sampled, the ids that it continued, and what it sampled."""
+    """Yield each turn that the model sampled, the ids that it continued, and what it sampled."""
     parents = episode.parents
     for turn in episode.turns:
         own = episode.tokens.slice(turn.start, turn.end)
@@ -89,7 +89,7 @@ def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generatio
 
 
 def _given(ids: Sequence[int], version: str) -> Generation:
-    """A turn that no model sampled."""
+    """Return a turn that no model sampled."""
     n = len(ids)
     numbers = np.full(n, np.nan, np.float32)
     return Generation(

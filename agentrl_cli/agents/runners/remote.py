@@ -85,7 +85,7 @@ class RemoteRunner:
         """Whether an agent has the task."""
 
     async def run(self, call: AgentCall) -> Ended:
-        """How the agent that claimed the task ended. Raises AgentLost if it died, EnvError if no one can ask."""
+        """Return how the agent that claimed the task ended. Raises AgentLost if it died, EnvError if no one can ask."""
         self.claimed = False
         board = await Board.here(self._spec.remote)
         offer = Offer(call, self._spec)
@@ -121,7 +121,7 @@ class Board:
 
     @classmethod
     async def here(cls, address: str) -> Board:
-        """The board of an address in the running event loop, with the server of its episodes below it."""
+        """Return the board of an address in the running event loop, with the server of its episodes below it."""
         from agentrl_cli.agents.runners.server import EpisodeServer
 
         key = (asyncio.get_running_loop(), address)

@@ -58,7 +58,7 @@ class Door:
         self.reward = value
 
     def recorded(self) -> tuple[Sequence[Turn], Tokens]:
-        """The turns so far and their tokens, from any thread."""
+        """Return the turns so far and their tokens, from any thread."""
         tree = self.session.tree
         tokens = tree.tokens  # first: a turn that is added meanwhile lies beyond them
         return [turn for turn in tree.turns if turn.end <= len(tokens)], tokens
@@ -89,7 +89,7 @@ class EpisodeServer:
 
     @classmethod
     def here(cls, chat: Chat) -> EpisodeServer:
-        """The server of the running event loop, made if there is none."""
+        """Return the server of the running event loop, made if there is none."""
         loop = asyncio.get_running_loop()
         if loop not in _SERVERS:
             _SERVERS[loop] = cls(chat)
@@ -97,7 +97,7 @@ class EpisodeServer:
 
     @classmethod
     def running(cls) -> EpisodeServer:
-        """The server of the running event loop, which an episode has made."""
+        """Return the server of the running event loop, which an episode has made."""
         return _SERVERS[asyncio.get_running_loop()]
 
     async def open(self, session: Session) -> Door:
@@ -124,7 +124,8 @@ class EpisodeServer:
             door.trace.set_result(trace)
 
     async def _event(self, request: Request) -> Response:
-        """A reward: `{"reward": 0.5}`, or Agent-Lightning's `{"event_type": "reward", "data": {"value": 0.5}}`."""
+        """Return a reward: `{"reward": 0.5}`, or Agent-Lightning's `{"event_type": "reward", "data": {"value": 0.5}}`.
+        """
         try:
             body = await json_body(request)
             key = request.path_params["key"]
@@ -141,11 +142,11 @@ class EpisodeServer:
     # --- listening ---------------------------------------------------------------------------------------------------
 
     async def _started(self) -> str:
-        """The server's address. Starts it the first time."""
+        """Return the server's address. Starts it the first time."""
         return await self._served("address", lambda: listening(self._app, HOST, 0))
 
     async def socket(self) -> str:
-        """The unix socket that leads here, for agents in a jail. Made the first time."""
+        """Return the unix socket that leads here, for agents in a jail. Made the first time."""
         return await self._served("socket", lambda: _on_socket(self._app))
 
     async def _served(self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[str]]) -> str:
@@ -179,7 +180,7 @@ async def _on_socket(app: ASGIApp) -> AsyncIterator[str]:
 
 
 def _reward_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body as `{"reward": …}`. Raises RequestError for an event of another kind."""
+    """Return the body as `{"reward": …}`. Raises RequestError for an event of another kind."""
     if "event_type" not in body:
         if "reward" not in body:
             raise bad('An event must be {"reward": NUMBER}.', "reward")

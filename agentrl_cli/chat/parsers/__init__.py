@@ -71,13 +71,14 @@ cannot read what the template writes, one that can is used instead (`candidates`
 
 
 def load_parser(name: str) -> Parser:
-    """A parser by name, `module:object` or entry point. Raises NotFound with the nearest name."""
+    """Return a parser by name, `module:object` or entry point. Raises NotFound with the nearest name."""
     parser: Parser = resolve("parsers", PARSERS, name)
     return parser
 
 
 def detect_parser(template: str, tokens: Collection[str] = ()) -> str:
-    """The parser whose syntax a chat template writes, else the one whose markers are all in `tokens`, else hermes.
+    """Return the parser whose syntax a chat template writes, else the one whose markers are all in `tokens`, else
+    hermes.
 
     `tokens`: texts of a tokenizer's added tokens. Pass them for a template that writes no calls: its model may write
     them between tokens that the template does not name.
@@ -101,7 +102,7 @@ def reads(parser: Parser, written: str) -> bool:
 
 
 def candidates(written: str) -> list[Parser]:
-    """The parsers with a marker in a turn that contains a call, and those without required markers."""
+    """Return the parsers with a marker in a turn that contains a call, and those without required markers."""
     every = [load_parser(name) for name in PARSERS]
     return [p for p in every if p.name in UNMARKED or any(marker in written for marker in p.markers)]
 

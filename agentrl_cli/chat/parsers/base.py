@@ -43,17 +43,17 @@ class Parser(Protocol):
         ...
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call in this syntax, complete with its markers."""
+        """Return a call in this syntax, complete with its markers."""
         ...
 
 
 def call(name: str = "", arguments: dict[str, Any] | None = None, *, raw: str, error: str | None = None) -> ToolCall:
-    """A call without an id; `parse_text` assigns it."""
+    """Return a call without an id; `parse_text` assigns it."""
     return ToolCall(id="", name=name, arguments=arguments, raw=raw, error=error)
 
 
 def read_json(text: str) -> tuple[Any, str | None]:
-    """A strict JSON value and None, or None and what is wrong with the text.
+    """Return a strict JSON value and None, or None and what is wrong with the text.
 
     Strict because the servers that run trained models are: a raw line break inside a string is an error here too.
     """
@@ -66,7 +66,7 @@ def read_json(text: str) -> tuple[Any, str | None]:
 
 
 def read_call(raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
-    """A call written as one JSON object `{"name": …, "arguments": {…}}`; `keys` names the arguments' field."""
+    """Return a call written as one JSON object `{"name": …, "arguments": {…}}`; `keys` names the arguments' field."""
     value, error = read_json(raw.strip())
     if error:
         return unreadable(raw, error)
@@ -74,13 +74,14 @@ def read_call(raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
 
 
 def unreadable(raw: str, error: str) -> ToolCall:
-    """A call whose JSON cannot be read, with its name if that can be found."""
+    """Return a call whose JSON cannot be read, with its name if that can be found."""
     found = NAMED.search(raw)
     return call(found[1] if found else "", raw=raw, error=error)
 
 
 def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",), named: str = "name") -> ToolCall:
-    """A call from a JSON value, with the first thing that is wrong with its shape. `named` is the name's field."""
+    """Return a call from a JSON value, with the first thing that is wrong with its shape. `named` is the name's field.
+    """
     if not isinstance(value, dict):
         return call(raw=raw, error=f'must be a JSON object with "{named}" and "{keys[0]}", not {kind(value)}')
     name = value.get(named)
@@ -98,7 +99,7 @@ def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",), named: s
 
 
 def call_with(name: str, text: str, raw: str, id_: str = "") -> ToolCall:
-    """A call whose name is known and whose arguments are one JSON object; `id_` if the model wrote one."""
+    """Return a call whose name is known and whose arguments are one JSON object; `id_` if the model wrote one."""
     value, error = read_json(text.strip())
     if not error and not isinstance(value, dict):
         error = f"the arguments must be a JSON object, not {kind(value)}"
@@ -106,7 +107,7 @@ def call_with(name: str, text: str, raw: str, id_: str = "") -> ToolCall:
 
 
 def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> Any:
-    """The value of an argument written as bare text: a string if the schema wants one, else its JSON value.
+    """Return the value of an argument written as bare text: a string if the schema wants one, else its JSON value.
 
     If it is not valid JSON, the text itself: validation then reports which type was wanted.
     """
@@ -115,7 +116,7 @@ def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> 
 
 
 def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
-    """A value written as bare text, with the type of its schema; see `typed_value`."""
+    """Return a value written as bare text, with the type of its schema; see `typed_value`."""
     if schema.get("type") == "string":
         return text
     value, error = read_json(text.strip())
@@ -123,7 +124,7 @@ def typed_as(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _python_value(text: str) -> Any:
-    """A Python constant, list or dict, as a template's `string` filter writes it; else the text itself."""
+    """Return a Python constant, list or dict, as a template's `string` filter writes it; else the text itself."""
     bare = text.strip()
     if bare not in ("True", "False", "None") and not (bare[:1] in "[{" and len(bare) < MAX_LITERAL):
         return text
@@ -134,7 +135,7 @@ def _python_value(text: str) -> Any:
 
 
 def kind(value: Any) -> str:
-    """The JSON name of a value's type, with its article."""
+    """Return the JSON name of a value's type, with its article."""
     if value is None:
         return "null"
     if isinstance(value, bool):

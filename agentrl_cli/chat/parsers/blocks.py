@@ -56,6 +56,6 @@ def _blocks(text: str, block: Markers, read: Callable[[str], ToolCall]) -> Parse
 
 
 def unopened(text: str, block: Markers) -> tuple[ToolCall, ...]:
-    """The error for a text without the opening marker that contains the closing one; empty if it does not."""
+    """Return the error for a text without the opening marker that contains the closing one; empty if it does not."""
     opening, closing = block
     return (call(raw=text, error=f"{closing} without {opening} before it"),) if closing in text else ()

@@ -43,7 +43,7 @@ class GemmaParser:
         return f"{self.markers[0]}call:{name}{self._write(dict(arguments), '')}{self.markers[1]}"
 
     def _write(self, value: Any, quote: str | None = None) -> str:
-        """A value; the keys of an object are quoted by `quote` (None: the quote token)."""
+        """Return a value; the keys of an object are quoted by `quote` (None: the quote token)."""
         token = self.markers[2]
         if isinstance(value, str):
             return f"{token}{value}{token}"

@@ -63,14 +63,15 @@ class JSONListParser:
         return f"{self._opening}{json.dumps([call], ensure_ascii=False)}{self._closing}"
 
     def _split(self, text: str) -> tuple[str, str, str]:
-        """The text before the opening, the opening, and the rest. If nothing closes it, a list must follow it."""
+        """Return the text before the opening, the opening, and the rest. If nothing closes it, a list must follow it.
+        """
         if self._closing:
             return text.partition(self._opening)
         found = re.search(rf"{re.escape(self._opening)}(?=\s*\[)", text)
         return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
     def _read(self, text: str) -> tuple[list[ToolCall], str]:
-        """The calls at the start of a text, up to the closing text, and the rest after it."""
+        """Return the calls at the start of a text, up to the closing text, and the rest after it."""
         values: list[Any] = []
         at = _skip(text, 0)
         while at < len(text) and not (self._closing and text.startswith(self._closing, at)):
@@ -106,7 +107,7 @@ class JSONListParser:
         return call(name, arguments, raw=raw)
 
     def _named(self, raw: str) -> str:
-        """The name in a list that cannot be read, if it can be found."""
+        """Return the name in a list that cannot be read, if it can be found."""
         key = self._keys[0] if self._keys else ""
         found = (
             re.search(rf'"{key}"\s*:\s*"([^"\\]{{1,64}})"', raw) if key else re.search(r'\{\s*"([^"\\]{1,64})"', raw)
@@ -115,7 +116,7 @@ class JSONListParser:
 
 
 def _skip(text: str, at: int) -> int:
-    """The position after what separates values."""
+    """Return the position after what separates values."""
     found = SEPARATOR.match(text, at)
     return found.end() if found else at
 

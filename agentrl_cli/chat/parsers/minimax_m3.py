@@ -73,7 +73,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(pieces: Iterator[tuple[str, str]], schema: Mapping[str, Any], inside: str, depth: int) -> Any:
-    """The value up to the tag that closes `inside`. Raises ValueError with what is wrong."""
+    """Return the value up to the tag that closes `inside`. Raises ValueError with what is wrong."""
     if depth > DEPTH:
         raise ValueError(f"elements are nested deeper than {DEPTH}")
     text, items = "", []

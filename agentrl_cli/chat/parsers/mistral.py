@@ -47,7 +47,7 @@ def _with_id(found: ToolCall, item: Any) -> ToolCall:
 
 
 def _own_id(text: Any) -> str:
-    """The model's own id, which the result must repeat; templates reject all but nine letters and digits."""
+    """Return the model's own id, which the result must repeat; templates reject all but nine letters and digits."""
     return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9]{9}", text) else ""
 
 

@@ -73,7 +73,7 @@ class LFM2Parser:
 
 
 def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
-    """The calls of a list. `unescaped`: texts may contain quotes and line breaks as they are."""
+    """Return the calls of a list. `unescaped`: texts may contain quotes and line breaks as they are."""
     try:
         tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -37,7 +37,7 @@ def answer(**fields: Any) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """An error in a line; of a group, its first."""
+    """Return an error in a line; of a group, its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:MOST]
@@ -149,7 +149,7 @@ def _serve_forked(worker: Any) -> None:
 
 
 def _lines() -> Iterator[bytes]:
-    """The lines of stdin until its end; an empty one when none has come for a while."""
+    """Yield the lines of stdin until its end; an empty one when none has come for a while."""
     rest = b""
     while True:
         if not select.select([0], [], [], LOOK)[0]:

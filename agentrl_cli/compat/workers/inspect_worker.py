@@ -35,7 +35,7 @@ class InspectTask:
         self.samples = list(self.task.dataset)
 
     def rows(self, limit: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """The samples as rows. `sample` is a row's place in the dataset."""
+        """Return the samples as rows. `sample` is a row's place in the dataset."""
         rows = []
         for place, sample in enumerate(self.samples[:limit]):
             given = sample.input
@@ -90,7 +90,7 @@ class Parrot(BaseHTTPRequestHandler):
 
 
 async def played(task: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """The scores of a task's one sample, by their scorers' names."""
+    """Return the scores of a task's one sample, by their scorers' names."""
     from inspect_ai import eval_async
     from inspect_ai.model import get_model
 

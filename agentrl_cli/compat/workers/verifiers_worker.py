@@ -35,7 +35,7 @@ class Taskset:
         self.serving = self.env.serving
 
     def rows(self, limit: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """The tasks as rows. `sample` is a row's place in the taskset."""
+        """Return the tasks as rows. `sample` is a row's place in the taskset."""
         rows = []
         for place in range(limit):
             if (task := self._task(place)) is None:
@@ -52,7 +52,7 @@ class Taskset:
         return rows, []
 
     def _task(self, place: int) -> Any:
-        """The task at that place of the stream; None after its end."""
+        """Return the task at that place of the stream; None after its end."""
         self.tasks += itertools.islice(self._stream, max(0, place + 1 - len(self.tasks)))
         return self.tasks[place] if place < len(self.tasks) else None
 

@@ -10,12 +10,12 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def preset_names() -> list[str]:
-    """The names of all presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def preset_file(name: str) -> Path:
-    """The file of a preset. Raises NotFound, which names the nearest."""
+    """Return the file of a preset. Raises NotFound, which names the nearest."""
     if name not in preset_names():
         raise NotFound.of("preset", name, preset_names())
     return FOLDER / f"{name}.yaml"

@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def environment(config: Config) -> Path:
-    """The folder of the engine's environment."""
+    """Return the folder of the engine's environment."""
     engine = config.section(EngineConfig)
     if engine.env:
         return Path(engine.env).expanduser().absolute()
@@ -104,7 +104,9 @@ def _require_import(env: Path, package: str) -> None:
 
 
 def _import(module: str, env: Path) -> str:
-    """The last line of the error if a module of the environment cannot be imported; empty if it can, or is absent."""
+    """Return the last line of the error if a module of the environment cannot be imported; empty if it can, or is
+    absent.
+    """
     program = f"import importlib.util as u, sys\nif u.find_spec({module.partition('.')[0]!r}): import {module}"
     command = [str(env / "bin" / "python"), "-c", program]
     try:
@@ -192,7 +194,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def started(config: Config, folder: Path, log: Path, port: int = 0) -> AsyncIterator[Server]:
-    """A server of the model in `folder` until the block ends.
+    """Yield a server of the model in `folder` until the block ends.
 
     Raises EnvironmentProblem without an environment, or if the server does not start.
     """
@@ -233,7 +235,7 @@ async def start_for_run(config: Config, base: Path, logs: Path, spec: str | None
 
 
 def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
-    """The command line of the server."""
+    """Return the command line of the server."""
     engine, adapter, dtype = config.section(EngineConfig), config.adapter, config.model.dtype
     for option in engine.options:
         if option.partition("=")[0].replace("_", "-") in RESERVED:
@@ -257,7 +259,7 @@ def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
 
 
 def _variables(config: Config, key: str) -> dict[str, str]:
-    """The environment of the server. The development mode is for whole weights and for sleep."""
+    """Return the environment of the server. The development mode is for whole weights and for sleep."""
     found = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", KEY)}
     found |= {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
     found.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

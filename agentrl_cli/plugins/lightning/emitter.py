@@ -64,7 +64,8 @@ def emit_reward(
     attributes: dict[str, Any] | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """A reward; of several, by name, the primary one is trained on. Raises TypeError, ValueError, RuntimeError."""
+    """Return a reward; of several, by name, the primary one is trained on. Raises TypeError, ValueError, RuntimeError.
+    """
     if isinstance(reward, dict):
         wrong = {key: value for key, value in reward.items() if not isinstance(value, (int, float))}
         for key, value in wrong.items():
@@ -90,7 +91,7 @@ def emit_message(message: str, attributes: dict[str, Any] | None = None, propaga
 
 
 def emit_object(object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:
-    """A plain value, bytes, or what JSON can hold. Raises RuntimeError for anything else."""
+    """Return a plain value, bytes, or what JSON can hold. Raises RuntimeError for anything else."""
     kind = type(object).__name__
     if isinstance(object, bytes):
         held = {NAMES.OBJECT_LITERAL.value: base64.b64encode(object).decode()}
@@ -113,13 +114,13 @@ def emit_exception(exception: BaseException, attributes: dict[str, Any] | None =
 
 
 def get_message_value(span: Span) -> str | None:
-    """The text of a message's span; None for another span."""
+    """Return the text of a message's span; None for another span."""
     found: str | None = span.attributes.get(NAMES.MESSAGE_BODY.value)
     return found
 
 
 def get_object_value(span: Span) -> Any:
-    """The value of an object's span; None for another span."""
+    """Return the value of an object's span; None for another span."""
     held = span.attributes
     if NAMES.OBJECT_JSON.value in held:
         return json.loads(held[NAMES.OBJECT_JSON.value])
@@ -134,7 +135,7 @@ def get_object_value(span: Span) -> Any:
 
 
 def get_rewards_from_span(span: Span) -> list[RewardPydanticModel]:
-    """The dimensions of a reward's span, the primary one first."""
+    """Return the dimensions of a reward's span, the primary one first."""
     if not any(key.startswith(f"{NAMES.REWARD.value}.") for key in span.attributes or {}):
         return []
     found = filter_and_unflatten_attributes(span.attributes, NAMES.REWARD.value)
@@ -142,7 +143,7 @@ def get_rewards_from_span(span: Span) -> list[RewardPydanticModel]:
 
 
 def get_reward_value(span: Span) -> float | None:
-    """The primary reward of a span; None if it has none. A span of Agent-Lightning 0.2 is read, too."""
+    """Return the primary reward of a span; None if it has none. A span of Agent-Lightning 0.2 is read, too."""
     if found := get_rewards_from_span(span):
         return found[0].value
     old = (span.attributes or {}).get("reward") if span.name in (AGL_ANNOTATION, NAMES.REWARD.value) else None
@@ -155,12 +156,12 @@ def is_reward_span(span: Span) -> bool:
 
 
 def find_reward_spans(spans: Sequence[Span]) -> list[Span]:
-    """Those that have one."""
+    """Return those that have one."""
     return [span for span in spans if is_reward_span(span)]
 
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:
-    """The last reward; None if there is none."""
+    """Return the last reward; None if there is none."""
     return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
 
 
@@ -189,7 +190,7 @@ class OperationContext:
         self._open.__exit__(*error)
 
     def span(self) -> SpanCoreFields:
-        """The span, once it has ended. Raises RuntimeError before."""
+        """Return the span, once it has ended. Raises RuntimeError before."""
         if self._recording is None or not self._recording.end_time:
             raise RuntimeError("Span is not ready yet.")
         return self._recording.get_recorded_span()
@@ -238,7 +239,8 @@ def operation(
 
 
 def _wrapped(fn: F, around: Callable[..., contextlib.AbstractContextManager[Callable[[Any], Any]]]) -> F:
-    """A function, sync or async, inside `around(*args, **kwargs)`, whose value is called with what it returns."""
+    """Return a function, sync or async, inside `around(*args, **kwargs)`, whose value is called with what it returns.
+    """
 
     @functools.wraps(fn)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:

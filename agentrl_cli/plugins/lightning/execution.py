@@ -38,7 +38,7 @@ ThreadingEvent = threading.Event
 
 
 def MultiprocessingEvent(*, ctx: BaseContext | None = None) -> ExecutionEvent:
-    """An event that other processes see, for a strategy of the user's own."""
+    """Return an event that other processes see, for a strategy of the user's own."""
     return (ctx or multiprocessing).Event()
 
 

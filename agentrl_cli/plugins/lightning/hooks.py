@@ -38,5 +38,5 @@ def setup_logging(level: int | str = "INFO", *, apply_to: list[str] | None = Non
 
 
 def configure_logger(level: int = logging.INFO, name: str = "agentlightning") -> logging.Logger:
-    """The old name of `setup_logging`."""
+    """Return the old name of `setup_logging`."""
     return setup_logging(level, apply_to=[name])

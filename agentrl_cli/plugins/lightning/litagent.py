@@ -47,7 +47,7 @@ class LitAgent(Generic[T]):
         self._trainer_ref = weakref.ref(trainer)
 
     def get_trainer(self) -> Any:
-        """The trainer. Raises ValueError without one."""
+        """Return the trainer. Raises ValueError without one."""
         return _alive(self.__dict__.get("_trainer_ref"), "Trainer")
 
     @property
@@ -59,7 +59,7 @@ class LitAgent(Generic[T]):
         self._runner_ref = weakref.ref(runner)
 
     def get_runner(self) -> Any:
-        """The runner of the running attempt, or the last that was set. Raises ValueError without one."""
+        """Return the runner of the running attempt, or the last that was set. Raises ValueError without one."""
         return RUNNER.get() or _alive(self.__dict__.get("_runner_ref"), "Runner")
 
     @property
@@ -67,7 +67,7 @@ class LitAgent(Generic[T]):
         return self.get_runner()
 
     def get_tracer(self) -> Any:
-        """The runner's tracer."""
+        """Return the runner's tracer."""
         return self.runner.tracer
 
     @property
@@ -85,23 +85,23 @@ class LitAgent(Generic[T]):
         raise NotImplementedError("Agents must implement the `rollout` method.")
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """The same as a coroutine."""
+        """Return the same as a coroutine."""
         raise NotImplementedError("Agents must implement the `rollout_async` method for async operations.")
 
     def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """An attempt in training."""
+        """Return an attempt in training."""
         return self.rollout(task, resources, rollout)
 
     def validation_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """An attempt in an evaluation."""
+        """Return an attempt in an evaluation."""
         return self.rollout(task, resources, rollout)
 
     async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """An attempt in training."""
+        """Return an attempt in training."""
         return await self.rollout_async(task, resources, rollout)
 
     async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """An attempt in an evaluation."""
+        """Return an attempt in an evaluation."""
         return await self.rollout_async(task, resources, rollout)
 
 

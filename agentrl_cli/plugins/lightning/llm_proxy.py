@@ -65,7 +65,7 @@ class LLMProxy:
         self._writing: set[asyncio.Future[None]] = set()
 
     def get_store(self) -> LightningStore | None:
-        """Where the spans go."""
+        """Return where the spans go."""
         return self.store
 
     def set_store(self, store: LightningStore) -> None:
@@ -114,7 +114,7 @@ class LLMProxy:
         model: str | None = None,
         sampling_parameters: dict[str, Any] | None = None,
     ) -> LLM:
-        """The model as a resource: for one attempt, or for whichever asks. Raises ValueError."""
+        """Return the model as a resource: for one attempt, or for whichever asks. Raises ValueError."""
         names = {entry["model_name"] for entry in self.model_list}
         if model is None and len(names) != 1:
             raise ValueError(f"There are {len(names)} models in model_list. Please specify the model.")

@@ -117,13 +117,13 @@ class LitAgentRunner(Runner[T]):
         return self._tracer
 
     def get_agent(self) -> LitAgent[T]:
-        """The agent. Raises ValueError before `init`."""
+        """Return the agent. Raises ValueError before `init`."""
         if self._agent is None:
             raise ValueError("Agent not initialized. Call init() first.")
         return self._agent
 
     def get_store(self) -> LightningStore:
-        """The store. Raises ValueError before `init_worker`."""
+        """Return the store. Raises ValueError before `init_worker`."""
         if self._store is None:
             raise ValueError("Store not initialized. Call init_worker() first.")
         return self._store
@@ -220,7 +220,8 @@ class LitAgentRunner(Runner[T]):
         return await in_thread(method, rollout.input, **given)
 
     async def _result(self, store: LightningStore, rollout: AttemptedRollout, result: Any) -> list[Span]:
-        """The attempt's spans, with those that the result adds. Raises TypeError for a result of another kind."""
+        """Return the attempt's spans, with those that the result adds. Raises TypeError for a result of another kind.
+        """
         spans = self._tracer.get_last_trace()
         if result is None:
             return spans
@@ -256,7 +257,7 @@ class LitAgentRunner(Runner[T]):
 
 
 def _named(method: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a method names; all but the task if it takes any."""
+    """Return the arguments that a method names; all but the task if it takes any."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return {name: value for name, value in given.items() if name != "task" or name in parameters}

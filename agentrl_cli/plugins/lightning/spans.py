@@ -131,7 +131,7 @@ class Span(BaseModel):
         resource: OtelResource | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
-        """A span with these attributes; ids are made if they are not given."""
+        """Return a span with these attributes; ids are made if they are not given."""
         trace, own = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
         parent = SpanContext(trace_id=trace, span_id=parent_id, is_remote=False, trace_state={}) if parent_id else None
         return cls(
@@ -162,7 +162,7 @@ class Span(BaseModel):
         attempt_id: str | None = None,
         sequence_id: int | None = None,
     ) -> Span:
-        """A span of an attempt from one of none."""
+        """Return a span of an attempt from one of none."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,

@@ -65,7 +65,7 @@ class LightningStore(LightningQueue):
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id))
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """A number above all of the rollout's before."""
+        """Return a number above all of the rollout's before."""
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
@@ -112,7 +112,7 @@ class LightningStore(LightningQueue):
     # --- resources ---------------------------------------------------------------------------------------------------
 
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
-        """A new version of the resources, under an id of its own."""
+        """Return a new version of the resources, under an id of its own."""
         return await self.update_resources(f"rs-{secrets.token_hex(6)}", resources)
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
@@ -151,7 +151,7 @@ class LightningStore(LightningQueue):
         return found
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        """The version that was written last."""
+        """Return the version that was written last."""
         return max(self._records.select("resources"), key=lambda row: row.update_time, default=None)
 
 

@@ -71,7 +71,7 @@ RECORDS: dict[str, type[BaseModel]] = {
 
 
 def to_wire(value: Any) -> Any:
-    """A value as JSON holds it. Raises ValueError if it cannot."""
+    """Return a value as JSON holds it. Raises ValueError if it cannot."""
     if isinstance(value, PaginatedResult):
         return {"page": [to_wire(item) for item in value.items], "of": [value.limit, value.offset, value.total]}
     if isinstance(value, BaseModel):

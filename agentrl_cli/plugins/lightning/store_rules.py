@@ -60,7 +60,7 @@ class Rules:
         return made
 
     def _attempt(self, rollout: Rollout, worker_id: str | None) -> AttemptedRollout:
-        """A further attempt, which prepares now."""
+        """Return a further attempt, which prepares now."""
         attempt = Attempt(
             rollout_id=rollout.rollout_id,
             attempt_id=f"at-{secrets.token_hex(4)}",
@@ -90,7 +90,7 @@ class Rules:
         return found
 
     def _attempted(self, rollout: Rollout) -> Rollout:
-        """The rollout with its last attempt, if it had any."""
+        """Return the rollout with its last attempt, if it had any."""
         latest = self._latest(rollout.rollout_id)
         return rollout if latest is None else AttemptedRollout(**dict(rollout), attempt=latest)
 
@@ -166,7 +166,7 @@ class Rules:
 
 
 def follows(attempt: Attempt, config: RolloutConfig) -> str:
-    """The status of a rollout whose last attempt this is."""
+    """Return the status of a rollout whose last attempt this is."""
     if attempt.status in ("preparing", "running", "succeeded"):
         return attempt.status
     again = attempt.status in config.retry_condition and attempt.sequence_id < config.max_attempts
@@ -174,7 +174,7 @@ def follows(attempt: Attempt, config: RolloutConfig) -> str:
 
 
 def idle(now: float) -> dict[str, Any]:
-    """The fields of a worker without work."""
+    """Return the fields of a worker without work."""
     return {"status": "idle", "last_idle_time": now, "current_rollout_id": None, "current_attempt_id": None}
 
 
@@ -184,7 +184,7 @@ def span_key(span: Span) -> str:
 
 
 def given_only(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given."""
+    """Return the arguments that were given."""
     return {name: value for name, value in arguments.items() if not isinstance(value, Unset)}
 
 
@@ -202,13 +202,13 @@ def contains(field: str, text: str | None) -> Test:
 
 
 def filtered(rows: list[T], tests: Sequence[Test], logic: str) -> list[T]:
-    """The rows that pass all tests, or any of them."""
+    """Return the rows that pass all tests, or any of them."""
     real, enough = [test for test in tests if test is not None], any if logic == "or" else all
     return [row for row in rows if enough(test(row) for test in real)] if real else rows
 
 
 def page(rows: list[T], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[T]:
-    """A page of rows. Raises ValueError for a field that they do not have."""
+    """Return a page of rows. Raises ValueError for a field that they do not have."""
     if sort_by is not None and rows:
         if not hasattr(rows[0], sort_by):
             raise ValueError(f"Unknown field {sort_by!r} to sort by.")

@@ -111,7 +111,7 @@ class Recording:
         self.attributes[key] = value
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """The span. Raises ValueError before its end."""
+        """Return the span. Raises ValueError before its end."""
         if not self.end_time:
             raise ValueError("The span has not ended.")
         return SpanCoreFields(
@@ -165,7 +165,7 @@ class Tracer(ParallelWorkerBase):
             await trace.flush(where)
 
     def get_last_trace(self) -> list[Span]:
-        """The spans of the running or last trace."""
+        """Return the spans of the running or last trace."""
         trace = _TRACE.get()
         if trace is None:
             return []
@@ -179,7 +179,7 @@ class Tracer(ParallelWorkerBase):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """A span without duration, added to the running trace."""
+        """Return a span without duration, added to the running trace."""
         at = timestamp or time.time()
         ended = status or TraceStatus(status_code="UNSET")
         core = SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
@@ -195,7 +195,7 @@ class Tracer(ParallelWorkerBase):
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Iterator[Recording]:
-        """A span around what runs inside."""
+        """Yield a span around what runs inside."""
         recording = Recording(name, attributes, start_time)
         above = _PARENT.get()
         token = _PARENT.set(recording.span_id)
@@ -268,13 +268,13 @@ class DummyTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """A span; nothing keeps it."""
+        """Return a span; nothing keeps it."""
         at, ended = timestamp or time.time(), status or TraceStatus(status_code="OK")
         return SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
 
 
 def get_active_tracer() -> Tracer | None:
-    """The tracer whose trace runs; None outside."""
+    """Return the tracer whose trace runs; None outside."""
     found: Tracer | None = _ACTIVE.get()
     return found
 

@@ -145,7 +145,7 @@ class LLM(Resource):
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
-        """The base URL for an OpenAI client."""
+        """Return the base URL for an OpenAI client."""
         return self.endpoint
 
 
@@ -155,7 +155,9 @@ class ProxyLLM(LLM):
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # type: ignore[assignment]
 
     def get_base_url(self, rollout_id: str | None, attempt_id: str | None) -> str:
-        """The base URL for one attempt; that of the proxy if both are None. Raises ValueError for one without other."""
+        """Return the base URL for one attempt; that of the proxy if both are None. Raises ValueError for one without
+        other.
+        """
         if rollout_id is None and attempt_id is None:
             return self.endpoint
         if not (isinstance(rollout_id, str) and isinstance(attempt_id, str)):
@@ -165,7 +167,7 @@ class ProxyLLM(LLM):
         return f"{root.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
-        """The model at the address for this attempt."""
+        """Return the model at the address for this attempt."""
         return LLM(
             endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=self.model,
@@ -182,7 +184,7 @@ class PromptTemplate(Resource):
     engine: Literal["jinja", "f-string", "poml"]
 
     def format(self, **kwargs: Any) -> str:
-        """The prompt. Raises NotImplementedError for POML, which is another project's language."""
+        """Return the prompt. Raises NotImplementedError for POML, which is another project's language."""
         if self.engine == "f-string":
             return self.template.format(**kwargs)
         if self.engine == "jinja":
@@ -231,7 +233,7 @@ class ParallelWorkerBase:
         self.worker_id = worker_id
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The work."""
+        """Return the work."""
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
         """Called in a worker at its end."""

@@ -70,7 +70,7 @@ class LightningQueue(Rules):
         return {"thread_safe": True, "async_safe": True, "zero_copy": self._records.shared, "otlp_traces": False}
 
     async def statistics(self) -> LightningStoreStatistics:
-        """How much it holds."""
+        """Return how much it holds."""
         counts = {f"total_{kind}": self._records.count(kind) for kind in KINDS}
         return {"name": type(self).__name__, "uptime": time.time() - self._began, **counts}  # type: ignore[typeddict-item]
 
@@ -89,7 +89,7 @@ class LightningQueue(Rules):
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
     ) -> AttemptedRollout:
-        """A rollout whose first attempt begins now, past the queue."""
+        """Return a rollout whose first attempt begins now, past the queue."""
         with self._records.atomic():
             request = EnqueueRolloutRequest(
                 input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
@@ -104,7 +104,7 @@ class LightningQueue(Rules):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Rollout:
-        """A rollout for a runner to take."""
+        """Return a rollout for a runner to take."""
         request = EnqueueRolloutRequest(
             input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
         )
@@ -134,7 +134,7 @@ class LightningQueue(Rules):
             return taken
 
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        """A further attempt at a rollout."""
+        """Return a further attempt at a rollout."""
         with self._records.atomic():
             return self._attempt(self._rollout(rollout_id), worker_id)
 
@@ -198,23 +198,23 @@ class LightningQueue(Rules):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """The attempts at a rollout."""
+        """Return the attempts at a rollout."""
         self._heal()
         return page(self._records.select("attempts", rollout_id), sort_by, sort_order, limit, offset)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
-        """A rollout with its last attempt."""
+        """Return a rollout with its last attempt."""
         self._heal()
         found = self._records.get("rollouts", rollout_id)
         return None if found is None else self._attempted(found)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        """The last attempt at a rollout."""
+        """Return the last attempt at a rollout."""
         self._heal()
         return self._latest(rollout_id)
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
-        """Those that have ended, at the latest after `timeout` seconds; 0 only looks."""
+        """Return those that have ended, at the latest after `timeout` seconds; 0 only looks."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._heal()
@@ -238,7 +238,7 @@ class LightningQueue(Rules):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """The runners that were heard of."""
+        """Return the runners that were heard of."""
         tests = [is_in("status", status_in), contains("worker_id", worker_id_contains)]
         rows = filtered(self._records.select("workers"), tests, filter_logic)
         return page(rows, sort_by, sort_order, limit, offset)
@@ -249,7 +249,7 @@ class LightningQueue(Rules):
         return found
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        """A sign of life of a runner."""
+        """Return a sign of life of a runner."""
         with self._records.atomic():
             stats = given_only({"heartbeat_stats": heartbeat_stats})
             return self._worker(worker_id, last_heartbeat_time=time.time(), **stats)

@@ -63,7 +63,7 @@ async def search_by(
 
 
 async def search(given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], size: Beam) -> Parts:
-    """The best candidate, when the rounds or the budget are at their end."""
+    """Return the best candidate, when the rounds or the budget are at their end."""
     rng = random.Random(given.seed)
     given.add(first, None)
     history = float("-inf")
@@ -93,7 +93,7 @@ async def search(given: Trials[T], first: Parts, train: Sequence[T], validation:
 
 
 async def _child(given: Trials[T], parent: Parts, tasks: Sequence[T], rng: random.Random) -> Parts | None:
-    """A critique of the parent's attempts, and the edit that follows it."""
+    """Return a critique of the parent's attempts, and the edit that follows it."""
     name = rng.choice(sorted(parent))
     episodes = await given.evaluate(parent, tasks)
     critique = await given.ask(CRITIQUE.format(text=parent[name], attempts="\n\n".join(map(_attempt, episodes))))
@@ -107,7 +107,7 @@ def _attempt(episode: Episode) -> str:
 
 
 def block(answer: str) -> str:
-    """The text between the first and the last ``` of an answer; without them all of it."""
+    """Return the text between the first and the last ``` of an answer; without them all of it."""
     _, fence, rest = answer.partition("```")
     inner, closing, _ = rest.rpartition("```")
     if not fence:

@@ -40,7 +40,7 @@ class Candidates:
 
 
 def load_candidates(store: Store, name: str) -> Candidates:
-    """The candidates of a run. Raises NotFound."""
+    """Return the candidates of a run. Raises NotFound."""
     run = store.runs.get(name)
     found = Prompts(store).all(run.id)
     plans = [event["data"] for event in store.journal.events(run.id) if event["kind"] == "optimize"]
@@ -60,7 +60,7 @@ def load_candidates(store: Store, name: str) -> Candidates:
 
 
 def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
-    """Each candidate with its depth, after its parent; one whose parent is unknown is a root."""
+    """Return each candidate with its depth, after its parent; one whose parent is unknown is a root."""
     below: dict[str | None, list[PromptRow]] = {}
     known: set[str] = set()
     for row in rows:
@@ -75,7 +75,7 @@ def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
 
 
 def head_line(found: Candidates) -> str:
-    """The run, its state, how many candidates, and the episodes spent."""
+    """Return the run, its state, how many candidates, and the episodes spent."""
     of = f"/{found.budget}" if found.budget else ""
     return f"{found.run.name}   {found.run.state}   {len(found.rows)} candidates   {found.spent}{of} episodes"
 
@@ -92,7 +92,7 @@ def plain_lines(found: Candidates, width: int) -> list[str]:
 
 
 def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:
-    """A line for each candidate: place in the tree, origin, scores, episodes; the best has a `★`."""
+    """Return a line for each candidate: place in the tree, origin, scores, episodes; the best has a `★`."""
     lines = []
     for row, depth in found.rows:
         indent = "  " * (min(depth, DEEPEST) - 1) + "└ " if depth else ""
@@ -104,7 +104,7 @@ def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:
 
 
 def curve_lines(found: Candidates, width: int, height: int) -> list[Text]:
-    """The best validation score so far over the episodes spent; dim: each candidate's."""
+    """Return the best validation score so far over the episodes spent; dim: each candidate's."""
     best = [(x, max(y for _, y in found.points[: n + 1])) for n, (x, _) in enumerate(found.points)]
     column = found.spent / max(width, 1)  # the level before ends a column earlier: a chart shows the mean of each
     steps = [point for n, (x, y) in enumerate(best) for point in ((x - column, best[n - 1][1] if n else y), (x, y))]
@@ -114,7 +114,7 @@ def curve_lines(found: Candidates, width: int, height: int) -> list[Text]:
 
 
 def diff_lines(old: PromptRow | None, new: PromptRow, width: int) -> list[Text]:
-    """The texts of a candidate against another's; without another, the texts themselves."""
+    """Return the texts of a candidate against another's; without another, the texts themselves."""
     lines = [Text(f"TEXT of {new.id}" if old is None else f"DIFF {old.id} -> {new.id}", TITLE)]
     for name, text in new.parts.items():
         before = [] if old is None else old.parts.get(name, "").splitlines()

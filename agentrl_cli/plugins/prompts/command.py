@@ -204,7 +204,7 @@ async def _method(given: Search, first: Parts, tasks: dict[str, list[Task]], pla
 
 
 def _first(runtime: Runtime, plan: Plan) -> Parts:
-    """The pack's own texts. Raises NotFound for an unknown part, ConfigError for an empty one."""
+    """Return the pack's own texts. Raises NotFound for an unknown part, ConfigError for an empty one."""
     from agentrl_cli.errors import NotFound
     from agentrl_cli.tasks.texts import parts_of
 
@@ -240,7 +240,7 @@ def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
 
 
 def _run(runtime: Runtime, plan: Plan) -> RunRow:
-    """The newest search with these settings that did not finish, or a new one."""
+    """Return the newest search with these settings that did not finish, or a new one."""
     from agentrl_cli.runtime import new_run
 
     store, wanted = runtime.store, {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name}

@@ -55,7 +55,7 @@ def _function(found: Callable[[str], Any], named: str) -> Reflect:
 
 
 def _served(loaded: Loaded, seed: int) -> Reflect:
-    """The policy itself, without tools."""
+    """Return the policy itself, without tools."""
     numbers = itertools.count()
     chat: Chat = loaded.chat
 

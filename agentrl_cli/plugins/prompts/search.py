@@ -42,7 +42,7 @@ class BudgetSpent(Exception):
 
 
 def id_of(parts: Mapping[str, str]) -> str:
-    """The id of some texts."""
+    """Return the id of some texts."""
     return hashlib.blake2b(json.dumps(dict(parts), sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
@@ -144,7 +144,7 @@ class Search:
         return found
 
     async def ask(self, prompt: str) -> str:
-        """The reflection model's answer. The n-th time that a prompt is asked, its n-th answer is stored."""
+        """Return the reflection model's answer. The n-th time that a prompt is asked, its n-th answer is stored."""
         digest = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
         key = f"{digest}:{self._times[digest]}"
         self._times[digest] += 1
@@ -203,18 +203,18 @@ class Search:
         return mean
 
     def best(self) -> Parts:
-        """The candidate with the best score on the validation tasks; the first of equals."""
+        """Return the candidate with the best score on the validation tasks; the first of equals."""
         rows = [row for row in Prompts(self.store).all(self.run.id) if "validation" in row.scores]
         return dict(max(rows, key=lambda row: row.scores["validation"]).parts)
 
 
 def score(episode: Episode) -> float:
-    """The primary reward part, 0 if it could not be graded."""
+    """Return the primary reward part, 0 if it could not be graded."""
     return float(episode.primary or 0.0)
 
 
 def prompted(task: Task, old: Pack, new: Pack) -> Task:
-    """A task with the new pack's system message where it has the old one's, and its template."""
+    """Return a task with the new pack's system message where it has the old one's, and its template."""
     messages = templated(list(task.prompt), new.template, old.template)
     first = messages[0]
     if first["role"] == "system" and first.get("content") == old.system:
@@ -247,5 +247,5 @@ def feedback(episode: Episode) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """The head and the tail of a long text."""
+    """Return the head and the tail of a long text."""
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n[…]\n{text[-SHOWN // 2 :]}"

@@ -52,6 +52,6 @@ class Prompts(Part):
             )
 
     def all(self, run_id: str) -> list[PromptRow]:
-        """The candidates of a run, oldest first."""
+        """Return the candidates of a run, oldest first."""
         rows = self.file.select(f"{_GET} WHERE run_id=? ORDER BY rowid", (run_id,))
         return [build(PromptRow, row, parts=loads(row[4]), scores=loads(row[5])) for row in rows]

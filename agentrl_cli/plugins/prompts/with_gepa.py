@@ -18,7 +18,7 @@ T = TypeVar("T")
 async def search(
     given: Search, first: Parts, train: Sequence[Task], validation: Sequence[Task], minibatch: int
 ) -> Parts:
-    """The best candidate, when every validation task is solved or the budget is at its end."""
+    """Return the best candidate, when every validation task is solved or the budget is at its end."""
     given.add(first, None)
     adapter = Adapter(given, asyncio.get_running_loop(), validation)
     running = asyncio.ensure_future(asyncio.to_thread(_optimize, adapter, first, train, validation, minibatch))

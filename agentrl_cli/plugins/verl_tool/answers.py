@@ -37,7 +37,7 @@ SHOWN = 80
 
 
 def decoded(data: bytes) -> Answer:
-    """A body as a JSON object."""
+    """Return a body as a JSON object."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -60,7 +60,7 @@ def opening(answer: Answer) -> list[str]:
 
 
 def result(answer: Answer) -> tuple[ToolResult, dict[str, Any]]:
-    """A call's result and the shared state of the tools. Raises EnvError or SandboxFault for a fault."""
+    """Return a call's result and the shared state of the tools. Raises EnvError or SandboxFault for a fault."""
     results = _list(answer.get("results"), "`results`")
     if len(results) != 1:
         raise ValueError(f"{len(results)} results of one call")
@@ -75,7 +75,7 @@ def result(answer: Answer) -> tuple[ToolResult, dict[str, Any]]:
 
 
 def reward(answer: Answer, trajectory: str, name: str) -> float | None:
-    """A tool's own reward; None if it gives none."""
+    """Return a tool's own reward; None if it gives none."""
     rewards = _object(_object(answer.get("rewards"), "`rewards`").get(trajectory), "the trajectory's rewards")
     value = rewards.get(f"tool:{name}")
     if not _fits("reward", value):

@@ -88,7 +88,7 @@ class ToolServer:
         return {"closed": [name for name in names if await self.trajectories.close(name)]}
 
     async def _admitted(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
-        """The calls' answers, in order."""
+        """Return the calls' answers, in order."""
         with self._slots(len(calls)):
             return list(await asyncio.gather(*map(self._answer, calls)))
 
@@ -171,11 +171,11 @@ class ToolServer:
         return ({"obs": text, **extra} if extra else text), done, True
 
     async def health(self, _: Mapping[str, Any]) -> Any:
-        """The answer to verl-tool's `/health`, with the tools' names only for authorized clients."""
+        """Return the answer to verl-tool's `/health`, with the tools' names only for authorized clients."""
         return {**await self.pulse({}), "tools": list(self.trajectories.tools)}
 
     async def pulse(self, _: Mapping[str, Any]) -> Any:
-        """The answer to `/health` for any client."""
+        """Return the answer to `/health` for any client."""
         return {
             "status": "draining" if self.draining else "healthy",
             "concurrent_requests": self.active,
@@ -208,7 +208,7 @@ class ToolServer:
     # -- HTTP -------------------------------------------------------------------------------------------------------
 
     def app(self, names: Collection[str] | None = None) -> web.Application:
-        """The aiohttp application. Raises MissingDependency.
+        """Return the aiohttp application. Raises MissingDependency.
 
         `names`: allowed Host names besides IP addresses; None: any, for sockets that no web page can reach.
         """
@@ -278,7 +278,7 @@ class ToolServer:
 
 
 def _guard(names: Collection[str] | None) -> Any:
-    """The middleware that keeps web pages out, with or without a token: checks Host, Origin and content type."""
+    """Return the middleware that keeps web pages out, with or without a token: checks Host, Origin and content type."""
     from aiohttp import web
 
     @web.middleware
@@ -297,7 +297,7 @@ def _guard(names: Collection[str] | None) -> Any:
 
 
 def _boxed(action: str) -> str | None:
-    r"""The content of an answer's first non-empty \boxed{}; None if absent."""
+    r"""Return the content of an answer's first non-empty \boxed{}; None if absent."""
     start = action.find(BOXED)
     end = action.find("}", start + len(BOXED) + 1) if start >= 0 else -1
     return action[start + len(BOXED) : end] if end >= 0 else None

@@ -11,7 +11,7 @@ from agentrl_cli.types.plain import parse_json
 
 
 def json_object(data: bytes) -> Mapping[str, Any]:
-    """A request's body as a JSON object."""
+    """Return a request's body as a JSON object."""
     try:
         body = parse_json(data)
     except ValueError as error:
@@ -22,7 +22,7 @@ def json_object(data: bytes) -> Mapping[str, Any]:
 
 
 def items(body: Mapping[str, Any], key: str) -> list[Any]:
-    """The list under a key."""
+    """Return the list under a key."""
     value = body.get(key)
     if not isinstance(value, list):
         raise UsageError(f"`{key}` must be a list.")
@@ -30,7 +30,7 @@ def items(body: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text(body: Mapping[str, Any], key: str) -> str:
-    """The text under a key."""
+    """Return the text under a key."""
     value = body.get(key)
     if not isinstance(value, str) or not value:
         raise UsageError(f"`{key}` must be a non-empty text.")
@@ -38,7 +38,7 @@ def text(body: Mapping[str, Any], key: str) -> str:
 
 
 def spec(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A trajectory's spec: the body of `/v1/open` without its id."""
+    """Return a trajectory's spec: the body of `/v1/open` without its id."""
     tools, seed, task = body.get("tools"), body.get("seed", 0), body.get("task") or {}
     if tools is not None and not (isinstance(tools, list) and all(isinstance(name, str) for name in tools)):
         raise UsageError("`tools` must be a list of names.")
@@ -78,5 +78,5 @@ def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's data of a verl-tool request: its extra fields, except those about the request itself."""
+    """Return the task's data of a verl-tool request: its extra fields, except those about the request itself."""
     return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}

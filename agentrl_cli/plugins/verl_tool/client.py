@@ -44,7 +44,7 @@ class RemoteServer:
         self.patience = patience
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
+        """Return the answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
         return await self._request("POST", path, body, dict)
 
     async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]) -> T:
@@ -52,7 +52,7 @@ class RemoteServer:
         return await self._request("POST", path, body, read)
 
     async def schemas(self) -> list[ToolSchema]:
-        """The schemas of the server's tools, by name."""
+        """Return the schemas of the server's tools, by name."""
         return await self._request("GET", "/v1/tools", None, answers.schemas)
 
     async def _request(
@@ -89,7 +89,7 @@ class RemoteServer:
 
 @contextlib.asynccontextmanager
 async def connect(address: str, *, token: str | None = None, patience: float = 60.0) -> AsyncIterator[RemoteServer]:
-    """A connection to `http://host:port` or `unix:/path`; `token` by default from AGENTRL_TOKEN.
+    """Yield a connection to `http://host:port` or `unix:/path`; `token` by default from AGENTRL_TOKEN.
 
     Raises ConfigError for an invalid address, MissingDependency without aiohttp.
     """
@@ -193,7 +193,7 @@ class RemoteTool(Tool):
             await self._server.post("/v1/close", {"trajectories": [trajectory.id]})
 
     async def _opened(self, ctx: ToolContext) -> _Trajectory:
-        """The episode's trajectory, opened at the first call: an episode without calls costs no request.
+        """Return the episode's trajectory, opened at the first call: an episode without calls costs no request.
 
         If tools add text to the task, it is opened earlier.
         """
@@ -207,7 +207,7 @@ class RemoteTool(Tool):
 
 
 def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The same tools, at the server. Raises ConfigError if it lacks one or has another schema for it."""
+    """Return the same tools, at the server. Raises ConfigError if it lacks one or has another schema for it."""
     schemas = {str(schema["function"]["name"]): schema for schema in offered}
     names = [tool.name for tool in tools]
     for tool in tools:
@@ -225,7 +225,7 @@ def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Seq
 
 
 def _message(text: str) -> str:
-    """The message of an error's body, as the middle of a sentence."""
+    """Return the message of an error's body, as the middle of a sentence."""
     try:
         said = json.loads(text)["error"]
         return str(said["message"]).rstrip(".")

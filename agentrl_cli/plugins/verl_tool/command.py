@@ -132,7 +132,7 @@ async def open_server(
     parser: str,
     sessions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[ToolServer]:
-    """The server without its address: journal, trajectories, and a sandbox that opens with the first call.
+    """Yield the server without its address: journal, trajectories, and a sandbox that opens with the first call.
 
     `sessions`: each pack's options for its sandbox sessions, such as limits.
     """

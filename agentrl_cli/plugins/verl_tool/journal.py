@@ -85,7 +85,7 @@ class Journal:
             raise UsageError(f"The trajectory {trajectory} is open with another task.", hint="Ids must be unique.")
 
     def spec(self, trajectory: str) -> dict[str, Any]:
-        """The spec of an open trajectory. Raises NotFound if unknown, UsageError if closed."""
+        """Return the spec of an open trajectory. Raises NotFound if unknown, UsageError if closed."""
         found = self._db.execute("SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)).fetchone()
         if found is None:
             raise NotFound(f"No trajectory {trajectory} is open.", hint="POST /v1/open first.")
@@ -113,7 +113,7 @@ class Journal:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def find(self, trajectory: str, key: str) -> Entry | None:
-        """The call under a key, None if absent."""
+        """Return the call under a key, None if absent."""
         row = self._db.execute(
             "SELECT number, trajectory, key, name, arguments, result FROM calls WHERE trajectory=? AND key=?",
             (trajectory, key),
@@ -137,7 +137,7 @@ class Journal:
         self._db.execute("DELETE FROM calls WHERE number=?", (number,))
 
     def calls(self, trajectory: str) -> list[Entry]:
-        """The finished calls of a trajectory, in the order in which they began."""
+        """Return the finished calls of a trajectory, in the order in which they began."""
         rows = self._db.execute(
             "SELECT number, trajectory, key, name, arguments, result FROM calls "
             "WHERE trajectory=? AND result IS NOT NULL ORDER BY number",

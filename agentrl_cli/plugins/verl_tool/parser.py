@@ -38,7 +38,7 @@ class VerlToolActions:
     markers = tuple(f"<{slash}{kind}>" for kind in (*KINDS, "mcp_call") for slash in ("", "/"))
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        """The calls of a text. Only tools that are offered are called."""
+        """Return the calls of a text. Only tools that are offered are called."""
         offered = {str(tool["function"]["name"]): tool["function"] for tool in tools}
         calls: list[ToolCall] = []
         for kind, names in KINDS.items():
@@ -62,7 +62,7 @@ class VerlToolActions:
 
 
 def _between(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
-    """The blocks of a text, in time proportional to it: after one that is not closed, none can be."""
+    """Return the blocks of a text, in time proportional to it: after one that is not closed, none can be."""
     found: list[str] = []
     at = 0
     while (start := opening.search(text, at)) and (end := text.find(closing, start.end())) >= 0:
@@ -72,7 +72,7 @@ def _between(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
 
 
 def _stdin(kind: str, given: Sequence[str]) -> list[str]:
-    """The lines of a program that set its standard input, which is the first of `given`."""
+    """Return the lines of a program that set its standard input, which is the first of `given`."""
     if not given:
         return []
     value = given[0].strip()

@@ -125,7 +125,7 @@ class Trajectories:
         return await asyncio.shield(task)
 
     async def rewards(self, trajectory: str) -> dict[str, float]:
-        """The tools' rewards for a trajectory, `tool:<name>` to value."""
+        """Return the tools' rewards for a trajectory, `tool:<name>` to value."""
         live = await self._ready(trajectory)
         return {part.name: part.value for part in await live.env.rewards()}
 
@@ -179,7 +179,7 @@ class Trajectories:
         return live
 
     def _wants(self, pack: str) -> Mapping[str, Any]:
-        """A pack's options for its sandbox sessions; without a name, those of the only pack."""
+        """Return a pack's options for its sandbox sessions; without a name, those of the only pack."""
         if not pack and len(self._sessions) == 1:
             return next(iter(self._sessions.values()))
         return self._sessions.get(pack, {})
@@ -236,7 +236,7 @@ class Trajectories:
 
 
 def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
-    """The task of a spec, under the trajectory's id."""
+    """Return the task of a spec, under the trajectory's id."""
     row = spec.get("task") or {}
     if not isinstance(row, Mapping) or not isinstance(row.get("data", {}), Mapping):
         raise UsageError("A trajectory's task is an object with `data`, `prompt`, `pack`, `family` and `split`.")
@@ -245,12 +245,12 @@ def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> ToolCall:
-    """A ToolCall without source text."""
+    """Return a ToolCall without source text."""
     return ToolCall(id="", name=name, arguments=dict(arguments), raw="")
 
 
 def _answer(result: ToolResult, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A result and the tools' shared state as JSON; values that JSON cannot carry are left out."""
+    """Return a result and the tools' shared state as JSON; values that JSON cannot carry are left out."""
     said = asdict(result)
     said["images"] = [base64.b64encode(image).decode() for image in result.images]
     said["metrics"] = dict(result.metrics)

@@ -24,7 +24,7 @@ class RemotePolicy:
 
 
 def connection(config: Config, url: str = "") -> dict[str, Any]:
-    """The arguments of Endpoint; `url`: one of several servers, whose turns can move to another one.
+    """Return the arguments of Endpoint; `url`: one of several servers, whose turns can move to another one.
 
     Raises ConfigError if the address or the API key's variable is missing.
     """

@@ -24,7 +24,7 @@ SHOWN = 80
 
 
 def decoded(data: bytes) -> Answer:
-    """A body as a JSON object."""
+    """Return a body as a JSON object."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -36,7 +36,7 @@ def decoded(data: bytes) -> Answer:
 
 
 def choice_of(answer: Answer) -> Answer:
-    """The first choice of an answer in OpenAI's form."""
+    """Return the first choice of an answer in OpenAI's form."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise BadAnswer(f"sent an answer that has no choices: {shown(answer)}")
@@ -44,7 +44,7 @@ def choice_of(answer: Answer) -> Answer:
 
 
 def part(answer: Answer, name: str) -> Answer:
-    """An object inside an answer; empty where it is missing or null."""
+    """Return an object inside an answer; empty where it is missing or null."""
     found = answer.get(name)
     if found is None:
         return {}
@@ -54,7 +54,7 @@ def part(answer: Answer, name: str) -> Answer:
 
 
 def items(value: Any, name: str) -> list[Any]:
-    """A list inside an answer; empty where it is missing or null."""
+    """Return a list inside an answer; empty where it is missing or null."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -88,7 +88,7 @@ def log_probabilities(values: Sequence[Any], count: int) -> Float32:
 def alternatives(
     rows: Sequence[Any], count: int, read: Callable[[Any], Sequence[tuple[Any, Any]]], vocabulary: int | None
 ) -> list[list[tuple[int, float]]]:
-    """The likeliest (id, log-probability) at each token; `read` splits a row into pairs.
+    """Return the likeliest (id, log-probability) at each token; `read` splits a row into pairs.
 
     There may be none, and one without a probability is left out. An id of −1 stands for a token without an id.
     """
@@ -110,14 +110,14 @@ def alternatives(
 
 
 def finish(value: Any, known: Mapping[str, str]) -> str:
-    """Why the server stopped; `known` maps its reasons to this package's."""
+    """Return why the server stopped; `known` maps its reasons to this package's."""
     if not isinstance(value, str) or value not in known:
         raise BadAnswer(f"sent the finish reason {shown(value)}; {', '.join(sorted(known))} are known")
     return known[value]
 
 
 def shown(value: Any) -> str:
-    """A value of an answer for a message."""
+    """Return a value of an answer for a message."""
     try:
         return json.dumps(value, ensure_ascii=True)[:SHOWN]
     except (ValueError, RecursionError):

@@ -113,7 +113,9 @@ class Endpoint:
         return self.url.removesuffix("/v1")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON answer. Busy and failing servers are tried again; raises PolicyError with the server's message."""
+        """Return the JSON answer. Busy and failing servers are tried again; raises PolicyError with the server's
+        message.
+        """
         return await self.ask(path, body, lambda answer: answer)
 
     async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
@@ -203,7 +205,7 @@ class Endpoint:
                     raise
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        """The answer; if a person waits and it takes long, only as long as the server is there."""
+        """Return the answer; if a person waits and it takes long, only as long as the server is there."""
         if not self.watched:
             return await self._once(request)
         answer = asyncio.ensure_future(self._once(request))
@@ -252,7 +254,7 @@ def _tls() -> SSLContext:
 
 
 def _reason(error: BaseException) -> str:
-    """The system's own words for a failed connection ("Connection refused"), else the client's."""
+    """Return the system's own words for a failed connection ("Connection refused"), else the client's."""
     found, cause = str(error) or type(error).__name__, error.__cause__ or error.__context__
     while cause is not None:
         if isinstance(cause, BaseExceptionGroup):  # of several addresses, the first one's
@@ -280,7 +282,7 @@ def _hint(status: int, tries: int) -> str:
 
 
 def _message(text: str) -> str:
-    """The message in a server's error if it is JSON with one, else the text as it is."""
+    """Return the message in a server's error if it is JSON with one, else the text as it is."""
     try:
         answer = json.loads(text)
     except ValueError:

@@ -81,7 +81,7 @@ class VLLMPolicy(IdServer):
             return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:
-        """An answer of `/completions`. Raises BadAnswer."""
+        """Return an answer of `/completions`. Raises BadAnswer."""
         choice = choice_of(answer)
         logprobs = part(choice, "logprobs")
         out = token_ids(_sampled(choice, logprobs), sampling, self.vocabulary)
@@ -199,7 +199,7 @@ class OpenAIPolicy(RemotePolicy):
         return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], str]:
-        """The answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
+        """Return the answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
         choice = choice_of(answer)
         said = _message(choice) if self.mode == "chat" else choice.get("text")
         if not isinstance(said, str if self.mode == "completions" else dict):
@@ -216,7 +216,7 @@ class OpenAIPolicy(RemotePolicy):
 
 
 def _wire(message: Message) -> Message:
-    """A message as OpenAI writes it: call arguments as JSON text."""
+    """Return a message as OpenAI writes it: call arguments as JSON text."""
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -227,7 +227,7 @@ def _wire(message: Message) -> Message:
 
 
 def _message(choice: dict[str, Any]) -> Message:
-    """The assistant's message of a chat completion, without null fields."""
+    """Return the assistant's message of a chat completion, without null fields."""
     message = {name: value for name, value in part(choice, "message").items() if value is not None}
     calls = items(message.get("tool_calls"), "tool_calls")
     content = message.get("content", "")

@@ -170,7 +170,7 @@ class Servers:
         return f"{self.name} on {len(self.members)} servers" + (f", {lost} of them unreachable" if lost else "")
 
     def _home(self, key: str) -> Member | None:
-        """The episode's server; a new episode gets the one with the fewest. None if all are lost."""
+        """Return the episode's server; a new episode gets the one with the fewest. None if all are lost."""
         member = self._homes.get(key)
         if member is None or member.lost:
             if member is not None:

@@ -53,7 +53,7 @@ class SGLangPolicy(IdServer):
         return found
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[Answer, str]:
-        """An answer of `/generate`, and the weights that made it. Raises BadAnswer."""
+        """Return an answer of `/generate`, and the weights that made it. Raises BadAnswer."""
         meta = part(answer, "meta_info")
         if meta.get("output_token_logprobs") is None:
             raise BadAnswer("sends no token ids with log-probabilities, so it cannot be trained with")

@@ -164,7 +164,7 @@ class IdServer(RemotePolicy):
         self.drop_older(folder)
 
     def write(self, version: str) -> Path:
-        """The folder with the weights, or the adapter, as they are now. It is complete once it has this name.
+        """Return the folder with the weights, or the adapter, as they are now. It is complete once it has this name.
 
         The empty file STABLE in it is written last, for readers over a network that see a folder grow.
         """
@@ -218,7 +218,7 @@ class IdServer(RemotePolicy):
             await self.endpoint.command(f"{self.endpoint.root}/sleep?level=1", {})
 
     def published(self) -> Published:
-        """The weights of the last `publish`."""
+        """Return the weights of the last `publish`."""
         assert self._folder is not None, "nothing was published"
         return Published(self._folder, self.model)
 
@@ -295,7 +295,7 @@ class IdServer(RemotePolicy):
 
 
 def narrowed(sampling: Sampling) -> dict[str, Any]:
-    """The parameters that both servers name alike. Raises PolicyError for what no server supports.
+    """Return the parameters that both servers name alike. Raises PolicyError for what no server supports.
 
     All of them are sent, neutral values too: a server takes a missing one from the model's own
     `generation_config.json` (Qwen2.5's has a repetition penalty of 1.1), and samples from another distribution.

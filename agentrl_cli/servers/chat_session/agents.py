@@ -22,7 +22,9 @@ MISSING = ToolResult("(the agent did not answer this call)", "missing")
 async def rerun_agent(
     past: Past, policy: Policy, chat: Chat, sandbox: Sandbox | None
 ) -> tuple[list[Rerun], tuple[RewardPart, ...]]:
-    """Each recorded call with the agent's answer now, and the rewards now. Raises PolicyError if it calls too often."""
+    """Return each recorded call with the agent's answer now, and the rewards now. Raises PolicyError if it calls too
+    often.
+    """
     episode = past.episode
     recorded = RecordedPolicy(policy, episode, len(episode.turns), sample=False)
     now = await _episode(past, recorded, chat, sandbox, Job(past.task, episode.seed), None)
@@ -43,7 +45,8 @@ async def sample_agent(
     group: str,
     sample: int,
 ) -> Episode:
-    """An episode of the agent whose model answers as recorded up to a turn, and freely, or with a text, from there.
+    """Return an episode of the agent whose model answers as recorded up to a turn, and freely, or with a text, from
+    there.
 
     Raises UsageError if the turn is not the model's, or the agent does not come to it again.
     """
@@ -69,7 +72,7 @@ async def _episode(
 
 
 def _answered(episode: Episode) -> Iterator[tuple[int, ToolCall, ToolResult | None]]:
-    """Each call of an episode with its turn, and its result if the agent sent one as a tool's."""
+    """Yield each call of an episode with its turn, and its result if the agent sent one as a tool's."""
     for turn in episode.turns:
         if turn.role != "assistant" or not turn.calls:
             continue

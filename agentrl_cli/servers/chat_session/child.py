@@ -82,7 +82,8 @@ class Server:
         }
 
     def _again(self, turn: Turn) -> int:
-        """The number of this turn among those in a row whose calls could not be run; 0 for the first and others."""
+        """Return the number of this turn among those in a row whose calls could not be run; 0 for the first and others.
+        """
         assert self.session is not None
         count = failed_run(self.session.turns[: turn.index + 1]) if turn.role in ("assistant", "tool") else 0
         return count if count > 1 else 0
@@ -243,12 +244,12 @@ class Server:
 
 
 def call_object(call: ToolCall) -> dict[str, Any]:
-    """A tool call as JSON."""
+    """Return a tool call as JSON."""
     return {"name": call.name, "arguments": call.arguments, "raw": call.raw, "error": call.error}
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The child's own arguments; users run `agentrl chat`."""
+    """Return the child's own arguments; users run `agentrl chat`."""
     parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.child", description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--pack", action="append", default=[])

@@ -44,7 +44,7 @@ class Choices:
         ]
 
     def find(self, wanted: str) -> Task:
-        """A task by its number among those offered last, or its id. Raises NotFound."""
+        """Return a task by its number among those offered last, or its id. Raises NotFound."""
         if wanted.isdigit() and 1 <= int(wanted) <= len(self.offered):
             return self.offered[int(wanted) - 1]
         for task in self.tasks:
@@ -54,5 +54,5 @@ class Choices:
 
 
 def short(task: Task) -> str:
-    """A task's id without its pack."""
+    """Return a task's id without its pack."""
     return task.id.partition("/")[2] or task.id

@@ -103,7 +103,7 @@ class Conversation:
     started: float = field(default_factory=time.time)
 
     def episode(self) -> Episode:
-        """The conversation so far as an episode, a child of the one it continues."""
+        """Return the conversation so far as an episode, a child of the one it continues."""
         parent = self.parent
         return Episode(
             id=self.id,
@@ -184,7 +184,7 @@ class Conversation:
             self._turn(role, own, tokens, **facts, reward=reward if role == "user" else None)
 
     async def _sample(self) -> tuple[Generation, list[int]]:
-        """The model's generation, and the ids that the task's `tool_choice` forced at its start."""
+        """Return the model's generation, and the ids that the task's `tool_choice` forced at its start."""
         choice = self.task.data.get("tool_choice") if not self._answers else None
         forced = self.chat.tokenizer.encode(forced_text(self.chat, self.env.schemas, choice)) if choice else []
         ids = [*self.ids, *forced]
@@ -308,7 +308,7 @@ class Conversation:
 
 
 async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> list[Answer]:
-    """The user's decision about each call; without `approve` all are run."""
+    """Return the user's decision about each call; without `approve` all are run."""
     answers: list[Answer] = []
     for index in range(len(calls)):
         last = answers[-1] if answers else None
@@ -322,7 +322,8 @@ async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> li
 
 
 def failed_run(turns: Sequence[Turn]) -> int:
-    """How many of the last assistant turns in a row have calls of which none could be parsed or matched a tool."""
+    """Return how many of the last assistant turns in a row have calls of which none could be parsed or matched a tool.
+    """
     count = 0
     for turn in reversed([turn for turn in turns if turn.role in ("assistant", "user")]):
         if turn.role == "user" or not turn.calls or not all(call.error for call in turn.calls):
@@ -332,5 +333,5 @@ def failed_run(turns: Sequence[Turn]) -> int:
 
 
 def _in_place(answer: Answer) -> ToolResult:
-    """The placeholder result of a call that was not run."""
+    """Return the placeholder result of a call that was not run."""
     return ToolResult(REFUSED, error="refused") if answer.text is None else ToolResult(answer.text)

@@ -84,7 +84,7 @@ class Past:
 
 
 def open_past(given: argparse.Namespace) -> Past:
-    """The episode `given.episode` with its pack, its task and the settings of its run.
+    """Return the episode `given.episode` with its pack, its task and the settings of its run.
 
     Without a model in `given`, that becomes the checkpoint nearest to the weights that sampled the episode.
     Raises NotFound if the episode, pack or task is missing, UsageError if the episode is still running.
@@ -123,7 +123,7 @@ def open_past(given: argparse.Namespace) -> Past:
 
 
 def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
-    """The run's checkpoint nearest to the weights that sampled an episode, and not after its step.
+    """Return the run's checkpoint nearest to the weights that sampled an episode, and not after its step.
 
     None if no training sampled it, or if the model that the run started from is nearer.
     """
@@ -149,7 +149,7 @@ def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None
 
 
 def _pack_of(name: str, config: Config, base: Path) -> Pack:
-    """The pack of an episode: the project's pack of that name, else the bundled one."""
+    """Return the pack of an episode: the project's pack of that name, else the bundled one."""
     for path in config.task.packs:
         with contextlib.suppress(NotFound, ConfigError):
             pack = load_pack(path, base=base)
@@ -170,7 +170,7 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
 def make_env(
     config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
 ) -> Env:
-    """The environment of one conversation, as in a rollout: the pack's own, else its tools and simulated user.
+    """Return the environment of one conversation, as in a rollout: the pack's own, else its tools and simulated user.
 
     `keep`: number of the sandbox session's checkpoints to keep. A chat without a task has no simulated user, since the
     task holds the user's goal.
@@ -250,7 +250,7 @@ def _sampling(given: argparse.Namespace, config: Config) -> Sampling:
 
 
 def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
-    """The first event: model, pack, tools and settings."""
+    """Return the first event: model, pack, tools and settings."""
     policy, tokenizer, env = session.policy, session.chat.tokenizer, session.env
     return {
         "ev": "ready",
@@ -266,14 +266,14 @@ def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
 
 
 def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
-    """The named pack, else the project's first; None outside a project."""
+    """Return the named pack, else the project's first; None outside a project."""
     if names:
         return load_pack(names[0], base=project)
     return load_pack(config.task.packs[0], base=project) if project is not None and config.task.packs else None
 
 
 def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
-    """The task and the opening messages: a row's prompt, or a system message alone."""
+    """Return the task and the opening messages: a row's prompt, or a system message alone."""
     if given.task:
         if pack is None:
             raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
@@ -289,7 +289,7 @@ def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Mess
 
 
 def _rows(pack: Pack | None) -> list[Task]:
-    """The valid tasks of a pack; none if its data cannot be read, as a chat needs none."""
+    """Return the valid tasks of a pack; none if its data cannot be read, as a chat needs none."""
     if pack is None:
         return []
     try:
@@ -303,7 +303,7 @@ def _splits(pack: Pack) -> list[str]:
 
 
 async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
-    """The sandbox for the pack's tools, and a warning if none starts: the chat works without one."""
+    """Return the sandbox for the pack's tools, and a warning if none starts: the chat works without one."""
     if pack is None or not pack.sandbox:
         return None, ""
     from agentrl_cli.sandbox import Sandbox
@@ -318,7 +318,7 @@ async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, s
 def open_policy(
     name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None, past: Past | None = None
 ) -> tuple[Policy, Chat]:
-    """A policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
+    """Return a policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
 
     `script` is a file with the scripted model's replies, a JSON list of texts.
     """

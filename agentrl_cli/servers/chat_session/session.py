@@ -223,7 +223,9 @@ class Session(Conversation):
         return len(self.turns)
 
     async def score(self) -> tuple[RewardPart, ...]:
-        """The reward parts of pack and environment for the conversation so far. Raises UsageError without a task."""
+        """Return the reward parts of pack and environment for the conversation so far. Raises UsageError without a
+        task.
+        """
         if self.agent and not self.rewards:
             raise UsageError(
                 f"The reward of {self.task.pack} is given by its agent {self.agent}, which a chat does not run.",

@@ -234,7 +234,7 @@ class WhatIf:
 
 
 def _outcome(episode: Episode, parts: Sequence[RewardPart], *, over: bool) -> Outcome:
-    """The outcome: solved, failed, or the limit that cut it off. `over`: the environment ended it."""
+    """Return the outcome: solved, failed, or the limit that cut it off. `over`: the environment ended it."""
     primary = next((part.value for part in parts if part.primary), None)
     if primary is not None and primary >= 1.0:
         return Outcome.SOLVED
@@ -247,7 +247,7 @@ def _outcome(episode: Episode, parts: Sequence[RewardPart], *, over: bool) -> Ou
 
 
 def rerun_object(item: Rerun) -> dict[str, Any]:
-    """A call that was run again, as JSON."""
+    """Return a call that was run again, as JSON."""
     return {
         "call": item.call,
         "turn": item.turn,
@@ -265,7 +265,7 @@ def rerun_object(item: Rerun) -> dict[str, Any]:
 
 
 def child_object(child: Episode) -> dict[str, Any]:
-    """A stored child, as JSON."""
+    """Return a stored child, as JSON."""
     return {
         "episode": child.id,
         "sample": child.sample,
@@ -302,7 +302,7 @@ def _warning(sandbox: Sandbox | None) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The child's own arguments; users run `agentrl replay EP --whatif ASKED`."""
+    """Return the child's own arguments; users run `agentrl replay EP --whatif ASKED`."""
     parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.whatif", description=__doc__)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--episode", required=True)

@@ -89,7 +89,7 @@ class SharedEngine:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def turn(self, model: ServedModel) -> _Turn:
-        """A context in which the engine computes with a model's weights."""
+        """Return a context in which the engine computes with a model's weights."""
         return _Turn(self, model)
 
     async def begin(self, model: ServedModel) -> None:
@@ -185,7 +185,7 @@ class ServedModels:
         self._any = model if ANY in aliases else None
 
     def policy(self, name: str) -> Policy:
-        """The policy of a name; "" is the default. Raises RequestError (404)."""
+        """Return the policy of a name; "" is the default. Raises RequestError (404)."""
         found = self._served.get(name or self.default, self._any)
         if found is None:
             raise unknown_model(name, list(self._served))

@@ -57,7 +57,7 @@ class ModelServer:
     """Name of the run that records; empty if nothing is recorded."""
 
     def app(self, names: Collection[str]) -> ASGIApp:
-        """The ASGI application. `names`: those that a request's Host may have, besides addresses."""
+        """Return the ASGI application. `names`: those that a request's Host may have, besides addresses."""
         return PageGuard(self.gateway.app, names, hint="`agentrl serve --allow-host NAME` adds a name.")
 
     async def sweep(self, idle: float) -> None:
@@ -122,7 +122,8 @@ async def open_server(
 
 @contextlib.contextmanager
 def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
-    """A run for what is served; its status is written at the end. Sessions of servers that were killed are ended."""
+    """Yield a run for what is served; its status is written at the end. Sessions of servers that were killed are ended.
+    """
     for dead in store.runs.all():
         if dead.kind == KIND and dead.state == "interrupted":
             store.episodes.cancel(dead.id)
@@ -206,7 +207,7 @@ def _require_own(spec: str, base: Path, store: Store | None) -> None:
 
 
 def _allowed(gateway: Gateway, app: ASGIApp) -> ASGIApp:
-    """A route behind the token, with errors in OpenAI's form."""
+    """Return a route behind the token, with errors in OpenAI's form."""
 
     async def checked(scope: Any, receive: Any, send: Any) -> None:
         try:

@@ -103,7 +103,7 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
 
 
 def _code(draft: Draft) -> str:
-    """The text of task.py."""
+    """Return the text of task.py."""
     here = Path(__file__).parent
     rows = ending = ""
     imports = ["import re", "from typing import Any"]
@@ -131,7 +131,7 @@ def _code(draft: Draft) -> str:
 
 
 def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
-    """The text of task.yaml."""
+    """Return the text of task.yaml."""
     spec: dict[str, Any] = {"name": draft.name, "description": f"What {draft.name} is about, in a sentence."}
     spec |= {"system": draft.system, "tools": draft.tools} if draft.system else {}
     if draft.agent:

@@ -15,7 +15,7 @@ DATE = 'f"{rng.randint(1990, 2039)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):
 
 
 def tools_in(module: ModuleType, notes: list[str]) -> list[Tool]:
-    """The tools of a module: its `TOOLS`, or its own public typed functions with a docstring.
+    """Return the tools of a module: its `TOOLS`, or its own public typed functions with a docstring.
 
     What cannot be a tool is left out with a sentence in `notes`.
     """
@@ -66,7 +66,7 @@ def _plain(values: Any) -> bool:
 
 
 def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
-    """An expression that draws a value of a JSON Schema."""
+    """Return an expression that draws a value of a JSON Schema."""
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((one for one in kind if one != "null"), "string")

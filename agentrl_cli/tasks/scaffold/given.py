@@ -30,7 +30,7 @@ SHOWN = 5
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a file in AgentRL's own form, and where each stands. Raises DataError."""
+    """Return the rows of a file in AgentRL's own form, and where each stands. Raises DataError."""
     rows: list[Row] = []
     places: list[str] = []
     for number, row in FILES[path.suffix](path):
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def _named(row: Mapping[str, Any]) -> Row:
-    """A row with the names of `KNOWN` columns in lower case, and of question and answer as AgentRL has them."""
+    """Return a row with the names of `KNOWN` columns in lower case, and of question and answer as AgentRL has them."""
     made = {key.strip().lower() if key.strip().lower() in KNOWN else key: value for key, value in row.items()}
     other = next((name for name in ANSWER_NAMES if name in made), None)
     if other is not None and not any(name in made for name in ANSWERS):
@@ -66,7 +66,7 @@ def _named(row: Mapping[str, Any]) -> Row:
 
 
 def distinct(rows: Sequence[Row], places: Sequence[str], answer: str, notes: list[str]) -> list[Row]:
-    """The rows without those that are there twice, which `notes` counts.
+    """Return the rows without those that are there twice, which `notes` counts.
 
     Raises DataError if two ask the same and have different answers.
     """

@@ -140,7 +140,7 @@ def _functions(draft: Draft, path: Path) -> None:
 
 
 def _agent_in(path: Path) -> str:
-    """The name of the function in a file that is an agent; empty without one. Runs nothing."""
+    """Return the name of the function in a file that is an agent; empty without one. Runs nothing."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
@@ -183,7 +183,7 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
 
 
 def _path(text: str, is_path: bool) -> str | Path:
-    """The path that a text names, from the root; the last part may be a link. Any other text is itself."""
+    """Return the path that a text names, from the root; the last part may be a link. Any other text is itself."""
     if not is_path:
         return text
     path = Path(text).expanduser()
@@ -191,7 +191,7 @@ def _path(text: str, is_path: bool) -> str | Path:
 
 
 def _code(value: Any, draft: Draft) -> str:
-    """A value as agent.py has it. A path beside the project or in it is relative to it, so both can be moved."""
+    """Return a value as agent.py has it. A path beside the project or in it is relative to it, so both can be moved."""
     if not isinstance(value, Path):
         return repr(value)
     target = draft.target.resolve()

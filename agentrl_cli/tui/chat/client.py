@@ -84,7 +84,7 @@ class ChatClient:
             }
 
     def last_words(self) -> str:
-        """The last lines of the child's stderr."""
+        """Return the last lines of the child's stderr."""
         return "\n".join(list(self.stderr)[-4:])
 
     async def kill(self) -> None:

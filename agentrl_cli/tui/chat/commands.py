@@ -95,7 +95,7 @@ async def carry_out(command: Command, chat: ChatActions) -> None:
 
 
 def _as(word: str, op: str) -> Callable[[str], Command]:
-    """A command that speaks in a role."""
+    """Return a command that speaks in a role."""
 
     def read(rest: str) -> Command:
         return Command(op, {"text": unescaped(rest)}) if rest else Command(problem=f"{word} needs a text")
@@ -104,7 +104,7 @@ def _as(word: str, op: str) -> Callable[[str], Command]:
 
 
 def unescaped(text: str) -> str:
-    """The text with `\\n` as a newline."""
+    """Return the text with `\\n` as a newline."""
     return text.replace("\\n", "\n")
 
 

@@ -42,7 +42,7 @@ class History:
             return
 
     def step(self, step: int) -> str:
-        """The line further back (−1) or forth (+1); empty after the last one."""
+        """Return the line further back (−1) or forth (+1); empty after the last one."""
         self._at = max(0, min(self._at + step, len(self.lines)))
         return self.lines[self._at] if self._at < len(self.lines) else ""
 

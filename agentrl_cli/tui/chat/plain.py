@@ -30,7 +30,7 @@ class Messages:
         self._texts = iter(texts)
 
     def readline(self) -> str:
-        """The next text with a newline, which marks that it is not the end."""
+        """Return the next text with a newline, which marks that it is not the end."""
         return next((text + "\n" for text in self._texts), "")
 
 

@@ -22,7 +22,7 @@ ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b
 
 
 def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
-    """The lines of an event; none for events that only steer."""
+    """Return the lines of an event; none for events that only steer."""
     kind = event["ev"]
     if kind == "turn":
         return turn_lines(event, decoder, mode, width)
@@ -60,13 +60,13 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
 
 
 def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
-    """The line that repeats the first of the turns from `keep` on: as the user, the model or the tool."""
+    """Return the line that repeats the first of the turns from `keep` on: as the user, the model or the tool."""
     first = next((turn for turn in turns if turn["index"] >= keep and turn["role"] in AGAIN), None)
     return f"{AGAIN[first['role']]}{first['content']}" if first is not None else ""
 
 
 def ready_lines(event: dict[str, Any]) -> list[Text]:
-    """The model, its tools and its sandbox."""
+    """Return the model, its tools and its sandbox."""
     tools = ", ".join(event["tools"]) or "none"
     lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
     if event.get("sandbox"):
@@ -124,7 +124,7 @@ def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int
 
 
 def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int) -> list[Text]:
-    """Every token of a turn with the layer's colour behind and its glyph under it."""
+    """Return every token of a turn with the layer's colour behind and its glyph under it."""
     view = turn_view(event, decoder)
     layer = LAYERS[lens]
     classes = view.classes(layer)
@@ -150,7 +150,7 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
 
 
 def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
-    """A turn's tokens as a view of their own."""
+    """Return a turn's tokens as a view of their own."""
     n = len(event["ids"])
     given = Tokens.given(event["ids"], event["origin"])
     logp = np.asarray([math.nan if value is None else value for value in event["logp"]], np.float32)
@@ -161,7 +161,8 @@ def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
 
 
 def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: str) -> list[Text]:
-    """The exact context: every id that was sent or sampled, as text with its special tokens, then the ids, then the
+    """Return the exact context: every id that was sent or sampled, as text with its special tokens, then the ids, then
+    the
     chat template that renders it."""
     count = sum(len(event["ids"]) for event in turns)
     lines = [Text(f"CONTEXT {count} tokens, exactly as sent and sampled", TITLE)]

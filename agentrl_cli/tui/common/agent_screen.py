@@ -138,7 +138,7 @@ def report_failure(node: DOMNode, event: Worker.StateChanged) -> None:
 
 
 def picture(app: App[Any], title: str) -> str:
-    """The screen as a self-contained SVG: without the web fonts that rich links to.
+    """Return the screen as a self-contained SVG: without the web fonts that rich links to.
 
     `xml:space` keeps leading blanks in every renderer.
     """

@@ -31,7 +31,7 @@ def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
 
 
 def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
-    """The bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""
+    """Return the bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""
     out: list[BindingType] = []
     for binding in bindings:
         assert isinstance(binding, Binding)
@@ -42,7 +42,7 @@ def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
 
 
 def describe(binding: Binding) -> str:
-    """The action of a key in words: `turn(-1)`, described as `turn`, is `previous turn`."""
+    """Return the action of a key in words: `turn(-1)`, described as `turn`, is `previous turn`."""
     action, _, rest = binding.action.partition("(")
     words = binding.description or action.replace("_", " ")
     try:

@@ -22,7 +22,7 @@ OVER = (FAINT, "#c58fd0", "#8fc98f", "#d0a060")
 
 
 def resample(points: Points, columns: int, x_range: tuple[float, float] | None = None) -> list[float]:
-    """The mean of y in each of `columns` equal stretches of x; NaN for a stretch without points."""
+    """Return the mean of y in each of `columns` equal stretches of x; NaN for a stretch without points."""
     sums, counts = [0.0] * columns, [0] * columns
     clean = [(x, y) for x, y in points if math.isfinite(y)]
     if not clean:
@@ -56,7 +56,7 @@ def braille(
     x_range: tuple[float, float] | None = None,
     join: bool = True,
 ) -> list[str]:
-    """A curve of braille dots, `height` rows of `width` characters (2 × 4 dots each), top row first."""
+    """Return a curve of braille dots, `height` rows of `width` characters (2 × 4 dots each), top row first."""
     columns, rows = width * 2, height * 4
     low, high = y_range
     span = (high - low) or 1.0
@@ -81,7 +81,7 @@ def braille(
 
 
 def nice_range(values: Sequence[float], *, unit: bool = False) -> tuple[float, float]:
-    """A y range that holds all values; [0, 1] at least for shares and rewards (`unit`)."""
+    """Return a y range that holds all values; [0, 1] at least for shares and rewards (`unit`)."""
     clean = [value for value in values if math.isfinite(value)]
     if not clean:
         return (0.0, 1.0)
@@ -94,7 +94,7 @@ def nice_range(values: Sequence[float], *, unit: bool = False) -> tuple[float, f
 
 
 def short(value: float | None) -> str:
-    """A number in at most seven characters."""
+    """Return a number in at most seven characters."""
     if value is None or not math.isfinite(value):
         return "-"
     if value and (abs(value) < 0.001 or abs(value) >= 100_000):
@@ -116,7 +116,7 @@ def chart(
     join: bool = True,
     log: bool = False,
 ) -> list[Text]:
-    """A titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
+    """Return a titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
     `marks` are steps on the axis, which says how many points a dot averages, or that few are joined by lines.
 
     `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
@@ -163,7 +163,7 @@ def drawn_as(points: int, columns: int) -> str:
 
 
 def _noted(axis: str, note: str) -> str:
-    """An axis with a note near its middle, where nothing else stands."""
+    """Return an axis with a note near its middle, where nothing else stands."""
     free = [at for at in range(len(axis)) if note and set(axis[max(at - 1, 0) : at + len(note) + 1]) == {"─"}]
     free = [at for at in free if 0 < at < len(axis) - len(note)]
     if not free:
@@ -182,7 +182,7 @@ def _logged(points: Points) -> list[tuple[float, float]]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values in one line of blocks, resampled to `width`; a gap is a space."""
+    """Return the values in one line of blocks, resampled to `width`; a gap is a space."""
     columns = list(values)
     if len(columns) > width:
         columns = resample(list(enumerate(columns)), width, (0, len(columns) - 1))
@@ -199,7 +199,7 @@ def bar(fraction: float, width: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time span as text: `37 s`, `12 min`, `2 h 53`."""
+    """Return a time span as text: `37 s`, `12 min`, `2 h 53`."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     if seconds < 100:

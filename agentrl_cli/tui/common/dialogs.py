@@ -44,7 +44,7 @@ class Help(Dialog[None]):
             yield Static(Text(self.text))
 
     def _own(self) -> list[str]:
-        """The changes of the user's keymap to the screen below."""
+        """Return the changes of the user's keymap to the screen below."""
         keys = read_settings(settings_path()).keys if self.keys else {}
         bindings = type(self.app.screen_stack[-2]).BINDINGS
         found = {str(item.id): describe(item) for item in bindings if isinstance(item, Binding)}

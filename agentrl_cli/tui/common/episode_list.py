@@ -40,18 +40,18 @@ class Browse:
         """The run's name, after the list was read."""
 
     def load(self, store: Store) -> list[int]:
-        """The ordered row ids (in the reader's thread). Raises UsageError for an invalid filter."""
+        """Return the ordered row ids (in the reader's thread). Raises UsageError for an invalid filter."""
         self.ids = list(store.episodes.ids(self.filter, self.sort, run=self.run))
         self.named = store.runs.get(self.run).name if self.run else ""
         return self.ids
 
     def first(self, store: Store) -> str | None:
-        """The id of the first episode (in the reader's thread), None if the list is empty. Raises UsageError."""
+        """Return the id of the first episode (in the reader's thread), None if the list is empty. Raises UsageError."""
         ids = self.load(store)
         return store.episodes.rows(ids[:1])[0].id if ids else None
 
     def neighbour(self, store: Store, episode_id: str, step: int) -> str | None:
-        """The id of the episode `step` further in the list (in the reader's thread), None at its ends."""
+        """Return the id of the episode `step` further in the list (in the reader's thread), None at its ends."""
         ids = self.ids if self.ids is not None else self.load(store)
         here = store.episodes.row(episode_id).rowid
         at = ids.index(here) + step if here in ids else 0
@@ -89,7 +89,7 @@ def filter_form(value: str) -> Form:
 
 
 def filter_text(values: Mapping[str, str]) -> str:
-    """The line, and a condition for every other field with a value."""
+    """Return the line, and a condition for every other field with a value."""
     asked = [(name, value) for name, value in values.items() if value and name != "filter"]
     rest = [f"{name}:{quoted(value) if ' ' in value and name != 'step' else value}" for name, value in asked]
     return " ".join([values["filter"], *rest]).strip()

@@ -139,7 +139,7 @@ def row_text(row: Any, width: int) -> str:
 
 
 def head_text(width: int) -> str:
-    """The column titles of `row_text`."""
+    """Return the column titles of `row_text`."""
     text = f" {'id':<14} {'step':>5} {'task':<18} {'#':>3} {'reward':>6} {'outcome':<9}"
     if width >= 76:
         text += f" {'trn':>3} {'tokens':>6}"

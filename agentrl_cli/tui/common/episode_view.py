@@ -141,7 +141,7 @@ def blocks_of(turns: Sequence[Turn], n_tokens: int) -> tuple[Block, ...]:
 
 
 def fit_signals(signals: TrainSignals | None, n: int) -> TrainSignals | None:
-    """The signals with every array cut or padded (NaN, 0) to length n."""
+    """Return the signals with every array cut or padded (NaN, 0) to length n."""
     if signals is None:
         return None
     changed: dict[str, Any] = {}
@@ -192,7 +192,7 @@ def token_probability(tokens: Tokens, position: int, token: int) -> float | None
 
 
 def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
-    """The first differing token between the shown episode and another, with a line of text around it.
+    """Return the first differing token between the shown episode and another, with a line of text around it.
 
     Of episodes that branch the main branches are compared: only what precedes a token there led to it.
     """
@@ -301,7 +301,7 @@ def place_of(view: EpisodeView, token: int) -> tuple[int, int]:
 
 
 def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
-    """The token at a place, clamped; without one the first sampled token."""
+    """Return the token at a place, clamped; without one the first sampled token."""
     if not view.blocks:
         return 0
     if place is None:
@@ -311,7 +311,7 @@ def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
 
 
 def contrasting_sibling(view: EpisodeView) -> str | None:
-    """The sibling to compare with: the best of another reward, else any other."""
+    """Return the sibling to compare with: the best of another reward, else any other."""
     others = [row for row in view.siblings if row.id != view.episode.id]
     different = [row for row in others if row.reward is not None and row.reward != view.episode.reward]
     here = view.episode.reward
@@ -321,7 +321,7 @@ def contrasting_sibling(view: EpisodeView) -> str | None:
 
 
 def next_flagged(view: EpisodeView, after: int) -> int | None:
-    """The next sampled token that stands out. Wraps.
+    """Return the next sampled token that stands out. Wraps.
 
     It does with p < .1, if it was pushed as hard as the run's hardest 5 %, was clipped, or is trained without being the
     model's.
@@ -338,7 +338,7 @@ def next_flagged(view: EpisodeView, after: int) -> int | None:
 
 
 def whatif_turn(view: EpisodeView, token: int) -> int | None:
-    """The assistant turn to continue from: the cursor's, else the next one; None if none follows."""
+    """Return the assistant turn to continue from: the cursor's, else the next one; None if none follows."""
     here = view.block_of(token)
     blocks = [block for block in view.blocks[here:] if block.turn is not None]
     first = _index(view.blocks[here]) if view.blocks else None
@@ -353,7 +353,7 @@ def off_branch(view: EpisodeView, number: int) -> frozenset[int]:
 
 
 def own_token(view: EpisodeView, number: int) -> int:
-    """The first token that a branch does not share with an earlier one."""
+    """Return the first token that a branch does not share with an earlier one."""
     branches = view.episode.branches
     earlier = {turn for branch in branches[:number] for turn in branch}
     own = [turn for turn in branches[number] if turn not in earlier]
@@ -365,7 +365,7 @@ def _index(block: Block) -> int | None:
 
 
 def text_of_turn(view: EpisodeView, turn: int) -> str:
-    """The model's text of a turn, without the special tokens that close it (the mark that ends a call stays)."""
+    """Return the model's text of a turn, without the special tokens that close it (the mark that ends a call stays)."""
     block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
     if block is None:
         return ""

@@ -81,19 +81,19 @@ def use_palette(name: str) -> None:
 
 
 def palette_name() -> str:
-    """The palette in use."""
+    """Return the palette in use."""
     return next(name for name, colors in PALETTES.items() if colors is _palette)
 
 
 def shade(color: str) -> str:
-    """A level's colour in the palette in use; `#rrggbb*k` is step k of PUSH_STEPS on the way to that colour."""
+    """Return a level's colour in the palette in use; `#rrggbb*k` is step k of PUSH_STEPS on the way to that colour."""
     full, _, step = color.partition("*")
     full = _palette.get(full, full)
     return _blend(full, int(step) / PUSH_STEPS) if step else full
 
 
 def _blend(color: str, share: float) -> str:
-    """A colour mixed with the screen's background."""
+    """Return a colour mixed with the screen's background."""
     pairs = zip(bytes.fromhex(BACKGROUND[1:]), bytes.fromhex(color[1:]), strict=True)
     return "#" + "".join(f"{round(dark + (full - dark) * share):02x}" for dark, full in pairs)
 
@@ -120,7 +120,7 @@ _PUSH = (
 
 
 def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    """The top class holds pushes of at least the scale, each class below half as much, down to scale / 64."""
+    """Return the top class holds pushes of at least the scale, each class below half as much, down to scale / 64."""
     out = np.zeros(len(tokens), np.int8)
     if signals is None:
         return out
@@ -295,17 +295,17 @@ LAYERS: dict[str, Layer] = {
 
 
 def default_layer(signals: TrainSignals | None) -> str:
-    """The layer shown first: the push, or the log-probability if nothing was trained."""
+    """Return the layer shown first: the push, or the log-probability if nothing was trained."""
     return "push" if signals is not None else "logp"
 
 
 def layer_key(number: int) -> str:
-    """The key of the layer with an index in LAYERS."""
+    """Return the key of the layer with an index in LAYERS."""
     return str((number + 1) % 10)
 
 
 def map_line(classes: Classes, n_levels: int, width: int) -> list[int]:
-    """The whole episode in at most `width` columns: each shows its marked tokens' commonest class, else 0."""
+    """Return the whole episode in at most `width` columns: each shows its marked tokens' commonest class, else 0."""
     n = len(classes)
     if n == 0 or width <= 0:
         return []

@@ -44,7 +44,9 @@ Line = tuple[int, int, int]
 
 @lru_cache(maxsize=65536)
 def _segments(text: str) -> tuple[tuple[str, int, bool], ...]:
-    """A token's text as (shown, cells, ends the line) parts; always at least one, so every token can be pointed at."""
+    """Return a token's text as (shown, cells, ends the line) parts; always at least one, so every token can be pointed
+    at.
+    """
     out: list[tuple[str, int, bool]] = []
     parts = text.split("\n")
     for index, part in enumerate(parts):
@@ -181,7 +183,7 @@ class Layout:
             self.lines.append((Kind.GLYPH, first, last))
 
     def token_at(self, line: int, cell: int) -> int | None:
-        """The token shown at a cell of a line, None if the line has no tokens."""
+        """Return the token shown at a cell of a line, None if the line has no tokens."""
         if not 0 <= line < len(self.lines):
             return None
         kind, a, b = self.lines[line]
@@ -195,7 +197,7 @@ class Layout:
         return self.piece_token[b - 1]
 
     def line_of(self, token: int) -> int:
-        """The text line on which a token starts; the header of its block where that is folded."""
+        """Return the text line on which a token starts; the header of its block where that is folded."""
         if not self.piece_token:
             return 0
         piece = _first_piece(self.piece_token, token)
@@ -206,7 +208,7 @@ class Layout:
         return self._text_lines[bisect_right(self._text_first, piece) - 1]
 
     def cell_of(self, token: int) -> int:
-        """The first cell of a token on its line."""
+        """Return the first cell of a token on its line."""
         kind, a, b = self.lines[self.line_of(token)]
         at = 0
         if kind == Kind.TEXT:
@@ -217,7 +219,7 @@ class Layout:
         return 0
 
     def text_line_near(self, line: int, step: int) -> int | None:
-        """The next text line from `line` in direction `step` (±1), `line` excluded."""
+        """Return the next text line from `line` in direction `step` (±1), `line` excluded."""
         line += step
         while 0 <= line < len(self.lines):
             if self.lines[line][0] == Kind.TEXT:
@@ -238,7 +240,7 @@ def _first_piece(tokens: list[int], token: int) -> int:
 
 
 def _cut(text: str, width: int) -> tuple[str, str]:
-    """The longest prefix of at most `width` cells (at least one character) and the rest."""
+    """Return the longest prefix of at most `width` cells (at least one character) and the rest."""
     if text.isascii():
         return text[:width], text[width:]
     end, used = 0, 0
@@ -252,7 +254,7 @@ def _cut(text: str, width: int) -> tuple[str, str]:
 
 
 def call_notes(call: ToolCall) -> list[tuple[str, str]]:
-    """A parsed call: name and arguments, code on its own lines; or the error of a malformed one."""
+    """Return a parsed call: name and arguments, code on its own lines; or the error of a malformed one."""
     if call.error:
         problem = [("error", f"  {line}") for line in call.error.splitlines()]
         return [("error", f"✗ malformed call {call.name}".rstrip()), *problem]
@@ -296,14 +298,14 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
 
 
 def _image_notes(shown: Sequence[bytes], messages: Sequence[Message], folder: Path | None) -> Iterator[tuple[str, str]]:
-    """A line for each image of some messages."""
+    """Yield a line for each image of some messages."""
     sizes = [f"{part['width']}x{part['height']}" for message in messages for part in images_of(message)]
     for image, size in zip(shown, [*sizes, *[""] * len(shown)], strict=False):
         yield "image", f"  ▣ {image_line(image, size, folder)}"
 
 
 def head_text(block: Block, view: EpisodeView) -> str:
-    """A block's header: what it is, how long, how it was sampled."""
+    """Return a block's header: what it is, how long, how it was sampled."""
     turn, n = block.turn, len(block)
     last = len(view.blocks) - 1
     parts = [f"TURN {block.number}/{last} {block.role}", f"{n} tok"]

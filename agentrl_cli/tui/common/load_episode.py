@@ -48,7 +48,7 @@ def load_view(
 
 
 def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> TokenTexts:
-    """The decoder of a stored tokenizer, cached by hash; one that shows ids if none is stored."""
+    """Return the decoder of a stored tokenizer, cached by hash; one that shows ids if none is stored."""
     if digest not in cache:
         stored = store.tokenizers.get(digest) if digest else None
         cache[digest] = TokenTexts(stored.tokenizer_json if stored is not None else None)
@@ -56,7 +56,7 @@ def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> Token
 
 
 def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
-    """The text of every token, by the stored tokenizer: what the HTML export needs."""
+    """Return the text of every token, by the stored tokenizer: what the HTML export needs."""
     stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)
 

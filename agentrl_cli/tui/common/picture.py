@@ -24,7 +24,7 @@ OPENERS = ("open",) if sys.platform == "darwin" else ("xdg-open", "wslview")
 
 @lru_cache(maxsize=64)
 def picture_rows(data: bytes, width: int, height: int) -> tuple[tuple[Segment, ...], ...]:
-    """An image as lines of half blocks, in at most so many cells and lines; else a line with the reason."""
+    """Return an image as lines of half blocks, in at most so many cells and lines; else a line with the reason."""
     try:
         from PIL import Image
     except ImportError:

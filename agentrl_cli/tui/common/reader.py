@@ -33,7 +33,7 @@ class Reader:
         self._scales: Scales = {}
 
     async def call(self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `function(store, …)`, computed in the reader's thread."""
+        """Return the result of `function(store, …)`, computed in the reader's thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(self._open(), *args, **kwargs))
 
@@ -54,7 +54,7 @@ class Reader:
         return await self.call(lambda store: load_view(store, episode_id, self._decoders, self._scales))
 
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
-        """The first differing token between the shown episode and a sibling."""
+        """Return the first differing token between the shown episode and a sibling."""
         return await self.call(lambda store: fork_of(view, store.episodes.get(sibling)))
 
     async def holds_secret(self, episode_id: str) -> bool:

@@ -23,6 +23,6 @@ SCREENS: dict[str, str] = {
 
 
 def screen(name: str, *args: Any, **options: Any) -> Screen[Any]:
-    """A new screen; the arguments are its constructor's. Raises NotFound for a name that is not in SCREENS."""
+    """Return a new screen; the arguments are its constructor's. Raises NotFound for a name that is not in SCREENS."""
     made: Screen[Any] = resolve("screens", SCREENS, name)(*args, **options)
     return made

@@ -34,7 +34,7 @@ class Settings:
 
 
 def settings_path() -> Path:
-    """The path of the file."""
+    """Return the path of the file."""
     named = os.environ.get("AGENTRL_SCREENS")
     if named:
         return Path(named).expanduser()

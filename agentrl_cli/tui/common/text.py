@@ -17,19 +17,19 @@ ALARM = "bold #ffb454"
 
 
 def num(value: float | None, spec: str = "+.2f") -> str:
-    """A number or `-` for None and NaN."""
+    """Return a number or `-` for None and NaN."""
     if value is None or not math.isfinite(value):
         return "-"
     return format(value, spec)
 
 
 def clip(text: str, width: int) -> str:
-    """The text in at most `width` characters, an ellipsis where it was cut."""
+    """Return the text in at most `width` characters, an ellipsis where it was cut."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The words of a text as lines of at most `width` characters; a longer word is cut."""
+    """Return the words of a text as lines of at most `width` characters; a longer word is cut."""
     out, line = [], ""
     for word in text.split():
         while len(word) > width:
@@ -56,6 +56,6 @@ def join(lines: Iterable[Text]) -> Text:
 
 
 def quoted(text: str) -> str:
-    """A value for the filter language, whatever is in it."""
+    """Return a value for the filter language, whatever is in it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

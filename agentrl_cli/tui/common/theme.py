@@ -31,7 +31,7 @@ class Light(LineFilter):
     """Paints every line in light colours."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        """The segments with the lightness of their colours inverted."""
+        """Return the segments with the lightness of their colours inverted."""
         return [Segment(text, _light(style) if style else style, control) for text, style, control in segments]
 
 
@@ -44,7 +44,7 @@ def _light(style: Style) -> Style:
 
 @lru_cache(maxsize=4096)
 def inverted(color: RichColor) -> RichColor:
-    """A colour of the same hue, as dark as it was light; the terminal's own default stays."""
+    """Return a colour of the same hue, as dark as it was light; the terminal's own default stays."""
     if color.is_default:
         return color
     red, green, blue = (part / 255 for part in color.get_truecolor())
@@ -75,7 +75,7 @@ def light_background(answer: bytes) -> bool:
 
 
 def _ask() -> bytes:
-    """The terminal's answers to OSC 11 and DA1; empty without a terminal, or if it does not answer in time."""
+    """Return the terminal's answers to OSC 11 and DA1; empty without a terminal, or if it does not answer in time."""
     try:
         import termios
         import tty

@@ -67,7 +67,7 @@ class Painter:
     classes: Classes
 
     def line(self, line: int, width: int, cursor: int, folded: frozenset[int], hits: frozenset[int]) -> Strip:
-        """A line of the layout; the token under the cursor and the hits of a search are marked."""
+        """Return a line of the layout; the token under the cursor and the hits of a search are marked."""
         kind, a, b = self.layout.lines[line]
         if kind == Kind.TEXT:
             return self._text(a, b, cursor, hits)
@@ -83,7 +83,7 @@ class Painter:
         return Strip([Segment(text[:width].ljust(width), ROLE_STYLES.get(block.role, HEAD))])
 
     def glyphs(self, line: int, cursor: int) -> Strip:
-        """The glyphs of a text line; nothing for other lines, and for an episode without a line yet."""
+        """Return the glyphs of a text line; nothing for other lines, and for an episode without a line yet."""
         if line >= len(self.layout.lines):
             return Strip([])
         kind, a, b = self.layout.lines[line]

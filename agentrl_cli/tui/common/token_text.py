@@ -27,7 +27,7 @@ PARTIAL = "▫"
 
 @lru_cache(maxsize=1)
 def byte_of_char() -> dict[str, int]:
-    """The GPT-2 table of byte-level BPE: printable character to byte."""
+    """Return the GPT-2 table of byte-level BPE: printable character to byte."""
     keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in keep}
     extra = 0
@@ -83,7 +83,7 @@ class TokenTexts:
         return frozenset(self._special)
 
     def one(self, token: int) -> bytes | str:
-        """The bytes of an ordinary token, the text of a special or unknown one."""
+        """Return the bytes of an ordinary token, the text of a special or unknown one."""
         known = self._bytes.get(token)
         if known is not None:
             return known
@@ -104,7 +104,7 @@ class TokenTexts:
         return raw
 
     def texts(self, ids: Sequence[int] | Int32) -> list[str]:
-        """The text of every token; joined they are the decoded text, except for `PARTIAL` placeholders."""
+        """Return the text of every token; joined they are the decoded text, except for `PARTIAL` placeholders."""
         numbers = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         cache: dict[int, str | None] = {}
         for token in set(numbers):
@@ -138,23 +138,23 @@ class TokenTexts:
             open_run = bool(decoder.getstate()[0])
 
     def text(self, ids: Sequence[int] | Int32) -> str:
-        """All of it as one string."""
+        """Return all of it as one string."""
         return "".join(self.texts(ids))
 
 
 def visible(text: str) -> str:
-    """A token's text with newline, tab, control characters made visible, for one line of the inspector."""
+    """Return a token's text with newline, tab, control characters made visible, for one line of the inspector."""
     out = text.replace("\n", "⏎").replace("\t", "⇥")
     return "".join(c if c.isprintable() else f"␀{ord(c):x}" for c in out)
 
 
 def keep_end(text: str, width: int) -> str:
-    """The end of a text that is too long: `…train-0301` and `…train-0352` show what differs."""
+    """Return the end of a text that is too long: `…train-0301` and `…train-0352` show what differs."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
 def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
-    """The tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
+    """Return the tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
     starts = [0, *accumulate(len(text) for text in texts)]
     text, low = "".join(texts), needle
     if len(text.lower()) == len(text):  # some characters have a longer lower case: positions must not move

@@ -69,10 +69,10 @@ def on_path(episode: Episode, turn: int, later: int) -> bool:
 
 
 def _parent(episode: Episode, turn: int) -> int:
-    """The turn that a turn continues; the one before it in a half-written run that lacks turns."""
+    """Return the turn that a turn continues; the one before it in a half-written run that lacks turns."""
     return episode.parents[turn] if turn < len(episode.turns) else turn - 1
 
 
 def place_in(branch: Branch, at: int) -> int:
-    """The token of the episode at a position of a branch; behind its last token the last."""
+    """Return the token of the episode at a position of a branch; behind its last token the last."""
     return int(branch.positions[min(at, len(branch) - 1)]) if len(branch) else 0

@@ -149,7 +149,7 @@ def _rate(row: EvalRow | None) -> str:
 
 
 def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
-    """The tasks that both attempted."""
+    """Return the tasks that both attempted."""
     lines = [Text("")]
     if found.difference is None:
         return [*lines, Text("No task was tried by both.", FAINT)]

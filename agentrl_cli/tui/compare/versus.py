@@ -178,7 +178,8 @@ class VersusScreen(AgentScreen):
 
 
 def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
-    """The first differing token of the two sides, what follows on each, and how likely the left one held either."""
+    """Return the first differing token of the two sides, what follows on each, and how likely the left one held either.
+    """
     if fork is None:
         return [Text("DIFF  both sides are the same tokens", FAINT)]
     turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))

@@ -15,7 +15,7 @@ MAP_GUTTER = 5
 
 
 def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
-    """The layer's classes with their glyphs, and the keys of all layers."""
+    """Return the layer's classes with their glyphs, and the keys of all layers."""
     lines = [Text(f"LAYER {layer.title}"[:width], TITLE)]
     lines += [Text(f" {part}", FAINT) for part in wrap(layer.text, width - 1)]
     for label, levels in groupby(layer.levels, lambda level: level.label):
@@ -37,7 +37,7 @@ def legend_lines(layer: Layer, width: int = 28) -> list[Text]:
 
 
 def legend_strip(layer: Layer, width: int) -> Text:
-    """The layer's legend in one line, for small terminals."""
+    """Return the layer's legend in one line, for small terminals."""
     line = Text(f"{layer.name} ", TITLE, no_wrap=True)
     for label, levels in groupby(layer.levels, lambda level: level.label):
         if label and line.cell_len + len(label) + 4 <= width:
@@ -48,7 +48,7 @@ def legend_strip(layer: Layer, width: int) -> Text:
 
 
 def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, width: int) -> list[Text]:
-    """The whole episode in one line: the layer, the turns under it, and where the cursor is."""
+    """Return the whole episode in one line: the layer, the turns under it, and where the cursor is."""
     n = len(view.tokens)
     if not n:
         return [Text("MAP  no tokens stored", FAINT)]
@@ -70,7 +70,7 @@ def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, wi
 
 
 def token_on_map(view: EpisodeView, column: int, width: int) -> int | None:
-    """The token at a column of `map_lines`, drawn `width` wide."""
+    """Return the token at a column of `map_lines`, drawn `width` wide."""
     n = len(view.tokens)
     inner = min(max(width - MAP_GUTTER, 8), n)
     at = column - MAP_GUTTER

@@ -61,7 +61,7 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
 
 
 def whatif_text(values: Mapping[str, str]) -> str:
-    """The fields of a what-if as its line of settings."""
+    """Return the fields of a what-if as its line of settings."""
     return " ".join(f"{name}={value}" for name, value in values.items() if value)
 
 

@@ -29,12 +29,12 @@ SHORT = {"assistant": "asst", "system": "sys"}
 
 
 def head(view: EpisodeView, *, brief: bool) -> Text:
-    """The screen's name and the `header`."""
+    """Return the screen's name and the `header`."""
     return Text("" if brief else "agentrl replay   ", TITLE) + header(view, brief=brief)
 
 
 def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Text:
-    """The first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
+    """Return the first line of the screen: where this episode is, and how it ended. `brief`: for small terminals."""
     e = view.episode
     run, step = view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind
     if e.parent_id:
@@ -74,12 +74,12 @@ GROUP_ROWS, TURN_ROWS = 16, 14
 
 
 def first_row(here: int, count: int, limit: int) -> int:
-    """The first of `limit` rows out of `count`, so that `here` is among them."""
+    """Return the first of `limit` rows out of `count`, so that `here` is among them."""
     return max(0, min(here - limit // 2, count - limit))
 
 
 def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> list[Text]:
-    """The table of the group's episodes, the current one marked."""
+    """Return the table of the group's episodes, the current one marked."""
     rows = view.siblings
     lines = [Text(f"GROUP {keep_end(view.episode.task_id, max(width - 6, 8))}"[:width], TITLE)]
     rewards = [row.reward for row in rows if row.reward is not None]
@@ -108,7 +108,7 @@ def group_lines(view: EpisodeView, width: int = 28, limit: int = GROUP_ROWS) -> 
 
 
 def group_strip(view: EpisodeView) -> Text:
-    """The group in one line, for small terminals: `1* 2. 3> 4*` (solved, not, here)."""
+    """Return the group in one line, for small terminals: `1* 2. 3> 4*` (solved, not, here)."""
     text = Text("group ", FAINT, no_wrap=True)
     for row in view.siblings:
         here = row.id == view.episode.id
@@ -121,7 +121,9 @@ def group_strip(view: EpisodeView) -> Text:
 def turn_lines(
     view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS, hidden: Container[int] = ()
 ) -> list[Text]:
-    """The list of turns as a tree, the cursor's marked. `hidden`: blocks that are not on the branch that is shown."""
+    """Return the list of turns as a tree, the cursor's marked. `hidden`: blocks that are not on the branch that is
+    shown.
+    """
     lines = [Text("TURNS", TITLE)]
     before = indentation(view.episode)
     if not view.blocks:
@@ -179,7 +181,7 @@ def _probability(logp: float) -> str:
 
 
 def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
-    """Every stored number of one token as (name, value); missing ones are left out."""
+    """Return every stored number of one token as (name, value); missing ones are left out."""
     tokens, signals = view.tokens, view.signals
     origin = int(tokens.origin[token])
     out = [("origin", Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin))]
@@ -246,7 +248,7 @@ def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bo
 
 
 def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
-    """The inspector of the token under the cursor."""
+    """Return the inspector of the token under the cursor."""
     n = len(view.tokens)
     if not 0 <= token < n:
         return [Text("TOKEN", TITLE), Text(" no tokens stored", FAINT)]
@@ -278,7 +280,7 @@ def _token_room(view: EpisodeView) -> int:
 
 
 def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
-    """The inspector in two lines, for small terminals."""
+    """Return the inspector in two lines, for small terminals."""
     if not 0 <= token < len(view.tokens):
         return [Text("no tokens stored", FAINT), Text("")]
     numbers = dict(token_numbers(view, token))
@@ -310,7 +312,7 @@ def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
 
 
 def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: int = 28) -> list[Text]:
-    """How many episodes of the step have the same first flag."""
+    """Return how many episodes of the step have the same first flag."""
     if found is None:
         return []
     flag, count, total = found
@@ -334,7 +336,7 @@ def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None,
 
 
 def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
-    """The first differing token against a sibling."""
+    """Return the first differing token against a sibling."""
     if fork is None:
         return [Text("DIFF  no sibling differs: identical token ids", FAINT)]
     block = view.block_of(min(fork.position, max(len(view.tokens) - 1, 0)))
@@ -350,7 +352,7 @@ def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
 
 
 def sibling_at(view: EpisodeView, line: int) -> str | None:
-    """The sibling on a line of `group_lines`; None if there is none."""
+    """Return the sibling on a line of `group_lines`; None if there is none."""
     ids = [row.id for row in view.siblings]
     if len(ids) < 2:
         return None
@@ -362,14 +364,14 @@ def sibling_at(view: EpisodeView, line: int) -> str | None:
 
 
 def turn_at(view: EpisodeView, current: int, line: int) -> int | None:
-    """The first token of the turn on a line of `turn_lines`, `current` being the cursor's turn."""
+    """Return the first token of the turn on a line of `turn_lines`, `current` being the cursor's turn."""
     index = line - 1 + first_row(current, len(view.blocks), TURN_ROWS)
     shown = 1 <= line <= TURN_ROWS and index < len(view.blocks)
     return view.blocks[index].start if shown else None
 
 
 def marks(view: EpisodeView, following: bool, branch: int | None, children: int) -> list[str]:
-    """The second line: whether the episode is followed, its branch, tags, note and what-ifs."""
+    """Return the second line: whether the episode is followed, its branch, tags, note and what-ifs."""
     found = ["FOLLOWING the newest episode"] if following else []
     found += [branch_title(view.episode, branch)] if branch is not None else []
     found += [f"TAGS {', '.join(view.tags)}"] if view.tags else []

@@ -23,7 +23,9 @@ KEYS = "→ ← other images   o open the file   any other key closes this"
 
 
 def images_near(view: EpisodeView, token: int) -> tuple[list[Shown], int]:
-    """All images of an episode with their turns, and the number of the first one of the cursor's turn or before it."""
+    """Return all images of an episode with their turns, and the number of the first one of the cursor's turn or before
+    it.
+    """
     found: list[Shown] = []
     here, start = view.block_of(token), 0
     for block in view.blocks:

@@ -38,7 +38,7 @@ def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int =
 
 
 def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Text]:
-    """The tokens with the layer's glyphs under those that were sampled."""
+    """Yield the tokens with the layer's glyphs under those that were sampled."""
     glyphs = "none" if layer.name == "plain" else "all" if layer.everywhere else "sampled"
     layout = Layout(view, width, glyphs=glyphs)
     classes = view.classes(layer)

@@ -50,7 +50,7 @@ class Fold:
 
 
 def reading_lines(episode: Episode, width: int, fold: Fold) -> list[Text]:
-    """Every turn: its role, its text, its calls and results."""
+    """Return every turn: its role, its text, its calls and results."""
     out: list[Text] = []
     for turn in episode.turns:
         out.append(Text(f"TURN {turn.index} {turn.role}", TITLE))
@@ -93,7 +93,7 @@ def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, li
 
 
 def _value_block(indent: str, value: Any, width: int, fold: Fold) -> Iterator[tuple[int | None, list[Text]]]:
-    """A JSON value in one line if it is short, else folded to a line that counts what is in it."""
+    """Yield a JSON value in one line if it is short, else folded to a line that counts what is in it."""
     if isinstance(value, str):
         yield None, plain_lines(value, width)
         return
@@ -120,7 +120,7 @@ def summary(value: Any) -> str:
 
 
 def _json(text: str) -> Any:
-    """The object or list that a text is, or None."""
+    """Return the object or list that a text is, or None."""
     clean = text.strip()
     if clean[:1] not in ("{", "["):
         return None
@@ -131,7 +131,7 @@ def _json(text: str) -> Any:
 
 
 def plain_lines(text: str, width: int) -> list[Text]:
-    """A text as it is, long lines wrapped; control characters as pictures."""
+    """Return a text as it is, long lines wrapped; control characters as pictures."""
     out: list[Text] = []
     for line in text.splitlines():
         shown = visible(line).rstrip("\n") if line else ""
@@ -141,7 +141,7 @@ def plain_lines(text: str, width: int) -> list[Text]:
 
 
 def markdown_lines(text: str, width: int) -> list[Text]:
-    """A text as Markdown: headings, lists, code, tables. Links are not links: nothing here opens anything."""
+    """Return a text as Markdown: headings, lists, code, tables. Links are not links: nothing here opens anything."""
     clean = "\n".join(visible(line).rstrip("\n") if line else "" for line in text.splitlines()[:MOST])
     console = Console(width=max(width, 20), color_system="truecolor", legacy_windows=False, force_terminal=True)
     rendered = console.render_lines(Markdown(clean, hyperlinks=False, code_theme="ansi_dark"), pad=False)

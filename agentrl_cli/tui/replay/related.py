@@ -19,7 +19,7 @@ MOST = 5000
 
 
 def at_step(store: Store, episode_id: str, step: int) -> str | None:
-    """The same task at the nearest step before (−1) or after (+1), the same sample if there is one."""
+    """Return the same task at the nearest step before (−1) or after (+1), the same sample if there is one."""
     row = store.episodes.row(episode_id)
     if row.step is None:
         return None
@@ -51,7 +51,7 @@ def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
 
 
 def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
-    """Which of `versions` to show beside this one: the first, or the last if this is the first."""
+    """Return which of `versions` to show beside this one: the first, or the last if this is the first."""
     places = [n for n, row in enumerate(rows) if row.id != episode_id]
     if not places:
         return None
@@ -72,7 +72,7 @@ FRESH = 30.0
 
 
 def newest(store: Store, run: str | None, only: str | None = None) -> str | None:
-    """The episode to follow: the newest running one that has a turn, else the last stored.
+    """Return the episode to follow: the newest running one that has a turn, else the last stored.
 
     Of this run if it has one, else of any; `only`: the run that the list is limited to.
     """
@@ -86,7 +86,7 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
 
 
 def children(store: Store, episode_id: str) -> int:
-    """How many episodes were made from this one: what-ifs, chats."""
+    """Return how many episodes were made from this one: what-ifs, chats."""
     return len(store.episodes.ids(f"parent:{quoted(episode_id)}"))
 
 
@@ -150,5 +150,5 @@ def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ..
 
 
 def marks_text(tags: tuple[str, ...], note: str) -> str:
-    """An episode's tags and note, for a notice."""
+    """Return an episode's tags and note, for a notice."""
     return f"tags {', '.join(tags) or 'none'}" + (f"   note {note}" if note else "")

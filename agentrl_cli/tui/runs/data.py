@@ -59,7 +59,7 @@ NEWEST = 60
 
 
 def load_runs(store: Store) -> list[RunSummary]:
-    """All runs, the newest first, in a handful of queries."""
+    """Return all runs, the newest first, in a handful of queries."""
     summaries, counts = [], store.stats.episodes()
     for run in store.runs.all():
         steps = [row.get("reward") for row in store.runs.steps(run.id, max(run.step - NEWEST + 1, 0))]
@@ -89,12 +89,12 @@ def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
 
 
 def shown_path(path: Path) -> str:
-    """The last three parts of a path: enough to distinguish projects."""
+    """Return the last three parts of a path: enough to distinguish projects."""
     return "/".join(path.parts[-3:])
 
 
 def head_line(width: int) -> str:
-    """The column titles of `run_line`."""
+    """Return the column titles of `run_line`."""
     name, kind = _room(width)
     text = f"   {'run':<{name}} {'kind'[:kind]:<{kind}} {'state':<11} {'step':>9}"
     text += f" {'episodes':>9} {'reward':>7} {'':<{_curve(width)}} {'eval':>5}"
@@ -103,7 +103,7 @@ def head_line(width: int) -> str:
 
 
 def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
-    """The evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
+    """Return the evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
     splits = dict.fromkeys(row.split for row in evals)
     split = "test" if "test" in splits else next(iter(splits), "")
     return tuple(row for row in evals if row.split == split)
@@ -137,7 +137,7 @@ def _room(width: int) -> tuple[int, int]:
 
 
 def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: int) -> list[Text]:
-    """The chosen run: its curve, evaluations, checkpoints."""
+    """Return the chosen run: its curve, evaluations, checkpoints."""
     run = summary.run
     took = span(run.ended - run.started) if run.ended and run.started else "-"
     lines = [
@@ -161,7 +161,7 @@ def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: i
 
 
 def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
-    """Every checkpoint of a run with its numbers, and how to use it."""
+    """Return every checkpoint of a run with its numbers, and how to use it."""
     if not summary.checkpoints:
         return [Text("no checkpoint yet", FAINT)]
     lines = []

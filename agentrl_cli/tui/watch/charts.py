@@ -44,7 +44,7 @@ class Look:
             return self.pattern.lower() in name.lower()
 
     def only(self, pattern: str) -> Look:
-        """The same look over the metrics of one tab; the reader's own pattern wins."""
+        """Return the same look over the metrics of one tab; the reader's own pattern wins."""
         return self if self.pattern else replace(self, tab=pattern)
 
     def window(self, newest: float) -> tuple[float, float]:
@@ -55,7 +55,7 @@ class Look:
         return until - self.last, until
 
     def zoomed(self) -> Look:
-        """The next of: all steps, the last 100, 30, 10."""
+        """Return the next of: all steps, the last 100, 30, 10."""
         return replace(self, back=0, last=ZOOMS[(ZOOMS.index(self.last) + 1) % len(ZOOMS)])
 
     def smoother(self) -> Look:
@@ -69,7 +69,7 @@ class Look:
         return replace(self, last=last, back=max(0, min(self.back - step, most)))
 
     def describe(self) -> str:
-        """The settings that differ from the default, in a few words."""
+        """Return the settings that differ from the default, in a few words."""
         parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
         parts += ["log axis"] if self.log else []
         if self.last:
@@ -78,7 +78,7 @@ class Look:
         return "   ".join(parts)
 
     def legend(self) -> Text:
-        """The settings, and the names of the other runs in the colours of their curves."""
+        """Return the settings, and the names of the other runs in the colours of their curves."""
         line = Text(self.describe(), FAINT, no_wrap=True)
         for n, other in enumerate(self.others):
             line.append(f"   ⠒ {other.run.name}", OVER[n % len(OVER)])
@@ -89,13 +89,13 @@ Series = list[tuple[float, float]]
 
 
 def cut(series: Series, look: Look, end: float) -> Series:
-    """The part of a curve that the zoom shows, smoothed; `end` is the newest step."""
+    """Return the part of a curve that the zoom shows, smoothed; `end` is the newest step."""
     after, until = look.window(end)
     return [point for point in smoothed(series, look.smooth) if after < point[0] <= until]
 
 
 def smoothed(series: Series, steps: int) -> Series:
-    """Each value as the mean of the last `steps` values."""
+    """Return each value as the mean of the last `steps` values."""
     if steps <= 1:
         return series
     values = [y for _, y in series]
@@ -107,7 +107,7 @@ WIDE = 157
 
 
 def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
-    """Every metric as a curve: two a row, four on a wide terminal."""
+    """Return every metric as a curve: two a row, four on a wide terminal."""
     look = look or Look()
     columns = max(width // 40, 4 if width >= WIDE else 1)
     names = [name for name in data.names() if look.matches(name) or look.matches(data.key(name))]

@@ -122,12 +122,12 @@ class WatchData:
         return out
 
     def key(self, name: str) -> str:
-        """The stored name of a short one."""
+        """Return the stored name of a short one."""
         names = METRICS.get(name, (name,))
         return next((n for n in names if any(n in row for row in self.steps[-3:])), names[0])
 
     def last(self, name: str) -> float | None:
-        """The newest value of a metric."""
+        """Return the newest value of a metric."""
         series = self.series(name)
         return series[-1][1] if series else None
 
@@ -140,7 +140,7 @@ class WatchData:
         return configured if last is None else last
 
     def names(self) -> list[str]:
-        """All metrics of the run, the curated ones first."""
+        """Return all metrics of the run, the curated ones first."""
         known = [name for name in METRICS if self.series(name)]
         shown = {self.key(name) for name in known} | HIDDEN
         every = {name for row in self.steps for name, value in row.items() if isinstance(value, (int, float))}
@@ -153,7 +153,7 @@ class WatchData:
         return statistics.median(took) if took else self.last("seconds")
 
     def usual(self, stored: str) -> float:
-        """The median of a stored metric over the last ten steps, 0 if absent."""
+        """Return the median of a stored metric over the last ten steps, 0 if absent."""
         values = [float(row[stored]) for row in self.steps[-10:] if isinstance(row.get(stored), (int, float))]
         return statistics.median(values) if values else 0.0
 
@@ -186,7 +186,7 @@ def step_line(row: Mapping[str, Any]) -> str:
 
 
 def metrics_csv(data: WatchData) -> str:
-    """Every metric of every step, a row each."""
+    """Return every metric of every step, a row each."""
     names = list(dict.fromkeys(name for row in data.steps for name in row))
     lines = [",".join(names)]
     lines += [",".join("" if row.get(name) is None else str(row[name]) for name in names) for row in data.steps]

@@ -15,7 +15,7 @@ SETTLED = 5
 
 
 def health_of(data: WatchData) -> tuple[Health, ...]:
-    """Every check, with its value and what to try."""
+    """Return every check, with its value and what to try."""
     out: list[Health] = []
 
     def rule(name: str, value: float | None, warn: float, bad: float, text: str, advice: str) -> None:
@@ -66,7 +66,7 @@ def _groups(data: WatchData) -> list[Health]:
 
 
 def ceiling(data: WatchData) -> float:
-    """The share of groups whose attempts are all solved, if that leaves nothing to learn; else 0."""
+    """Return the share of groups whose attempts are all solved, if that leaves nothing to learn; else 0."""
     shares = [share for _, share in data.series("all_solved")[-SETTLED:]]
     if shares:
         share = sum(shares) / len(shares) if len(shares) == SETTLED else 0.0

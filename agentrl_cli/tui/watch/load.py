@@ -63,7 +63,7 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
 
 
 def newer(store: Store, run_id: str) -> str:
-    """The id of a training that runs now and began after a run that has ended; without one, the run's own."""
+    """Return the id of a training that runs now and began after a run that has ended; without one, the run's own."""
     run = store.runs.get(run_id)
     if not run.alive:
         for row in store.runs.all():
@@ -79,7 +79,7 @@ def _disk(path: Path) -> tuple[int, int]:
 
 
 def _newest_step(store: Store, run_id: str) -> int:
-    """The step of the newest training episode."""
+    """Return the step of the newest training episode."""
     rows = store.episodes.rows(store.episodes.ids("kind:train", "-time", run_id, limit=1))
     return rows[0].step or 0 if rows else 0
 
@@ -108,7 +108,7 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
-    """A step's `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
+    """Return a step's `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
     rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
     graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
     out: list[tuple[str, EpisodeRow]] = []

@@ -35,7 +35,7 @@ class Layout:
 
 
 def _now(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[Text], int, int, int]:
-    """The running episodes as `Layout.add` takes them."""
+    """Return the running episodes as `Layout.add` takes them."""
     place = panes.first_live(data, limit, cursor)
     return panes.now_lines(data, width, limit, cursor), 2, place, min(limit, len(data.live))
 
@@ -51,7 +51,7 @@ def _alerts(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[
 
 
 def wide(data: WatchData, width: int, height: int, cursor: int) -> Layout:
-    """The left pane of a large terminal."""
+    """Return the left pane of a large terminal."""
     live = max(min(len(data.live), height - 24), 2)
     out = Layout(alerts=data.alerts[-4:])
     parts = [_now(data, width, live, cursor)]
@@ -71,7 +71,7 @@ STRIP = 3
 
 
 def strip_lines(data: WatchData, width: int) -> list[Text]:
-    """The newest lines of the log and alerts by time; none before the first one."""
+    """Return the newest lines of the log and alerts by time; none before the first one."""
     rows = sorted([*data.logs[-STRIP:], *data.alerts[-STRIP:]], key=lambda row: float(row["at"]))
     return panes.log_lines(rows, "", width, STRIP)[1:] if rows else []
 
@@ -100,7 +100,7 @@ def tiny(data: WatchData, width: int, height: int) -> Layout:
 
 
 def summary(data: WatchData, width: int) -> list[Text]:
-    """The right pane in three lines, for terminals without room for it: run, time and store, health."""
+    """Return the right pane in three lines, for terminals without room for it: run, time and store, health."""
     run = [line.plain.strip() for line in panes.run_lines(data, 200) if "[" not in line.plain]
     times = [" ".join(line.plain.split()[:3]) for line in panes.time_lines(data, 200) if line.plain.strip()]
     stored = [line.plain.strip() for line in panes.store_lines(data, 200) if line.plain.strip()]
@@ -111,7 +111,7 @@ def summary(data: WatchData, width: int) -> list[Text]:
 
 
 def right_pane(data: WatchData, others: Sequence[WatchData], width: int, height: int) -> list[Text]:
-    """The right pane: the run, health, controls, and as much of the rest as fits.
+    """Return the right pane: the run, health, controls, and as much of the rest as fits.
 
     The order of the blocks is fixed; if there is too little room, the least important are left out.
     """

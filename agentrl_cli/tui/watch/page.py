@@ -111,7 +111,7 @@ class LinesPage(Lines, Page):
     _key: Any = None
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        """The lines of the page at a width."""
+        """Return the lines of the page at a width."""
         raise NotImplementedError
 
     def draw(self, shown: Shown) -> None:

@@ -143,7 +143,7 @@ class HealthPage(LinesPage):
 
 
 def group_lines(found: Recent, cursor: int, width: int, open_steps: Collection[int] = ()) -> list[Text]:
-    """Every group of the newest steps: its rewards, their spread, and whether it was trained."""
+    """Return every group of the newest steps: its rewards, their spread, and whether it was trained."""
     if not found.groups:
         return [Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)]
     flat = sum(group.flat for group in found.groups)
@@ -194,7 +194,7 @@ def _histogram(values: Sequence[int], width: int) -> list[Text]:
 
 
 def tool_lines(found: Recent, width: int) -> list[Text]:
-    """Each tool's calls and failures in the newest steps."""
+    """Return each tool's calls and failures in the newest steps."""
     lines = [Text(f"TOOLS since step {found.since}", TITLE)]
     if not found.tools:
         lines.append(Text("  no tool was called", FAINT))
@@ -228,7 +228,9 @@ def _event(row: Mapping[str, Any]) -> str:
 
 
 def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
-    """Every setting of the run; those that differ from the other run, or were changed during the run, are marked."""
+    """Return every setting of the run; those that differ from the other run, or were changed during the run, are
+    marked.
+    """
     mine = dict(flat(data.run.config))
     theirs = dict(flat(other.run.config)) if other is not None else mine
     changed = {

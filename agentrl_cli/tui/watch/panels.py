@@ -59,7 +59,9 @@ def clock(at: float) -> str:
 
 
 def head(data: WatchData, width: int = 120) -> Text:
-    """The first line: run, step, reward, eval, pace, state; small terminals cut the end, so state comes early there."""
+    """Return the first line: run, step, reward, eval, pace, state; small terminals cut the end, so state comes early
+    there.
+    """
     run, small = data.run, width < 100
     shown = "PAUSED" if data.paused else "LIVE" if run.state == "running" else run.state.upper()
     state, colour = f"   {shown}", GOOD if run.alive and not data.paused else BAD
@@ -93,7 +95,7 @@ def eval_series(data: WatchData) -> list[tuple[float, float]]:
 
 
 def part_lines(data: WatchData, width: int) -> list[Text]:
-    """The reward parts of the last step, with a bar each."""
+    """Return the reward parts of the last step, with a bar each."""
     lines = [Text("REWARD PARTS (mean)", TITLE)]
     for name, value in data.reward_parts():
         fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
@@ -102,7 +104,7 @@ def part_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def control_steps(data: WatchData) -> list[float]:
-    """The steps during which a control was used: marks on the axis."""
+    """Return the steps during which a control was used: marks on the axis."""
     stamps = sorted((float(row["at"]), float(row["step"])) for row in data.steps if row.get("at"))
     whens = [float(event["at"]) for event in data.events if str(event["kind"]).startswith("control")]
     places = (bisect_left(stamps, (at, -math.inf)) for at in whens)
@@ -110,7 +112,7 @@ def control_steps(data: WatchData) -> list[float]:
 
 
 def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
-    """The current step: progress and the running episodes."""
+    """Return the current step: progress and the running episodes."""
     title = Text("NOW ", TITLE, no_wrap=True)
     if data.run.alive and data.evaluating:
         title.append(f"EVALUATION after step {data.step}: {data.done} done, {len(data.live)} run")
@@ -143,12 +145,12 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
 
 
 def first_live(data: WatchData, limit: int, cursor: int) -> int:
-    """The running episode that the first of `limit` lines shows."""
+    """Return the running episode that the first of `limit` lines shows."""
     return max(0, min(cursor - limit // 2, len(data.live) - limit))
 
 
 def live_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text]:
-    """The chosen running episode: the end of its newest text in at most `limit` lines."""
+    """Return the chosen running episode: the end of its newest text in at most `limit` lines."""
     if cursor >= len(data.live) or limit < 1:
         return []
     row = data.live[cursor]
@@ -180,7 +182,7 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
 
 
 def alert_lines(data: WatchData, width: int, limit: int, cursor: int = -1) -> list[Text]:
-    """The newest kinds of alerts, each once; the cursor counts from the first that is shown."""
+    """Return the newest kinds of alerts, each once; the cursor counts from the first that is shown."""
     lines = log_lines(data.alerts, "ALERTS", width, limit)
     if data.alerts and 0 <= cursor < len(lines) - 1:
         lines[cursor + 1].stylize(HERE)
@@ -199,14 +201,14 @@ ABOUT = {
 
 
 def alert_filter(alert: Mapping[str, Any]) -> str:
-    """The episodes that an alert is about, as a filter; empty if it names no step."""
+    """Return the episodes that an alert is about, as a filter; empty if it names no step."""
     if not alert.get("last_step"):
         return ""
     return " ".join(filter(None, [f"step:{alert['last_step']}", ABOUT.get(str(alert["name"]))]))
 
 
 def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: int) -> list[Text]:
-    """The newest rows of a log or of alerts."""
+    """Return the newest rows of a log or of alerts."""
     lines = [Text(title, TITLE)]
     if not rows:
         return [*lines, Text("  none", FAINT)]
@@ -220,7 +222,7 @@ def log_lines(rows: Sequence[Mapping[str, Any]], title: str, width: int, limit: 
 
 
 def run_lines(data: WatchData, width: int) -> list[Text]:
-    """The run: model, pack, settings, progress, best evaluation, last checkpoint."""
+    """Return the run: model, pack, settings, progress, best evaluation, last checkpoint."""
     run, lines = data.run, []
     age = (run.ended or data.read) - run.started if run.started else 0.0
     title, name = f"RUN {run.state} {span(age)}", f"  {run.name}"  # the name is in the first line of the screen too
@@ -246,7 +248,8 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def time_lines(data: WatchData, width: int) -> list[Text]:
-    """Where a step's time goes, as medians of the last ten steps; the device's metrics if the trainer logs them."""
+    """Return where a step's time goes, as medians of the last ten steps; the device's metrics if the trainer logs them.
+    """
     row = data.steps[-1] if data.steps else {}
     total = data.usual("time/step")
     if not total:
@@ -268,7 +271,7 @@ def time_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def store_lines(data: WatchData, width: int) -> list[Text]:
-    """The store: episodes, size."""
+    """Return the store: episodes, size."""
     if not data.bytes:
         return []
     return [Text(clip(f"STORE {data.episodes:,} ep  {data.bytes / 2**20:,.1f} MiB", width), TITLE), Text("")]
@@ -296,7 +299,7 @@ def config_facts(config: Mapping[str, Any]) -> list[str]:
 
 
 def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[Text]:
-    """The checks: value and level; with `advice` what to try."""
+    """Return the checks: value and level; with `advice` what to try."""
     counts = {level: sum(1 for check in data.health if check.level == level) for level in ("ok", "warn", "bad")}
     lines = [Text(f"HEALTH {counts['ok']} ok  {counts['warn']} warn  {counts['bad']} bad"[:width], TITLE)]
     for check in data.health:
@@ -316,7 +319,7 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
 
 
 def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
-    """A histogram of the last step's advantages, −2.5 to 2.5, and the share of zeros, which teach nothing."""
+    """Return a histogram of the last step's advantages, −2.5 to 2.5, and the share of zeros, which teach nothing."""
     if not values:
         return [Text("ADVANTAGE", TITLE), Text("  none yet", FAINT)]
     bins = max(min(width - 2, 25) // 2 * 2 + 1, 5)
@@ -349,7 +352,7 @@ def compare_lines(data: WatchData, others: Sequence[WatchData], width: int) -> l
 
 
 def control_lines(data: WatchData, width: int) -> list[Text]:
-    """The controls, and those that wait for the trainer."""
+    """Return the controls, and those that wait for the trainer."""
     lines = [Text("CONTROL (asks first)", TITLE)]
     if not data.run.alive:
         return [*lines, Text(" the run has ended", FAINT)]
@@ -362,7 +365,7 @@ def control_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def small_lines(data: WatchData, width: int) -> list[Text]:
-    """The overview of a small terminal: six curves of a line each."""
+    """Return the overview of a small terminal: six curves of a line each."""
     lines = []
     for name in SMALL:
         series = data.series(name)

@@ -61,7 +61,7 @@ class Fold:
 
 
 def folded(groups: Sequence[GroupLine], open_steps: Collection[int]) -> list[GroupLine | Fold]:
-    """The rows of the page of groups: by step those with spread, then a line for the others."""
+    """Return the rows of the page of groups: by step those with spread, then a line for the others."""
     out: list[GroupLine | Fold] = []
     for step in dict.fromkeys(group.step for group in groups):
         own = [group for group in groups if group.step == step]
@@ -88,7 +88,7 @@ class Recent:
 
 
 def load_recent(store: Store, run_id: str) -> Recent:
-    """The newest episodes of a run by group, and its tools (in the reader's thread)."""
+    """Return the newest episodes of a run by group, and its tools (in the reader's thread)."""
     rows = store.episodes.rows(store.episodes.ids("kind:train", "-step", run_id, limit=NEWEST))
     groups: dict[tuple[int, str], list[EpisodeRow]] = {}
     for row in rows:

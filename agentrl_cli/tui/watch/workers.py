@@ -21,7 +21,7 @@ class WorkersPage(LinesPage):
 
 
 def worker_lines(data: WatchData, width: int) -> list[Text]:
-    """A line for each worker, and its last error under it."""
+    """Return a line for each worker, and its last error under it."""
     if not data.workers:
         text = "  the process of the run makes the episodes itself (cluster.kind: here)"
         return [Text("WORKERS", TITLE), Text(text[:width], FAINT)]

@@ -11,7 +11,7 @@ from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
 
 
 def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
-    """The lines of an event; none for events that only steer."""
+    """Return the lines of an event; none for events that only steer."""
     kind = event["ev"]
     if kind == "ready":
         lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
@@ -52,7 +52,7 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
 
 
 def reward_lines(event: dict[str, Any]) -> list[Text]:
-    """Every reward part before and now, the total, the advantage."""
+    """Return every reward part before and now, the total, the advantage."""
     before = {part["name"]: part for part in event["before"]}
     lines = [Text(f"{'REWARD':<16}{'was':>8}{'now':>8}", TITLE)]
     for part in event["after"]:
@@ -78,7 +78,7 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
 
 
 def parent_lines(event: dict[str, Any], width: int) -> list[Text]:
-    """The column titles of the re-rolled episodes, and the episode itself."""
+    """Return the column titles of the re-rolled episodes, and the episode itself."""
     head = (
         f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}  flags, last words"
     )

@@ -39,13 +39,13 @@ class Dialect:
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> str:
-    """A server-sent event."""
+    """Return a server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def openai_error(message: str, status: int, code: str = "", param: str = "") -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's form."""
     kind = STATUS_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param or None, "code": code or None}}
 
@@ -57,7 +57,7 @@ def refuse_fields(body: Body, names: Iterable[str]) -> None:
 
 
 def model_of(body: Body) -> str:
-    """The model's name; empty means the server's own."""
+    """Return the model's name; empty means the server's own."""
     model = body.get("model") or ""
     if not isinstance(model, str):
         raise bad("model must be a string.", "model")
@@ -65,7 +65,7 @@ def model_of(body: Body) -> str:
 
 
 def sampling_of(body: Body) -> dict[str, float]:
-    """The sampling fields of a body. Raises RequestError for what is not a number, or is not served."""
+    """Return the sampling fields of a body. Raises RequestError for what is not a number, or is not served."""
     found: dict[str, float] = {}
     for name in NUMBERS:
         if (value := number_of(body, name)) is not None:
@@ -85,7 +85,7 @@ def sampling_of(body: Body) -> dict[str, float]:
 
 
 def number_of(body: Body, name: str) -> float | None:
-    """A finite number of a body, None if absent or null."""
+    """Return a finite number of a body, None if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -95,7 +95,7 @@ def number_of(body: Body, name: str) -> float | None:
 
 
 def integer_of(body: Body, name: str, least: int | None = None) -> int | None:
-    """An integer of a body, None if absent or null."""
+    """Return an integer of a body, None if absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -105,7 +105,7 @@ def integer_of(body: Body, name: str, least: int | None = None) -> int | None:
 
 
 def flag_of(body: Body, name: str, default: bool = False) -> bool:
-    """A boolean of a body."""
+    """Return a boolean of a body."""
     value = body.get(name)
     if value is None:
         return default
@@ -123,7 +123,7 @@ def stops_of(value: Any, param: str = "stop") -> tuple[str, ...]:
 
 
 def session_of(body: Body) -> str:
-    """The session that a body names, by the fields that clients use for it."""
+    """Return the session that a body names, by the fields that clients use for it."""
     metadata = body.get("metadata")
     inner = metadata if isinstance(metadata, Mapping) else {}
     for value in (body.get("session_id"), inner.get("session_id"), body.get("user"), inner.get("user_id")):
@@ -133,7 +133,7 @@ def session_of(body: Body) -> str:
 
 
 def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
-    """The JSON Schema that a response format asks for; None for text."""
+    """Return the JSON Schema that a response format asks for; None for text."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

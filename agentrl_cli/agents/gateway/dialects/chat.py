@@ -14,7 +14,7 @@ from agentrl_cli.types import ToolSchema
 
 
 def parse(body: Body) -> ModelRequest:
-    """A chat-completions body. Raises RequestError."""
+    """Return a chat-completions body. Raises RequestError."""
     messages = message_list(body.get("messages"))
     tools = read_tools(body.get("tools"))
     choice, name = tool_choice(body.get("tool_choice"), tools)
@@ -54,7 +54,7 @@ def tool_choice(value: Any, tools: tuple[ToolSchema, ...], param: str = "tool_ch
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
-    """A chat completion."""
+    """Return a chat completion."""
     return {
         **_head(reply, "chat.completion"),
         "choices": [_choice(request, n, choice) for n, choice in enumerate(reply.choices)],
@@ -93,7 +93,7 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
 
 
 def _called(request: ModelRequest, choice: Choice) -> dict[str, Any]:
-    """The call of a request with `functions`, the form before `tools`; empty for any other."""
+    """Return the call of a request with `functions`, the form before `tools`; empty for any other."""
     if not (request.raw.get("functions") and choice.calls):
         return {}
     call = choice.calls[0]

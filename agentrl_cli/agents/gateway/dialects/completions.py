@@ -14,7 +14,7 @@ MAX_TOKENS = 16
 
 
 def parse(body: Body) -> ModelRequest:
-    """A completions body. Raises RequestError."""
+    """Return a completions body. Raises RequestError."""
     if body.get("suffix"):
         raise bad("suffix is not served.", "suffix", "unsupported_parameter")
     if (integer_of(body, "best_of", 1) or 1) > 1:
@@ -40,7 +40,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
-    """A completion."""
+    """Return a completion."""
     choices = [{**_choice(request, n, choice), **prompt_ids(request, reply)} for n, choice in enumerate(reply.choices)]
     return {**_head(reply), "choices": choices, "usage": usage(reply)}
 
@@ -69,7 +69,7 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
-    """The text with its finish reason, usage if wanted, then [DONE]."""
+    """Yield the text with its finish reason, usage if wanted, then [DONE]."""
     choice = _choice(request, 0, reply.choices[0]) | prompt_ids(request, reply)
     yield sse({**_head(reply), "choices": [choice]})
     yield from last_events(request, reply, _head(reply))

@@ -36,7 +36,7 @@ SIGNATURE = "agentrl"
 
 
 def parse(body: Body) -> ModelRequest:
-    """A messages body. Raises RequestError."""
+    """Return a messages body. Raises RequestError."""
     if integer_of(body, "max_tokens", 1) is None:
         raise bad("max_tokens: field required.", "max_tokens")
     tools = read_tools([_tool(tool) for tool in body.get("tools") or ()] or None)
@@ -65,7 +65,7 @@ def _schema(body: Body) -> Mapping[str, Any] | None:
 
 
 def _tool(tool: Any) -> Any:
-    """A tool for `read_tools`, which refuses Anthropic's own server tools by their type."""
+    """Return a tool for `read_tools`, which refuses Anthropic's own server tools by their type."""
     if isinstance(tool, Mapping) and tool.get("type") in (None, "custom"):
         return {**tool, "type": "function", "parameters": tool.get("input_schema")}
     return tool
@@ -140,7 +140,7 @@ def _assistant(blocks: list[Mapping[str, Any]], param: str) -> Message:
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
-    """A message."""
+    """Return a message."""
     choice = reply.choices[0]
     return {**_head(reply), "content": list(_blocks(choice)), **_stopped(choice), "usage": _usage(reply)}
 
@@ -203,13 +203,13 @@ def _event(kind: str, **data: Any) -> str:
 
 
 def error(message: str, status: int, code: str = "", param: str = "") -> dict[str, Any]:
-    """An error in Anthropic's form."""
+    """Return an error in Anthropic's form."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def failed(body: dict[str, Any]) -> str:
-    """An error in a stream that has begun."""
+    """Return an error in a stream that has begun."""
     return sse(body, "error")
 
 

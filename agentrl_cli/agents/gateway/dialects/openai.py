@@ -22,7 +22,7 @@ DONE = "data: [DONE]\n\n"
 
 
 def request_of(body: Body, **own: Any) -> ModelRequest:
-    """A request of the shared fields and the dialect's own. Raises RequestError."""
+    """Return a request of the shared fields and the dialect's own. Raises RequestError."""
     options = body.get("stream_options")
     stream, n = flag_of(body, "stream"), integer_of(body, "n", 1) or 1
     if stream and n > 1:
@@ -43,7 +43,7 @@ def request_of(body: Body, **own: Any) -> ModelRequest:
 
 
 def ending(request: ModelRequest, choice: Choice, logprobs: Any) -> dict[str, Any]:
-    """How a choice ended, its log-probabilities, and its ids if they are wanted."""
+    """Return how a choice ended, its log-probabilities, and its ids if they are wanted."""
     found = {"finish_reason": choice.finish, "stop_reason": choice.stop_string or None, "logprobs": logprobs}
     return found | ({"token_ids": choice.generation.ids.tolist()} if request.token_ids else {})
 

@@ -29,7 +29,7 @@ REFUSED = ("conversation", "prompt", "background")
 
 
 def parse(body: Body) -> ModelRequest:
-    """A responses body. Raises RequestError."""
+    """Return a responses body. Raises RequestError."""
     refuse_fields(body, REFUSED)
     tools = read_tools(body.get("tools"))
     choice, name = tool_choice(body.get("tool_choice"), tools)
@@ -90,7 +90,7 @@ def _message(item: Mapping[str, Any], param: str) -> Message:
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
-    """A finished response."""
+    """Return a finished response."""
     choice = reply.choices[0]
     cut = choice.finish == "length"
     return {
@@ -222,7 +222,7 @@ def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def failed(body: dict[str, Any]) -> str:
-    """An error in a stream that has begun."""
+    """Return an error in a stream that has begun."""
     return sse({**body["error"], "type": "error", "sequence_number": 0}, "error")
 
 

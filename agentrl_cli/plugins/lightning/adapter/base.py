@@ -18,7 +18,7 @@ class Adapter(Generic[T_from, T_to]):
         return self.adapt(source)
 
     def adapt(self, source: T_from, /) -> T_to:
-        """The other form."""
+        """Return the other form."""
         raise NotImplementedError("Adapter.adapt() is not implemented")
 
 

@@ -22,7 +22,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """One conversation for each model call, its answer included."""
 
     def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
-        """The calls in the order of the spans. Raises ValueError unless messages are a list."""
+        """Return the calls in the order of the spans. Raises ValueError unless messages are a list."""
         found: list[OpenAIMessages] = []
         for span in source:
             parts = {name: _under(span, f"gen_ai.{name}") for name in ("prompt", "completion", "request", "response")}
@@ -59,7 +59,7 @@ def _message(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(held: Any) -> dict[str, Any] | None:
-    """A call that a tracer has put into a span of its own."""
+    """Return a call that a tracer has put into a span of its own."""
     if not isinstance(held, dict) or not held:
         return None
     call = held["call"]

@@ -47,7 +47,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Any], /) -> list[Triplet]:
-        """The calls in order of their start. Raises ValueError for no spans."""
+        """Return the calls in order of their start. Raises ValueError for no spans."""
         if not source:
             raise ValueError("No spans provided to create TraceTree.")
         spans = [item if isinstance(item, Span) else Span.from_opentelemetry(item, "", "", 0) for item in source]
@@ -89,7 +89,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return above
 
     def _agent(self, span: Span, above: dict[str, Span]) -> str | None:
-        """The agent that a call is of: the nearest that is named around it; None if it is not wanted."""
+        """Return the agent that a call is of: the nearest that is named around it; None if it is not wanted."""
         while (outer := above.get(span.span_id)) is not None:
             if name := agent_name(outer):
                 return name if self.agent_match is None or re.search(self.agent_match, name) else None
@@ -126,7 +126,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     """Triplets from a proxy's spans, in order of their sequence ids: a reward belongs to the last call before it."""
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
-        """The calls whose token ids are known."""
+        """Return the calls whose token ids are known."""
         spans = sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0))
         found: list[Triplet] = []
         seen: set[str] = set()
@@ -145,7 +145,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
 
 
 def triplet(span: Span, agent: str) -> Triplet:
-    """A model call without its reward."""
+    """Return a model call without its reward."""
     held = span.attributes
     response = {
         "token_ids": _ids(held, "response_token_ids", "llm.hosted_vllm.response_token_ids"),
@@ -164,7 +164,7 @@ def triplet(span: Span, agent: str) -> Triplet:
 
 
 def agent_name(span: Span) -> str | None:
-    """The agent that a span is the work of, if it names one."""
+    """Return the agent that a span is the work of, if it names one."""
     held = span.attributes
     named = next((str(held[key]) for key in AGENT_KEYS if held.get(key)), None)
     if named is None and held.get("agentops.span.kind") == "agent":

@@ -71,7 +71,7 @@ class APO(Algorithm, Generic[T]):
         self._best: tuple[float, PromptTemplate] | None = None
 
     def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
-        """The first template of the initial resources, and its name. Raises ValueError if there is none."""
+        """Return the first template of the initial resources, and its name. Raises ValueError if there is none."""
         resources = self.get_initial_resources()
         if resources is None:
             raise ValueError(
@@ -83,11 +83,13 @@ class APO(Algorithm, Generic[T]):
         raise ValueError("No prompt template resource found in initial_resources")
 
     def get_adapter(self) -> TraceToMessages:
-        """The trainer's, if it is one of messages; else a new one."""
+        """Return the trainer's, if it is one of messages; else a new one."""
         return self._adapter if isinstance(self._adapter, TraceToMessages) else TraceToMessages()
 
     def get_best_prompt(self) -> PromptTemplate:
-        """The template with the best mean on the whole validation data so far. Raises ValueError before the first."""
+        """Return the template with the best mean on the whole validation data so far. Raises ValueError before the
+        first.
+        """
         if self._best is None:
             raise ValueError("No best prompt found")
         return self._best[1]
@@ -142,7 +144,7 @@ class _Queue:
         return str(answer.choices[0].message.content or "")
 
     async def evaluate(self, parts: Parts, tasks: Sequence[Item]) -> list[Episode]:
-        """A rollout for each; one that fails, gives no reward or takes too long counts 0."""
+        """Return a rollout for each; one that fails, gives no reward or takes too long counts 0."""
         store = self._algorithm.get_store()
         if (candidate := _id_of(parts)) not in self._versions:
             held: NamedResources = {**(self._algorithm.get_initial_resources() or {}), self._name: self._made(parts)}
@@ -154,7 +156,7 @@ class _Queue:
         return [await self._episode(known.get(rollout.rollout_id, rollout)) for rollout in queued]
 
     async def _episode(self, rollout: Rollout) -> Episode:
-        """A rollout as the search reads it: messages, final reward and how it ended."""
+        """Return a rollout as the search reads it: messages, final reward and how it ended."""
         spans = await self._algorithm.get_store().query_spans(rollout.rollout_id, "latest")
         reward = find_final_reward(spans)
         failed = Outcome.AGENT_ERROR if rollout.status == "failed" else Outcome.TIMEOUT

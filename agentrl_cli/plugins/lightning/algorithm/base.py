@@ -115,7 +115,7 @@ class FunctionalAlgorithm(Algorithm):
 
 
 def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
-    """A function, sync or async, as an algorithm."""
+    """Return a function, sync or async, as an algorithm."""
     return FunctionalAlgorithm(func)
 
 

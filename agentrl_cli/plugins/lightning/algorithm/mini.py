@@ -46,7 +46,7 @@ class MiniGRPO(GRPO):
             self.config[name] = {**self.config.get(name, {}), **values}
 
     def settings(self, tasks: int) -> Config:
-        """The configuration. A loaded model is written to a folder first. Raises ConfigError."""
+        """Return the configuration. A loaded model is written to a folder first. Raises ConfigError."""
         name = str(self.model)
         if not isinstance(self.model, (str, Path)):
             self._folder = tempfile.TemporaryDirectory(prefix="agentrl-mini-")

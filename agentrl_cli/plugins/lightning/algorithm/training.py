@@ -42,11 +42,11 @@ class DatasetPack(Pack):
     """Split → items."""
 
     def splits(self) -> list[str]:
-        """The splits that have items."""
+        """Return the splits that have items."""
         return list(self.items)
 
     def read(self, split: str) -> tuple[list[Task], list[BadLine]]:
-        """The items of a split as tasks."""
+        """Return the items of a split as tasks."""
         found = []
         for number, item in enumerate(self.items.get(split, ())):
             held = plain(item)
@@ -56,7 +56,7 @@ class DatasetPack(Pack):
         return found, []
 
     def item(self, task: Task) -> Any:
-        """The item that a task was made of."""
+        """Return the item that a task was made of."""
         return self.items[task.split][int(task.id.rpartition("-")[2])]
 
 
@@ -70,7 +70,7 @@ class GRPO(Algorithm):
     """The run, once it has ended."""
 
     def settings(self, tasks: int) -> Config:
-        """The configuration for so many training tasks."""
+        """Return the configuration for so many training tasks."""
         raise NotImplementedError
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
@@ -142,7 +142,7 @@ class Episodes:
 
 
 def plain(item: Any) -> Any:
-    """An item as JSON can hold it, for the store; what it cannot is kept as a text."""
+    """Return an item as JSON can hold it, for the store; what it cannot is kept as a text."""
     if isinstance(item, BaseModel):
         item = item.model_dump()
     elif is_dataclass(item) and not isinstance(item, type):

@@ -97,7 +97,7 @@ class VERL(GRPO):
         self.name = str(given.get("trainer.experiment_name") or self.name)
 
     def settings(self, tasks: int) -> Config:
-        """The configuration; ignored keys are named in the log, and loggers that are not installed.
+        """Return the configuration; ignored keys are named in the log, and loggers that are not installed.
 
         Raises ConfigError for a value that is not valid.
         """

@@ -41,7 +41,7 @@ def flatten_attributes(nested_data: dict[str, Any] | list[Any], *, expand_leaf_l
 
 
 def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
-    """The inverse: dotted keys as nested values; keys 0, 1, 2 … make a list."""
+    """Return the inverse: dotted keys as nested values; keys 0, 1, 2 … make a list."""
     root: dict[str, Any] = {}
     for key, value in flat_data.items():
         *path, leaf = key.split(".")
@@ -65,12 +65,12 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[
 
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The attributes at or under a dotted prefix."""
+    """Return the attributes at or under a dotted prefix."""
     return {key: value for key, value in attributes.items() if key == prefix or key.startswith(f"{prefix}.")}
 
 
 def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
-    """The nested value under a prefix. Raises ValueError if the prefix itself has a value."""
+    """Return the nested value under a prefix. Raises ValueError if the prefix itself has a value."""
     found = filter_attributes(attributes, prefix)
     if prefix in found:
         raise ValueError(f"Cannot unflatten attribute with key exactly equal to prefix: {prefix}")
@@ -108,7 +108,7 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
 
 
 def format_exception_attributes(exception: BaseException) -> Attributes:
-    """An exception as attributes."""
+    """Return an exception as attributes."""
     trace = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
     return {
         "exception.type": type(exception).__name__,
@@ -124,7 +124,7 @@ def make_tag_attributes(tags: list[str]) -> dict[str, Any]:
 
 
 def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
-    """The tags."""
+    """Return the tags."""
     found = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.TAG.value)
     return TypeAdapter(list[str]).validate_python(found or [])
 
@@ -139,13 +139,13 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
 
 
 def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPydanticModel]:
-    """The links."""
+    """Return the links."""
     found = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.LINK.value)
     return TypeAdapter(list[LinkPydanticModel]).validate_python(found or [])
 
 
 def query_linked_spans(spans: Sequence[T_span], links: list[LinkPydanticModel]) -> list[T_span]:
-    """The spans that all links mean."""
+    """Return the spans that all links mean."""
 
     def means(span: Span, link: LinkPydanticModel) -> bool:
         own = {"trace_id": span.trace_id, "span_id": span.span_id}

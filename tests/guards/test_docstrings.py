@@ -1,0 +1,25 @@
+"""The docstring of a function says what it does: it begins with a verb, or with Whether."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOUN = re.compile(r"(?:The|A|An|What|Those|All|Every|Each|Some|Most|How|Where|Why|Which)\b")
+SHARE = 0.035
+"""Of all functions, those whose docstring still begins as a noun phrase; it only falls."""
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    nouns, functions = [], 0
+    for path in sorted([*(ROOT / "agentrl_cli").rglob("*.py"), *(ROOT / "sandbox").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            functions += 1
+            attribute = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if not attribute and NOUN.match(ast.get_docstring(node) or ""):
+                nouns.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert len(nouns) <= SHARE * functions, "\n".join(nouns)
