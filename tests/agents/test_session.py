@@ -127,17 +127,20 @@ async def test_idle_sessions_end_and_only_so_many_are_open() -> None:
 
 async def test_slots_of_parallel_requests_are_released() -> None:
     keys: set[str] = set()
+    together = asyncio.Barrier(3)
 
     class Watched(ScriptedPolicy):
         async def generate(self, key: str, *given: Any, **more: Any) -> Generation:
             keys.add(key)
+            if len(session.tree.nodes) == 0:  # the first three
+                await together.wait()
             return await super().generate(key, *given, **more)
 
         async def release(self, key: str) -> None:
             keys.discard(key)
             await super().release(key)
 
-    session = session_of(Watched(lambda key, ids: "x", CHAT.tokenizer, delay=0.01))
+    session = session_of(Watched(lambda key, ids: "x", CHAT.tokenizer))
     await asyncio.gather(*(session.complete(ask(user=str(n))) for n in range(3)))
     await session.complete(ask())
     assert keys == {"k", "k#1", "k#2"}
