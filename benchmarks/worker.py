@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -39,9 +40,10 @@ class Worker:
     def _read(self) -> Numbers:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("{"):
-                found: Numbers = json.loads(line)
-                return found
+            with contextlib.suppress(ValueError):  # libraries print, too, as `{'train_loss': 0.0}`
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    return found
         raise SystemExit(f"a measuring process ended with status {self.process.wait()}")
 
 
