@@ -123,6 +123,7 @@ async def test_an_outsiders_policy_is_served(tmp_path: Path, model: Path) -> Non
         async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, answer.text
+            (tmp_path / "one").mkdir()
             refused = await client.post("/v1/models", json={"id": "one", "adapter": "one"})
             assert refused.status_code == 400 and "takes no adapters" in refused.text
 
