@@ -185,6 +185,8 @@ class ForkServer:
             return
         for orphan in set(processes.children(os.getpid())) - self.boxes.keys() - self.cleaning:
             processes.signal_process(orphan, signal.SIGKILL)
+        if cleanup.delete_empty(f"{self.folder}/{number}"):
+            return
         pid = os.fork()
         if pid:
             self.cleaning.add(pid)

@@ -27,6 +27,16 @@ def opened(folder: int | None, name: str) -> int:
         return os.open(name, FOLDER, dir_fd=folder)
 
 
+def delete_empty(path: str) -> bool:
+    """Deletes a work folder if it is empty; returns whether it did."""
+    try:
+        for folder in (path + "/.tmp", path + "/.shm", path):
+            os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
 def delete(path: str) -> None:
     """Deletes a folder and its content within a minute, as far as possible.
 

@@ -93,7 +93,7 @@ class Slots:
         signal_user(uid, signal.SIGKILL)
         os.chmod(folder, 0o1770)  # as it was mounted: only its group can delete, and make, a folder there
         with acting_as(user):
-            empty = _delete_empty(f"{folder}/{number}")
+            empty = cleanup.delete_empty(f"{folder}/{number}")
         if empty:
             self.free.append(slot)
             return
@@ -117,13 +117,3 @@ class Slots:
             self.take(request, fd)
             ready.append((request, fd))
         return ready
-
-
-def _delete_empty(path: str) -> bool:
-    """Deletes a work folder if it is empty; returns whether it did."""
-    try:
-        for folder in (path + "/.tmp", path + "/.shm", path):
-            os.rmdir(folder)
-    except OSError:
-        return False
-    return True
