@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from agentrl_cli.errors import EnvError, NotFound
@@ -86,6 +86,11 @@ class _Loader(SourceFileLoader):
         folder.stamps[path] = _stamp(path)
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": folder.import_}
         super().exec_module(module)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source every time: bytecode is found by size and second, and an edit can keep both."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 class _Finder:

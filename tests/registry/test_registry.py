@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,10 +33,22 @@ def test_a_file_is_imported_once_and_again_after_a_change(tmp_path: Path) -> Non
     file.write_text("value = 1\n")
     assert load_file(file) is load_file(file)
     file.write_text("value = 23\n")
-    import os
-
     os.utime(file, ns=(1, 1))
     assert load_file(file).value == 23
+
+
+def test_an_edit_that_keeps_size_and_second_is_seen_by_the_next_process(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    load = f"load_file(Path({str(file)!r}))"
+    program = f"from pathlib import Path; from agentrl_cli.registry import load_file; print({load}.value)"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    for value in ("1", "2"):
+        file.write_text(f"value = {value}\n")
+        os.utime(file, ns=(10**18, 10**18))
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{value}\n"
 
 
 def test_unknown_names_name_the_nearest(tmp_path: Path) -> None:
