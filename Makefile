@@ -33,8 +33,9 @@ test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2
 	$(BIN)/python -m pytest -q -m ray $(ARGS) tests/cluster
 
-lint: $(VENV)/.dev  ## ruff: rules and formatting of imports
+lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "Run: $(BIN)/ruff format ." >&2; exit 1; }
 
 types: $(VENV)/.dev  ## mypy --strict
 	$(BIN)/mypy

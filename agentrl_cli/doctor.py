@@ -39,9 +39,15 @@ PARTS = {
     "device": ("plain forward", ""),
     "generate": ("generate", "It is only for comparison: the engines below do the work."),
     "paged": ("paged engine", "The fallback engine samples on this device."),
-    "fallback": ("fallback engine", "Models that the paged engine does not serve cannot be sampled on this device."),
+    "fallback": (
+        "fallback engine",
+        "Models that the paged engine does not serve cannot be sampled on this device.",
+    ),
     "packed": ("packed update", "Episodes are padded in training on this device."),
-    "padded": ("padded update", "Models whose episodes cannot be packed cannot be trained on this device."),
+    "padded": (
+        "padded update",
+        "Models whose episodes cannot be packed cannot be trained on this device.",
+    ),
     "graphs": ("CUDA graphs", "`rollout.cuda_graphs: auto` is ignored on this device."),
 }
 """Parts of a device's trial, and what follows if one fails."""
@@ -79,7 +85,11 @@ def check_machine(
     yield _packs()
     yield _model()
     yield _store(db)
-    if remote is not None and remote.backend and (remote.url or remote.urls or ":" not in remote.backend):
+    if (
+        remote is not None
+        and remote.backend
+        and (remote.url or remote.urls or ":" not in remote.backend)
+    ):
         yield check_server(remote)
     yield _torch()
     yield _engine(model, base or Path.cwd())
@@ -126,19 +136,32 @@ def check_sandbox(level: str | None = None) -> tuple[str, list[Check]]:
     strongest, _, fix = (level, "", "") if level else sandbox_level()
     found = strongest or "ns"
     if found == "bare":
-        fix = fix or "`agentrl doctor` names the strongest level that starts here; remove --level bare."
-        return found, [Check("everything", "fail", "bare isolates nothing, so it is not attacked", fix)]
+        fix = (
+            fix
+            or "`agentrl doctor` names the strongest level that starts here; remove --level bare."
+        )
+        return found, [
+            Check("everything", "fail", "bare isolates nothing, so it is not attacked", fix)
+        ]
 
     async def attacked() -> list[Check]:
-        settings = SandboxConfig.model_validate({"workers": 1, "backend": found, "min_level": found})
+        settings = SandboxConfig.model_validate(
+            {"workers": 1, "backend": found, "min_level": found}
+        )
         async with await Sandbox.open(settings) as sandbox:
             rows = await probe(sandbox)
         return [Check(row.name, "ok" if row.held else "fail", row.detail, row.fix) for row in rows]
 
     checks = asyncio.run(attacked())
     hard = found == "docker" or cgroup.place() is not None
-    fix = "" if hard else "start as root, or: systemd-run --user --scope -p Delegate=yes agentrl train"
-    how = "a container's limit, and each session watched" if found == "docker" else cgroup.describe()
+    fix = (
+        ""
+        if hard
+        else "start as root, or: systemd-run --user --scope -p Delegate=yes agentrl train"
+    )
+    how = (
+        "a container's limit, and each session watched" if found == "docker" else cgroup.describe()
+    )
     return found, [*checks, Check("hard limit", "ok" if hard else "warn", f"memory is {how}", fix)]
 
 
@@ -150,19 +173,33 @@ def check_device(device: str | None = None, seconds: float | None = None) -> Ite
     from agentrl_cli.policies.device_check import SECONDS, keep, try_device
 
     verdict = keep(try_device(device or "cuda", SECONDS if seconds is None else seconds))
-    yield Check("device", "ok", ", ".join(f"{key} {value}" for key, value in verdict.identity.items() if value))
+    yield Check(
+        "device",
+        "ok",
+        ", ".join(f"{key} {value}" for key, value in verdict.identity.items() if value),
+    )
     for name, part in verdict.parts.items():
         label, instead = PARTS[name]
         speed = f"; {part.tokens_per_second:,.0f} tokens a second" if part.tokens_per_second else ""
-        detail = part.problem or (f"differs by at most {part.worst:.1g}" if name != "generate" else "works") + speed
+        detail = (
+            part.problem
+            or (f"differs by at most {part.worst:.1g}" if name != "generate" else "works") + speed
+        )
         status = "ok" if not part.problem else "warn" if instead else "fail"
-        yield Check(label, status, detail, instead or "Use another driver or torch." if part.problem else "")
+        yield Check(
+            label, status, detail, instead or "Use another driver or torch." if part.problem else ""
+        )
     if verdict.starved:
         fix = "Close what else uses the GPU, and run this again."
         yield Check("memory", "warn", "the GPU's memory was full: nothing is kept", fix)
     both = (("paged", "fallback"), ("packed", "padded"))
     if any(verdict.problem(one) and verdict.problem(other) for one, other in both):
-        yield Check("verdict", "fail", "this device cannot be used", "--set model.device=cpu, or another driver.")
+        yield Check(
+            "verdict",
+            "fail",
+            "this device cannot be used",
+            "--set model.device=cpu, or another driver.",
+        )
 
 
 def audit_template(folder: Path) -> AuditReport:
@@ -176,7 +213,9 @@ def audit_template(folder: Path) -> AuditReport:
     from agentrl_cli.rollout.rehearse import rehearse
 
     if not folder.is_dir():
-        raise ModelError(f"No model folder {folder}.", hint="Name a local folder with a tokenizer.json.")
+        raise ModelError(
+            f"No model folder {folder}.", hint="Name a local folder with a tokenizer.json."
+        )
     chat = Chat(Tokenizer.load(folder), "auto")
     found = tuple(map(str, asyncio.run(rehearse(chat))))
     return replace(audit(chat), append_only_without=append_only_without(chat), would_skip=found)
@@ -194,18 +233,33 @@ def _packages() -> Check:
     try:
         requires = distribution("agentrl-cli").requires or []
     except PackageNotFoundError:
-        return Check("packages", "warn", "agentrl-cli is not installed: this is a checkout", "pip install -e .")
+        return Check(
+            "packages",
+            "warn",
+            "agentrl-cli is not installed: this is a checkout",
+            "pip install -e .",
+        )
     missing: list[str] = []
     for line in requires:
         if "extra ==" in line:
             continue
-        name = line.split(";")[0].split("[")[0].strip().split(">")[0].split("=")[0].split("<")[0].strip()
+        name = (
+            line.split(";")[0]
+            .split("[")[0]
+            .strip()
+            .split(">")[0]
+            .split("=")[0]
+            .split("<")[0]
+            .strip()
+        )
         try:
             version(name)
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Check("packages", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return Check(
+            "packages", "fail", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
     return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and all its dependencies")
 
 
@@ -214,7 +268,12 @@ def _memory() -> Check:
     count = cores()
     detail = f"{count} core{'s' if count > 1 else ''}, {total:.0f} GiB of memory"
     if total < 3:
-        return Check("machine", "warn", detail, "The tiny model trains in about 2 GiB; bigger ones will not fit.")
+        return Check(
+            "machine",
+            "warn",
+            detail,
+            "The tiny model trains in about 2 GiB; bigger ones will not fit.",
+        )
     return _load(detail, os.getloadavg()[0], count)
 
 
@@ -236,9 +295,13 @@ def _disk(db: Path) -> Check:
     free = shutil.disk_usage(folder).free / GIB
     detail = f"{free:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", "fail", f"{folder} cannot be written", "Name a store elsewhere with --db.")
+        return Check(
+            "disk", "fail", f"{folder} cannot be written", "Name a store elsewhere with --db."
+        )
     if free < 2:
-        return Check("disk", "warn", detail, "A run of the tiny model takes a few hundred MiB, others more.")
+        return Check(
+            "disk", "warn", detail, "A run of the tiny model takes a few hundred MiB, others more."
+        )
     return Check("disk", "ok", detail)
 
 
@@ -256,11 +319,17 @@ def _sandbox(settings: SandboxConfig | None) -> Check:
             return Check("sandbox", "fail", f"none starts: {problem.message}", problem.hint)
         if STRENGTH[strongest] >= STRENGTH[minimum]:  # the settings are the cause, not the machine
             return Check("sandbox", "fail", problem.message, problem.hint)
-        accept = f"or accept it: sandbox.min_level: {strongest}" + " and sandbox.backend: bare" * (strongest == "bare")
+        accept = f"or accept it: sandbox.min_level: {strongest}" + " and sandbox.backend: bare" * (
+            strongest == "bare"
+        )
         detail = f"only {strongest}, sandbox.min_level is {minimum}: {problem.message}"
         return Check("sandbox", "fail", detail, f"{problem.hint} {accept}")
     if STRENGTH[level] >= STRENGTH["ns"]:
-        return Check("sandbox", "ok", f"{level}; `agentrl doctor --sandbox` attacks it and shows what it guarantees")
+        return Check(
+            "sandbox",
+            "ok",
+            f"{level}; `agentrl doctor --sandbox` attacks it and shows what it guarantees",
+        )
     what = "bare, which isolates NOTHING" if level == "bare" else f"{level}, weaker than namespaces"
     strongest, why, fix = sandbox_level()
     if strongest is not None and STRENGTH[strongest] > STRENGTH[level]:
@@ -270,14 +339,24 @@ def _sandbox(settings: SandboxConfig | None) -> Check:
 
 def _packs() -> Check:
     names = pack_names()
-    return Check("packs", "ok" if names else "fail", ", ".join(names) or "none", "" if names else "Install again.")
+    return Check(
+        "packs",
+        "ok" if names else "fail",
+        ", ".join(names) or "none",
+        "" if names else "Install again.",
+    )
 
 
 def _model() -> Check:
     folder = bundled_model()
     weights = list(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
-        return Check("model", "fail", f"missing in {folder}", "Reinstall, or `agentrl sft DIR --recipe tiny-agent`.")
+        return Check(
+            "model",
+            "fail",
+            f"missing in {folder}",
+            "Reinstall, or `agentrl sft DIR --recipe tiny-agent`.",
+        )
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 1e6
     cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")
@@ -293,7 +372,11 @@ def _store(db: Path) -> Check:
             runs = len(store.runs.all())
     except AgentRLError as error:
         return Check("store", "fail", error.message, error.hint)
-    return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB")
+    return Check(
+        "store",
+        "ok",
+        f"{db}: {runs} run{'' if runs == 1 else 's'}, {db.stat().st_size / 1e6:.1f} MB",
+    )
 
 
 def check_server(remote: RemoteConfig) -> Check:
@@ -322,7 +405,9 @@ def check_server(remote: RemoteConfig) -> Check:
         found = ""
     if found and not found.startswith(f"{VLLM}."):
         fix = "pip install 'agentrl-cli[vllm]'"
-        return Check("server", "warn", f"{detail}; vLLM {found} is installed here, tested is {VLLM}", fix)
+        return Check(
+            "server", "warn", f"{detail}; vLLM {found} is installed here, tested is {VLLM}", fix
+        )
     return Check("server", "ok", detail)
 
 
@@ -332,32 +417,66 @@ def _engine(model: ModelConfig | None, base: Path) -> Check:
     from agentrl_cli.inference.served import unserved
 
     settings = model or Default()
-    folder = bundled_model(settings.name) if is_bundled(settings.name) else base / Path(settings.name).expanduser()
+    folder = (
+        bundled_model(settings.name)
+        if is_bundled(settings.name)
+        else base / Path(settings.name).expanduser()
+    )
     if not (folder / "config.json").is_file():
-        return Check("engine", "ok", f"known when {settings.name} is loaded: it is not a local folder")
+        return Check(
+            "engine", "ok", f"known when {settings.name} is loaded: it is not a local folder"
+        )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        return Check("engine", "fail", f"{settings.name}: {error}", "Correct model.name, or copy its folder again.")
-    why = "it reads images" if config.get("vision_config") else unserved(config.get("text_config") or config)
-    return Check("engine", "ok", f"fallback for {settings.name}: {why}" if why else f"paged for {settings.name}")
+        return Check(
+            "engine",
+            "fail",
+            f"{settings.name}: {error}",
+            "Correct model.name, or copy its folder again.",
+        )
+    why = (
+        "it reads images"
+        if config.get("vision_config")
+        else unserved(config.get("text_config") or config)
+    )
+    return Check(
+        "engine",
+        "ok",
+        f"fallback for {settings.name}: {why}" if why else f"paged for {settings.name}",
+    )
 
 
 def _torch() -> Check:
     try:
         child = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", TORCH_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        return Check("torch", "fail", "importing it took more than two minutes", "Is the machine or the disk busy?")
+        return Check(
+            "torch",
+            "fail",
+            "importing it took more than two minutes",
+            "Is the machine or the disk busy?",
+        )
     if child.returncode != 0:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return Check("torch", "fail", last, "pip install torch")
     facts = json.loads(child.stdout.strip().splitlines()[-1])
     gpus = [f"{gpu['name']} {gpu['memory'] / GIB:.0f} GiB" for gpu in facts["gpus"]]
-    where = ", ".join(gpus) if gpus else f"CPU, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    where = (
+        ", ".join(gpus)
+        if gpus
+        else f"CPU, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    )
     detail = f"{facts['version']} on {where}"
     if not gpus and shutil.which("nvidia-smi"):
         fix = "This torch is a CPU build, or the driver is too old: pip install torch for your CUDA version."
-        return Check("torch", "warn", f"{detail}; a GPU driver is installed but torch sees no GPU", fix)
+        return Check(
+            "torch", "warn", f"{detail}; a GPU driver is installed but torch sees no GPU", fix
+        )
     return Check("torch", "ok", detail)

@@ -33,7 +33,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_INSTALLED = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
+_INSTALLED = (
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<",
+)
 """Prefixes of file names that are not the user's code."""
 
 
@@ -148,9 +152,14 @@ def disk_problem(error: BaseException, what: str = "", hint: str = "") -> StoreE
         number = getattr(found, "errno", None) or _number_in(str(found))
         name = what or str(getattr(found, "filename", None) or "")
         if number in (errno.ENOSPC, errno.EDQUOT):
-            return StoreError(f"The disk is full{f': {name} could not be written' * bool(name)}.", hint=hint or KEPT)
+            return StoreError(
+                f"The disk is full{f': {name} could not be written' * bool(name)}.",
+                hint=hint or KEPT,
+            )
         if number == errno.EROFS:
-            return StoreError(f"The disk is read-only{f': {name} could not be written' * bool(name)}.", hint=hint)
+            return StoreError(
+                f"The disk is read-only{f': {name} could not be written' * bool(name)}.", hint=hint
+            )
         if number in (errno.EACCES, errno.EPERM) and what:
             return StoreError(f"{what} could not be written: permission denied.", hint=hint)
         found = found.__cause__ or found.__context__
@@ -186,7 +195,9 @@ def writing(what: str, hint: str = "") -> Iterator[None]:
         if not isinstance(error, AgentRLError):
             problem = disk_problem(error, what, hint)
             if problem is None and isinstance(error, OSError):
-                problem = StoreError(f"{what} could not be written: {error.strerror or error}.", hint=hint)
+                problem = StoreError(
+                    f"{what} could not be written: {error.strerror or error}.", hint=hint
+                )
             if problem is not None:
                 raise problem from error
         raise
@@ -202,7 +213,9 @@ def raised(error: BaseException) -> str:
     traceback.
     """
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
     for name, line in reversed(places):
         if not name.startswith(_INSTALLED):
             return f"{text} ({Path(name).name}:{line})"

@@ -45,7 +45,11 @@ def bundled_model(name: str = "tiny") -> Path:
 
 def is_bundled(name: str) -> bool:
     """Whether a bundled model has this name."""
-    return name.isprintable() and Path(name).name == name and (bundled_model(name) / "config.json").is_file()
+    return (
+        name.isprintable()
+        and Path(name).name == name
+        and (bundled_model(name) / "config.json").is_file()
+    )
 
 
 def pack_path(name: str, base: Path | None = None) -> Path | None:
@@ -97,7 +101,9 @@ def find_project(start: Path | None = None, override: Path | None = None) -> Pat
             )
         return folder
     here = (start or Path.cwd()).resolve()
-    return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
+    return next(
+        (folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None
+    )
 
 
 def runs_dir(project: Path | None) -> Path:

@@ -101,13 +101,17 @@ async def open_runtime(
                 served = server.config
                 servers.append(server)
         held = partial(conversations, found.values(), config.task.split_train)
-        loaded = load_policy(spec, served, base=base, store=store, trainable=trainable, conversations=held)
+        loaded = load_policy(
+            spec, served, base=base, store=store, trainable=trainable, conversations=held
+        )
         stack.push_async_callback(loaded.policy.close)
         await _require_server(loaded.policy, servers)
         if trainable and any(pack.tools for pack in found.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
+        store.tokenizers.add(
+            tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials
+        )
         workers = None
         if config.cluster.kind != "here":
             pool = open_pool(served, base, loaded, found, store, spec=spec, trainable=trainable)
@@ -120,7 +124,9 @@ def _require_names(config: Config, objects: bool) -> None:
     """Raise ConfigError if workers would need the objects of a script."""
     cluster = config.cluster
     if cluster.kind == "here" and cluster.workers > 1:
-        _LOG.warning("cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers)
+        _LOG.warning(
+            "cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers
+        )
     if cluster.kind != "here" and objects:
         raise ConfigError(
             f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
@@ -159,12 +165,16 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
     from agentrl_cli.chat.audit import EVERY, Conversations
 
     found = list(packs)
-    if any(pack.agent is not None or getattr(pack.module, "make_env", None) is not None for pack in found):
+    if any(
+        pack.agent is not None or getattr(pack.module, "make_env", None) is not None
+        for pack in found
+    ):
         return EVERY
     prompts = (task.prompt for pack in found for task in pack.tasks(split))
     return Conversations(
         users=any(pack.interactions for pack in found),
-        system=any(pack.system for pack in found) or any(m["role"] == "system" for p in prompts for m in p),
+        system=any(pack.system for pack in found)
+        or any(m["role"] == "system" for p in prompts for m in p),
         tools=any(pack.tools for pack in found),
     )
 
@@ -199,7 +209,11 @@ def train(
         return new_training(runtime)
 
     where = Path(db) if db else default_db(base)
-    return asyncio.run(run_training(settings, begin, base=base, db=where, packs=packs, hooks=hooks, narrate=narrate))
+    return asyncio.run(
+        run_training(
+            settings, begin, base=base, db=where, packs=packs, hooks=hooks, narrate=narrate
+        )
+    )
 
 
 async def run_training(
@@ -229,7 +243,9 @@ async def run_training(
 
         with_trl.check(config)
     with team_of(config, base, db.parent / "logs") as team:
-        async with open_runtime(config, base=base, db=db, trainable=True, packs=packs, hooks=hooks) as runtime:
+        async with open_runtime(
+            config, base=base, db=db, trainable=True, packs=packs, hooks=hooks
+        ) as runtime:
             trainer = build_trainer(
                 config,
                 begin(runtime),
@@ -251,7 +267,14 @@ async def run_training(
 def new_training(runtime: Runtime, id: str = "") -> RunRow:
     """Return the row of a new training."""
     packs = list(runtime.packs)
-    return new_run(runtime.config, runtime.store, kind="train", packs=packs, tokenizer=runtime.loaded.hash, id=id)
+    return new_run(
+        runtime.config,
+        runtime.store,
+        kind="train",
+        packs=packs,
+        tokenizer=runtime.loaded.hash,
+        id=id,
+    )
 
 
 def new_run(
@@ -267,7 +290,11 @@ def new_run(
     """Return a run's row and its folder beside the store, under a free name; a kill meanwhile leaves no row."""
     from agentrl_cli._version import __version__
 
-    name = f"{'-'.join(packs)}-{config.algo.advantage.name}" if kind == "train" else f"{'-'.join(packs)}-{kind}"
+    name = (
+        f"{'-'.join(packs)}-{config.algo.advantage.name}"
+        if kind == "train"
+        else f"{'-'.join(packs)}-{kind}"
+    )
     with store.transaction():
         row = store.runs.add(
             RunRow(

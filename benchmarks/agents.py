@@ -78,7 +78,9 @@ async def agents() -> None:
     from agentrl_cli.tools.calculator import calculator
 
     tools = load_pack("calc-task").schemas
-    client = httpx2.AsyncClient(trust_env=False, timeout=600, limits=httpx2.Limits(max_keepalive_connections=64))
+    client = httpx2.AsyncClient(
+        trust_env=False, timeout=600, limits=httpx2.Limits(max_keepalive_connections=64)
+    )
 
     async def play(work: dict[str, Any]) -> None:
         messages = work["messages"]
@@ -100,7 +102,9 @@ async def agents() -> None:
         print(work["key"], flush=True)
 
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     async with asyncio.TaskGroup() as group:
         while line := await reader.readline():
             group.create_task(play(json.loads(line)))
@@ -109,7 +113,9 @@ async def agents() -> None:
 async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
     """CPU and wall seconds of each way in each round."""
     (folder / "agent.py").write_text(AGENT)
-    config = Config.model_validate({"rollout": LIMITS, "task": {"packs": ["calc-task"]}, "model": {"device": "cpu"}})
+    config = Config.model_validate(
+        {"rollout": LIMITS, "task": {"packs": ["calc-task"]}, "model": {"device": "cpu"}}
+    )
     found: dict[str, list[dict[str, float]]] = {"built-in": [], "agent": []}
     os.environ["BENCHMARK"] = str(Path(__file__).resolve())
     async with open_runtime(config, base=ROOT, db=folder / "store.db") as runtime:
@@ -125,13 +131,17 @@ async def measure(episodes: int, rounds: int, folder: Path) -> dict[str, Any]:
             for name, rows in sorted(found.items(), reverse=bool(number % 2)):
                 packs = {pack.name: replace(pack, agent=agent if name == "agent" else None)}
                 loaded = runtime.loaded
-                rollout = AgentRollout(loaded.policy, loaded.chat, packs, config, store=runtime.store)
+                rollout = AgentRollout(
+                    loaded.policy, loaded.chat, packs, config, store=runtime.store
+                )
                 cpu, loop, wall = time.process_time(), time.thread_time(), time.perf_counter()
                 made = await rollout.run(jobs)
                 row = {"cpu": time.process_time() - cpu, "loop": time.thread_time() - loop}
                 row["wall"] = time.perf_counter() - wall
                 row["sampled"] = sum(episode.trained_tokens for episode in made)
-                row["turns"] = sum(turn.role == "assistant" for episode in made for turn in episode.turns)
+                row["turns"] = sum(
+                    turn.role == "assistant" for episode in made for turn in episode.turns
+                )
                 row["solved"] = sum(episode.solved for episode in made)
                 if number >= 0:
                     rows.append(row)
@@ -144,7 +154,10 @@ def table(result: dict[str, Any]) -> str:
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for name, rows in result["rows"].items():
         cells = [_spread([row[key] for row in rows]) for key in ("cpu", "loop", "wall")]
-        cells += [f"{statistics.median(row[key] for row in rows):.0f}" for key in ("sampled", "turns", "solved")]
+        cells += [
+            f"{statistics.median(row[key] for row in rows):.0f}"
+            for key in ("sampled", "turns", "solved")
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     both = zip(result["rows"]["agent"], result["rows"]["built-in"], strict=True)
     ratios = [agent["cpu"] / own["cpu"] - 1 for agent, own in both]
@@ -161,7 +174,9 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--agents", action="store_true", help=argparse.SUPPRESS)
@@ -172,7 +187,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(given.episodes, given.rounds, Path(folder)))
     result |= {"episodes": given.episodes, "machine": platform.processor() or platform.machine()}
-    (ROOT / "benchmarks" / "results" / "agents.json").write_text(json.dumps(result, indent=1) + "\n")
+    (ROOT / "benchmarks" / "results" / "agents.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
     print(table(result))
 
 

@@ -34,11 +34,15 @@ CURVE = 10
 """Points of a curve."""
 
 
-def agentrl(*args: str, cwd: Path, program: tuple[str, ...] = ("-m", "agentrl_cli"), **env: str) -> str:
+def agentrl(
+    *args: str, cwd: Path, program: tuple[str, ...] = ("-m", "agentrl_cli"), **env: str
+) -> str:
     """Run the command line like a user; returns its stdout."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     command = [sys.executable, *program, *args]
-    return subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
@@ -61,12 +65,25 @@ def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
             "SELECT step, avg(outcome = 'solved') FROM episodes WHERE run_id = ? AND kind = 'train' GROUP BY step",
             (run.id,),
         ).fetchall()
-    given = ["--compare-to", "base", "--split", "validation", "-k", "4", "-T", "1", "--seed", str(seed), "--json"]
+    given = [
+        "--compare-to",
+        "base",
+        "--split",
+        "validation",
+        "-k",
+        "4",
+        "-T",
+        "1",
+        "--seed",
+        str(seed),
+        "--json",
+    ]
     both = json.loads(agentrl("eval", "--checkpoint", f"{run.name}@last", *given, cwd=project))
     base, trained = (one["splits"]["validation"]["pass_at"]["1"] for one in both["results"])
     size = -(-len(solved) // CURVE)
     curve = [
-        sum(row[1] for row in solved[n : n + size]) / len(solved[n : n + size]) for n in range(0, len(solved), size)
+        sum(row[1] for row in solved[n : n + size]) / len(solved[n : n + size])
+        for n in range(0, len(solved), size)
     ]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
@@ -77,12 +94,21 @@ def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table, one line a run."""
-    lines = ["| way | seed | steps | base pass@1 | trained pass@1 | CPU s | solved, by tenths of the steps |"]
+    lines = [
+        "| way | seed | steps | base pass@1 | trained pass@1 | CPU s | solved, by tenths of the steps |"
+    ]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for row in sorted(rows, key=lambda row: (row["way"], row["seed"])):
         numbers = [_number(row[name]) for name in ("base", "trained")]
         curve = " ".join(f"{value:.2f}" for value in row["curve"])
-        cells = [row["way"], row["seed"], row["steps"], *numbers, f"{row['cpu_seconds']:.0f}", curve]
+        cells = [
+            row["way"],
+            row["seed"],
+            row["steps"],
+            *numbers,
+            f"{row['cpu_seconds']:.0f}",
+            curve,
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -93,17 +119,24 @@ def _number(value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ways", choices=[*PACKS], nargs="+", default=["agent", "built-in"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--work", type=Path)
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if given.work and RESULTS.is_file() else []
+    rows: list[dict[str, Any]] = (
+        json.loads(RESULTS.read_text()) if given.work and RESULTS.is_file() else []
+    )
     with tempfile.TemporaryDirectory() as folder:
         for way in given.ways:
             for seed in given.seeds:
-                if not any((row["way"], row["seed"], row["steps"]) == (way, seed, given.steps) for row in rows):
+                if not any(
+                    (row["way"], row["seed"], row["steps"]) == (way, seed, given.steps)
+                    for row in rows
+                ):
                     rows.append(measure(way, seed, given.steps, given.work or Path(folder)))
                     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))

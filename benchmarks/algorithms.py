@@ -74,8 +74,23 @@ def train(project: Path, seed: int, steps: int, sets: Sequence[str]) -> None:
 
 def evaluate(project: Path, checkpoint: str, seed: int, tasks: int) -> Result:
     """pass@1 on the test split, with its interval."""
-    facts = ["--compare-to", "none", "--split", "test", "-k", "4", "-n", str(tasks), "-T", "1", "--seed", str(seed)]
-    found = json.loads(agentrl("eval", "--checkpoint", checkpoint, *facts, "--resume", "--json", cwd=project))
+    facts = [
+        "--compare-to",
+        "none",
+        "--split",
+        "test",
+        "-k",
+        "4",
+        "-n",
+        str(tasks),
+        "-T",
+        "1",
+        "--seed",
+        str(seed),
+    ]
+    found = json.loads(
+        agentrl("eval", "--checkpoint", checkpoint, *facts, "--resume", "--json", cwd=project)
+    )
     split: Result = found["results"][0]["splits"]["test"]
     return split
 
@@ -95,7 +110,9 @@ def measure(work: Path, name: str, seed: int, steps: int, tasks: int, base: Resu
         "base": base,
         "trained": trained,
         "passed": rate(base) <= BASE and rate(trained) >= WANTED,
-        "reached": next((n for n, mean in enumerate(_smooth(curve), 1) if n >= 5 and mean >= WANTED), None),
+        "reached": next(
+            (n for n, mean in enumerate(_smooth(curve), 1) if n >= 5 and mean >= WANTED), None
+        ),
         "curve": curve,
     }
 
@@ -134,9 +151,13 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--tasks", type=int, default=1000, help="maximum tasks of the test split; default: all")
+    parser.add_argument(
+        "--tasks", type=int, default=1000, help="maximum tasks of the test split; default: all"
+    )
     parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "algorithms.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "algorithms.json"
+    )
     args = parser.parse_args()
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="agentrl-algorithms-") as temporary:
@@ -148,7 +169,9 @@ def main() -> None:
                 results.append(measure(work, name, seed, args.steps, args.tasks, base))
                 facts = {"machine": machine(), "at": time.strftime("%Y-%m-%d"), "steps": args.steps}
                 args.out.parent.mkdir(parents=True, exist_ok=True)
-                args.out.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n", encoding="utf-8")
+                args.out.write_text(
+                    json.dumps({**facts, "results": results}, indent=1) + "\n", encoding="utf-8"
+                )
                 print(table(results[-1:]), file=sys.stderr, flush=True)
     print(table(results))
 

@@ -219,7 +219,12 @@ async def _sampled(policy: Any, model: Any) -> float:
             said = await policy.generate(str(n), ids, Sampling(seed=n, max_new_tokens=5 + n))
             whole = torch.tensor([ids + said.ids.tolist()])
             with torch.no_grad():
-                logp = model(input_ids=whole, use_cache=False).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+                logp = (
+                    model(input_ids=whole, use_cache=False)
+                    .logits[0, len(ids) - 1 : -1]
+                    .float()
+                    .log_softmax(-1)
+                )
             wanted = logp.gather(1, whole[0, len(ids) :, None])[:, 0].numpy()
             worst = max(worst, float(np.abs(wanted - said.logp_policy).max()))
             ids = whole[0].tolist() + rng.integers(0, VOCAB, 3 + n).tolist()
@@ -241,7 +246,9 @@ def trained(model: Any) -> float:
     groups: list[list[Segment]] = []
     for prompt in (40, 25):
         first = rng.integers(0, VOCAB, prompt)
-        both = [np.concatenate([first, rng.integers(0, VOCAB, n)]).astype(np.int32) for n in (7, 12, 17)]
+        both = [
+            np.concatenate([first, rng.integers(0, VOCAB, n)]).astype(np.int32) for n in (7, 12, 17)
+        ]
         groups.append([Segment(ids, np.arange(len(ids)) >= prompt) for ids in both])
     _, out = trained_logprobs(model, groups)
     weights = torch.randn(len(out.logp), generator=torch.Generator().manual_seed(0))
@@ -267,8 +274,17 @@ def trained(model: Any) -> float:
 
 def larger(name: str) -> dict[str, Any]:
     """Changes to a tiny configuration that give 2 to 3 million parameters in six layers."""
-    sizes = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 6}
-    types = {"layer_types": [SLIDING, FULL] * 3} if family(name) in ("Gemma2", "Gemma3", "Cohere2") else {}
+    sizes = {
+        "hidden_size": 192,
+        "intermediate_size": 576,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+    }
+    types = (
+        {"layer_types": [SLIDING, FULL] * 3}
+        if family(name) in ("Gemma2", "Gemma3", "Cohere2")
+        else {}
+    )
     width = {"head_dim": 32} if family(name) in ("Gemma2", "Gemma3", "Qwen3Moe") else {}
     return {**sizes, **types, **width, "num_key_value_heads": 2, "vocab_size": 2048}
 
@@ -340,7 +356,11 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _spread(ratio: list[float] | None) -> str:
-    return "" if not ratio else f"{min(ratio):.2f} / **{sorted(ratio)[len(ratio) // 2]:.2f}** / {max(ratio):.2f}"
+    return (
+        ""
+        if not ratio
+        else f"{min(ratio):.2f} / **{sorted(ratio)[len(ratio) // 2]:.2f}** / {max(ratio):.2f}"
+    )
 
 
 def _short(text: str) -> str:
@@ -369,7 +389,11 @@ def main(arguments: list[str]) -> None:
             found = ratios(name, **(larger(name) if arguments[0] == "ratio-3M" else {}))
             results.setdefault(name, check(name))[arguments[0]] = [round(each, 2) for each in found]
         else:
-            known = {key: results[name][key] for key in ("ratio", "ratio-3M") if key in results.get(name, {})}
+            known = {
+                key: results[name][key]
+                for key in ("ratio", "ratio-3M")
+                if key in results.get(name, {})
+            }
             results[name] = check(name) | known
         print(name, results[name], flush=True)
         write(results)

@@ -41,7 +41,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "bundled.json"
 SYSTEM = "Solve the task. Use the tools."
 CHINESE_SYSTEM = "请使用工具回答问题。"
 RATE, WANTED = 3e-4, 0.95
-LIMITS = {"max_turns": 5, "max_new_tokens": 96, "max_tokens": 640, "group_size": 8, "prompts_per_step": 8}
+LIMITS = {
+    "max_turns": 5,
+    "max_new_tokens": 96,
+    "max_tokens": 640,
+    "group_size": 8,
+    "prompts_per_step": 8,
+}
 
 Result = dict[str, Any]
 
@@ -56,7 +62,11 @@ def pack_of(subject: Subject, seed: int, count: int, language: Any = "english") 
     """A function as a task."""
     system = SYSTEM if language == "english" else CHINESE_SYSTEM
     return Pack.of(
-        subject.name, subject.rows(seed, count, language), [Reward("exact", exact)], tools=subject.tools, system=system
+        subject.name,
+        subject.rows(seed, count, language),
+        [Reward("exact", exact)],
+        tools=subject.tools,
+        system=system,
     )
 
 
@@ -67,10 +77,14 @@ def generated_pack(tool: Generated, rows: Sequence[dict[str, str]]) -> Pack:
 
 def config_of(model: str, **changes: Any) -> Config:
     """The settings of every measurement."""
-    return Config.model_validate({"model": {"name": model, "dtype": "float32"}, "rollout": LIMITS, **changes})
+    return Config.model_validate(
+        {"model": {"name": model, "dtype": "float32"}, "rollout": LIMITS, **changes}
+    )
 
 
-async def sample(model: str, packs: Sequence[Pack], split: str, rows: int, samples: int) -> list[Episode]:
+async def sample(
+    model: str, packs: Sequence[Pack], split: str, rows: int, samples: int
+) -> list[Episode]:
     """Attempts at temperature 1 at the first rows of each pack."""
     from agentrl_cli.policies.load import load_policy
     from agentrl_cli.rollout import Job, Rollout, seed_of
@@ -81,7 +95,11 @@ async def sample(model: str, packs: Sequence[Pack], split: str, rows: int, sampl
     sandbox = await Sandbox.open(config.sandbox) if any(pack.sandbox for pack in packs) else None
     named = {pack.name: pack for pack in packs}
     tasks = [task for pack in packs for task in pack.tasks(split, limit=rows)]
-    jobs = [Job(task, seed_of("bundled", task.pack, task.id, n), n) for task in tasks for n in range(samples)]
+    jobs = [
+        Job(task, seed_of("bundled", task.pack, task.id, n), n)
+        for task in tasks
+        for n in range(samples)
+    ]
     try:
         return await Rollout(loaded.policy, loaded.chat, named, config, sandbox=sandbox).run(jobs)
     finally:
@@ -94,9 +112,15 @@ def summary(episodes: Sequence[Episode]) -> Result:
     """Shares of the attempts: solved, with a call, with a call that returned; and the standard error of `solved`."""
     count = max(1, len(episodes))
     called = [any(turn.calls for turn in one.turns) for one in episodes]
-    returned = [any(r.error is None for turn in one.turns for r in turn.results) for one in episodes]
+    returned = [
+        any(r.error is None for turn in one.turns for r in turn.results) for one in episodes
+    ]
     solved = sum(str(one.outcome) == "solved" for one in episodes)
-    shares = {"solved": solved / count, "called": sum(called) / count, "returned": sum(returned) / count}
+    shares = {
+        "solved": solved / count,
+        "called": sum(called) / count,
+        "returned": sum(returned) / count,
+    }
     by_row: dict[str, list[bool]] = {}
     for one in episodes:
         by_row.setdefault(one.task_id, []).append(str(one.outcome) == "solved")
@@ -109,10 +133,14 @@ def measure_base(model: str, rows: int, samples: int, only: Sequence[str]) -> Re
     """Every function in both languages."""
     found: Result = {}
     for language in ("english", "chinese"):
-        packs = [pack_of(one, 1, rows, language) for one in SUBJECTS if not only or one.name in only]
+        packs = [
+            pack_of(one, 1, rows, language) for one in SUBJECTS if not only or one.name in only
+        ]
         episodes = asyncio.run(sample(model, packs, "train", rows, samples))
         for pack in packs:
-            found.setdefault(pack.name, {})[language] = summary([one for one in episodes if one.pack == pack.name])
+            found.setdefault(pack.name, {})[language] = summary(
+                [one for one in episodes if one.pack == pack.name]
+            )
     return found
 
 
@@ -120,7 +148,9 @@ def measure_generated(model: str, samples: int) -> Result:
     """The forty generated tools."""
     packs = [generated_pack(one, one.rows) for one in generated()]
     episodes = asyncio.run(sample(model, packs, "train", 5, samples))
-    by_tool = {pack.name: summary([one for one in episodes if one.pack == pack.name]) for pack in packs}
+    by_tool = {
+        pack.name: summary([one for one in episodes if one.pack == pack.name]) for pack in packs
+    }
     return {"all": summary(episodes), "tools": by_tool}
 
 
@@ -135,7 +165,9 @@ def measure_packs(model: str, names: Sequence[str], rows: int, samples: int) -> 
     return found
 
 
-def measure_training(pack: Pack, seed: int, held: Pack | None, options: argparse.Namespace) -> Result:
+def measure_training(
+    pack: Pack, seed: int, held: Pack | None, options: argparse.Namespace
+) -> Result:
     """GRPO on one function; solved by step, and on `held` before and after. Raises RuntimeError if it ended early."""
     model, steps, keep = options.model, options.steps, options.keep
     with tempfile.TemporaryDirectory() as temporary:
@@ -144,7 +176,13 @@ def measure_training(pack: Pack, seed: int, held: Pack | None, options: argparse
         run = train(
             config_of(
                 model,
-                train={"steps": steps, "lr": options.lr, "eval_every": 0, "token_budget": 2048, "save_every": 1000},
+                train={
+                    "steps": steps,
+                    "lr": options.lr,
+                    "eval_every": 0,
+                    "token_budget": 2048,
+                    "save_every": 1000,
+                },
                 seed=seed,
             ),
             packs=[pack],
@@ -153,25 +191,36 @@ def measure_training(pack: Pack, seed: int, held: Pack | None, options: argparse
         )
         cpu = time.process_time() - cpu
         if run.step != steps:
-            raise RuntimeError(f"{pack.name} stopped at step {run.step} of {steps}: {run.error or run.status}")
+            raise RuntimeError(
+                f"{pack.name} stopped at step {run.step} of {steps}: {run.error or run.status}"
+            )
         store = sqlite3.connect(f"file:{folder}/runs/agentrl.db?mode=ro", uri=True)
         rows = store.execute(
             "SELECT avg(outcome = 'solved') FROM episodes WHERE run_id = ? AND kind = 'train'"
             " GROUP BY step ORDER BY step",
             (run.id,),
         ).fetchall()
-        spent = store.execute("SELECT metrics FROM steps WHERE run_id = ? ORDER BY step", (run.id,)).fetchall()
-        trained = store.execute("SELECT path FROM checkpoints WHERE run_id = ? AND kind = 'last'", (run.id,)).fetchone()
+        spent = store.execute(
+            "SELECT metrics FROM steps WHERE run_id = ? ORDER BY step", (run.id,)
+        ).fetchall()
+        trained = store.execute(
+            "SELECT path FROM checkpoints WHERE run_id = ? AND kind = 'last'", (run.id,)
+        ).fetchone()
         store.close()
         curve = [round(row[0], 3) for row in rows]
         means = {end: sum(curve[end - 10 : end]) / 10 for end in range(10, steps + 1)}
         found = {"first": curve[0], "last": round(means[steps], 3), "cpu_seconds": round(cpu, 1)}
         if reached := [end for end, mean in means.items() if mean >= WANTED]:
             found["reached_step"] = reached[0]
-            found["reached_cpu_seconds"] = round(sum(json.loads(row[0])["time/cpu"] for row in spent[: reached[0]]), 1)
+            found["reached_cpu_seconds"] = round(
+                sum(json.loads(row[0])["time/cpu"] for row in spent[: reached[0]]), 1
+            )
         if held is not None:
             models = {"before": model, "after": str(folder / "runs" / trained[0])}
-            found |= {when: summary(asyncio.run(sample(one, [held], "train", 5, 8))) for when, one in models.items()}
+            found |= {
+                when: summary(asyncio.run(sample(one, [held], "train", 5, 8)))
+                for when, one in models.items()
+            }
         return {**found, "curve": curve}
 
 
@@ -179,13 +228,25 @@ def trainings(options: argparse.Namespace) -> Iterator[tuple[str, Pack, Pack | N
     """What `train` and `train-generated` train on: name, pack, the tasks held out of it, seed."""
     if options.what == "train":
         for subject in (one for one in SUBJECTS if one.name in options.only):
-            yield from ((subject.name, pack_of(subject, 1000 + seed, 200), None, seed) for seed in options.seeds)
+            yield from (
+                (subject.name, pack_of(subject, 1000 + seed, 200), None, seed)
+                for seed in options.seeds
+            )
         return
     tools = generated()
     drawn = random.Random("sample of the generated tools").sample(tools, len(tools))
-    for tool in [one for one in drawn if one.name in options.only] if options.only else drawn[: options.count]:
+    for tool in (
+        [one for one in drawn if one.name in options.only]
+        if options.only
+        else drawn[: options.count]
+    ):
         for seed in options.seeds:
-            yield tool.name, generated_pack(tool, tool.more(200, seed)), generated_pack(tool, tool.rows), seed
+            yield (
+                tool.name,
+                generated_pack(tool, tool.more(200, seed)),
+                generated_pack(tool, tool.rows),
+                seed,
+            )
 
 
 def table(found: Result) -> str:
@@ -213,7 +274,9 @@ def interval(values: Sequence[float], draws: int = 10_000) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("base", "generated", "packs", "train", "train-generated"))
     parser.add_argument("model")
     parser.add_argument("--only", nargs="*", default=[])
@@ -228,24 +291,36 @@ def main() -> None:
     options = parser.parse_args()
     name = Path(options.model).name
     if options.what == "base":
-        _keep(name, {"base": measure_base(options.model, options.rows, options.samples, options.only)})
+        _keep(
+            name, {"base": measure_base(options.model, options.rows, options.samples, options.only)}
+        )
     elif options.what == "generated":
         _keep(name, {"generated": measure_generated(options.model, options.samples)})
     elif options.what == "packs":
-        _keep(name, {"packs": measure_packs(options.model, options.packs, options.rows, options.samples)})
+        _keep(
+            name,
+            {"packs": measure_packs(options.model, options.packs, options.rows, options.samples)},
+        )
     else:
         for trained, pack, held, seed in trainings(options):
             result = measure_training(pack, seed, held, options)
             run = str(seed) if options.lr == RATE else f"{seed}, lr {options.lr:g}"
             _keep(name, {options.what: {trained: {run: result}}})
-            print(trained, seed, {key: value for key, value in result.items() if key != "curve"}, flush=True)
+            print(
+                trained,
+                seed,
+                {key: value for key, value in result.items() if key != "curve"},
+                flush=True,
+            )
     found = _kept()[name]
     print(table(found))
     print(json.dumps({key: one["all"] for key, one in found.get("packs", {}).items()}))
     print(json.dumps(found.get("generated", {}).get("all", {})))
     if tools := [runs for runs in found.get("train-generated", {}).values() if "0" in runs]:
         for when in ("before", "after"):
-            print(f"{len(tools)} generated tools {when}: {interval([one['0'][when]['solved'] for one in tools])}")
+            print(
+                f"{len(tools)} generated tools {when}: {interval([one['0'][when]['solved'] for one in tools])}"
+            )
 
 
 def _kept() -> Result:

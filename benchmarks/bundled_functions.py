@@ -7,11 +7,30 @@ from datetime import date, timedelta
 from typing import Literal
 
 WORDS = (
-    "harbor candle pocket thunder garden violin mirror pepper blanket anchor cactus lizard muffin rocket saddle".split()
-)
+    "harbor candle pocket thunder garden violin mirror pepper blanket"
+    " anchor cactus lizard muffin rocket saddle"
+).split()
 REPEATING = "banana alabama committee pepper mississippi assessment bookkeeper possession coconut cocoon papaya".split()
-GOODS = {"mug": 7, "scarf": 19, "desk": 140, "bulb": 3, "tray": 11, "stool": 45, "clock": 28, "vase": 16}
-STOCKS = {"mug": 120, "scarf": 35, "desk": 4, "bulb": 560, "tray": 77, "stool": 12, "clock": 41, "vase": 9}
+GOODS = {
+    "mug": 7,
+    "scarf": 19,
+    "desk": 140,
+    "bulb": 3,
+    "tray": 11,
+    "stool": 45,
+    "clock": 28,
+    "vase": 16,
+}
+STOCKS = {
+    "mug": 120,
+    "scarf": 35,
+    "desk": 4,
+    "bulb": 560,
+    "tray": 77,
+    "stool": 12,
+    "clock": 41,
+    "vase": 9,
+}
 METRES = {"km": 1000.0, "m": 1.0, "cm": 0.01, "mi": 1609.344, "ft": 0.3048, "in": 0.0254}
 ZONES = {"France": 3, "Japan": 9, "Brazil": 8, "Kenya": 7, "Canada": 6}
 SHELVES = {
@@ -24,7 +43,14 @@ SHELVES = {
     "clock": "S8",
     "vase": "S3",
 }
-OWNERS = {"boat": "Ines", "barn": "Omar", "mill": "Lena", "shop": "Pavel", "farm": "Ruth", "inn": "Hugo"}
+OWNERS = {
+    "boat": "Ines",
+    "barn": "Omar",
+    "mill": "Lena",
+    "shop": "Pavel",
+    "farm": "Ruth",
+    "inn": "Hugo",
+}
 PHONES = {"Ines": 5521, "Omar": 8310, "Lena": 4477, "Pavel": 9068, "Ruth": 2254, "Hugo": 7193}
 LINES = (
     "the harbor was quiet",

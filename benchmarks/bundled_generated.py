@@ -48,7 +48,9 @@ class Generated:
         """Tasks to train on: other draws, none of which is in `rows`."""
         rng = random.Random(f"generated tool {self.name} {seed}")
         held = {row["prompt"] for row in self.rows}
-        return [row for _ in range(4 * count) if (row := self.draw(rng))["prompt"] not in held][:count]
+        return [row for _ in range(4 * count) if (row := self.draw(rng))["prompt"] not in held][
+            :count
+        ]
 
 
 def generated(count: int = 40, tasks: int = 5, seed: int = 99) -> list[Generated]:
@@ -59,7 +61,9 @@ def generated(count: int = 40, tasks: int = 5, seed: int = 99) -> list[Generated
 
 
 def _tool(rng: random.Random, thing: str, measure: str, tasks: int) -> Generated:
-    name = rng.choice((f"{thing}_{measure}", f"{measure}_of_{thing}", f"{thing}{measure.capitalize()}"))
+    name = rng.choice(
+        (f"{thing}_{measure}", f"{measure}_of_{thing}", f"{thing}{measure.capitalize()}")
+    )
     chosen = rng.sample(PARAMETERS, rng.choice((1, 1, 2, 2, 3)))
     template = rng.choice(TEMPLATES)
     function = _function(name, f"The {measure} of a {thing}.", chosen)
@@ -85,8 +89,13 @@ def _function(name: str, about: str, parameters: list[Maker]) -> Callable[..., A
 
     types = {label: list[int] if kind is list else kind for label, kind, _, _ in parameters}
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{about}\n\nArgs:\n" + "".join(f"    {label}: {said}\n" for label, _, said, _ in parameters)
+    function.__doc__ = f"{about}\n\nArgs:\n" + "".join(
+        f"    {label}: {said}\n" for label, _, said, _ in parameters
+    )
     function.__annotations__ = {**types, "return": int}
-    fields = [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=types[one]) for one in types]
+    fields = [
+        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=types[one])
+        for one in types
+    ]
     function.__signature__ = inspect.Signature(fields, return_annotation=int)  # type: ignore[attr-defined]
     return function

@@ -62,14 +62,18 @@ class Subject:
     chinese: tuple[str, ...]
     steps: int = 1
 
-    def rows(self, seed: int, count: int, language: Literal["english", "chinese"] = "english") -> list[dict[str, str]]:
+    def rows(
+        self, seed: int, count: int, language: Literal["english", "chinese"] = "english"
+    ) -> list[dict[str, str]]:
         """Rows with a prompt and the answer; those of both languages have the same values."""
         rng = random.Random(f"bundled functions {self.name} {seed}")
         found = []
         for number in range(count):
             fields, answer = self.draw(rng)
             wordings = self.english if language == "english" else self.chinese
-            found.append({"prompt": wordings[number % len(wordings)].format(**fields), "answer": str(answer)})
+            found.append(
+                {"prompt": wordings[number % len(wordings)].format(**fields), "answer": str(answer)}
+            )
         return found
 
 
@@ -81,7 +85,9 @@ def _day(rng: random.Random) -> str:
     return (date(2000, 1, 1) + timedelta(rng.randint(0, 20000))).isoformat()
 
 
-def _one(function: Callable[..., Any], **makers: Callable[[random.Random], Any]) -> Callable[[random.Random], Drawn]:
+def _one(
+    function: Callable[..., Any], **makers: Callable[[random.Random], Any]
+) -> Callable[[random.Random], Drawn]:
     """Draws arguments by parameter, and calls the function with them."""
 
     def draw(rng: random.Random) -> Drawn:
@@ -121,7 +127,9 @@ def _lengths(rng: random.Random) -> Drawn:
 def _degrees(rng: random.Random) -> Drawn:
     to = rng.choice(("C", "F"))
     degrees = rng.randint(-20, 110)
-    return {"degrees": degrees, "from": "F" if to == "C" else "C", "to": to}, temperature(degrees, to)  # type: ignore[arg-type]
+    return {"degrees": degrees, "from": "F" if to == "C" else "C", "to": to}, temperature(
+        degrees, to
+    )  # type: ignore[arg-type]
 
 
 def _column(rng: random.Random) -> Drawn:
@@ -155,7 +163,10 @@ SUBJECTS = (
         "caesar",
         (caesar,),
         _one(caesar, text=_phrase, shift=_number(1, 25)),
-        ('Shift "{text}" by {shift} letters.', 'What is "{text}" with every letter moved {shift} on?'),
+        (
+            'Shift "{text}" by {shift} letters.',
+            'What is "{text}" with every letter moved {shift} on?',
+        ),
         ('把 "{text}" 的字母移动 {shift} 位。', "“{text}”移动 {shift} 位是什么？"),
     ),
     Subject(
@@ -201,7 +212,11 @@ SUBJECTS = (
         "convert",
         (convert,),
         _lengths,
-        ("What is {value} {a} in {b}?", "Convert {value} {a} to {b}.", "How many {b} are {value} {a}?"),
+        (
+            "What is {value} {a} in {b}?",
+            "Convert {value} {a} to {b}.",
+            "How many {b} are {value} {a}?",
+        ),
         ("{value} {a} 是多少 {b}？", "把 {value} {a} 换算成 {b}。"),
     ),
     Subject(
@@ -233,7 +248,10 @@ SUBJECTS = (
         "postage",
         (postage,),
         _one(postage, grams=_number(20, 4000), country=_from(list(ZONES))),
-        ("What is the postage for {grams} g to {country}?", "A parcel of {grams} grams to {country}: what postage?"),
+        (
+            "What is the postage for {grams} g to {country}?",
+            "A parcel of {grams} grams to {country}: what postage?",
+        ),
         ("{grams} 克寄到 {country} 邮费多少？", "寄 {country}，{grams} 克，邮费是多少？"),
     ),
     Subject(
@@ -261,7 +279,11 @@ SUBJECTS = (
         "column_total",
         (column_total,),
         _column,
-        ("What is the total of {numbers}?", "Add up: {numbers}", "A column has {numbers}. What is its sum?"),
+        (
+            "What is the total of {numbers}?",
+            "Add up: {numbers}",
+            "A column has {numbers}. What is its sum?",
+        ),
         ("{numbers} 的总和是多少？", "请把 {numbers} 加起来。"),
     ),
     Subject(
@@ -282,7 +304,10 @@ SUBJECTS = (
         "load_of_shelf",
         (shelf_of, load_of),
         _load,
-        ("What is the load of the shelf that {item} is on?", "How heavy is the load of the shelf of {item}?"),
+        (
+            "What is the load of the shelf that {item} is on?",
+            "How heavy is the load of the shelf of {item}?",
+        ),
         ("{item} 所在货架的负荷是多少？", "放 {item} 的货架负荷多少？"),
         steps=2,
     ),
@@ -290,7 +315,10 @@ SUBJECTS = (
         "phone_of_owner",
         (owner_of, phone_of),
         _phone,
-        ("What is the phone number of the owner of the {place}?", "The phone of who owns the {place}?"),
+        (
+            "What is the phone number of the owner of the {place}?",
+            "The phone of who owns the {place}?",
+        ),
         ("{place} 的主人的电话是多少？", "请查 {place} 主人的电话。"),
         steps=2,
     ),

@@ -62,9 +62,14 @@ def generate(model_name: str) -> Callable[[], Numbers]:
 
 def episodes(model_name: str) -> tuple[Any, list[str], list[Any]]:
     """(chat, prompts, the scripted turns) of scripted tool episodes, the same for every checkout."""
-    tools, paths = importlib.import_module("benchmarks.rollout_tools"), importlib.import_module("agentrl_cli.paths")
+    tools, paths = (
+        importlib.import_module("benchmarks.rollout_tools"),
+        importlib.import_module("agentrl_cli.paths"),
+    )
     count = EPISODES[model_name]
-    tokenizer = importlib.import_module("agentrl_cli.chat.tokenizer").Tokenizer.load(paths.bundled_model())
+    tokenizer = importlib.import_module("agentrl_cli.chat.tokenizer").Tokenizer.load(
+        paths.bundled_model()
+    )
     prompts = [f"Task {n // 8}: add {n // 8 + 11} and 7, then add 5." for n in range(count)]
     chat = importlib.import_module("agentrl_cli.chat.render").Chat(tokenizer)
     return chat, prompts, tools.script(tokenizer, count)
@@ -82,7 +87,9 @@ def step(model_name: str) -> Callable[[], Numbers]:
     """One step of tool episodes: rollout, update and the weights' way back."""
     bench = importlib.import_module("benchmarks.whole_step")
     chat, prompts, turns = episodes(model_name)
-    ours = bench.Ours(bench.make_model(model_name, True), chat, prompts, turns, Path(tempfile.mkdtemp()))
+    ours = bench.Ours(
+        bench.make_model(model_name, True), chat, prompts, turns, Path(tempfile.mkdtemp())
+    )
 
     def run() -> Numbers:
         cpu = ours.step()
@@ -128,7 +135,12 @@ def work(case: str) -> None:
 def peak_memory() -> Numbers:
     """MiB of this process at most."""
     status = Path("/proc/self/status").read_text()
-    return {"memory": int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024}
+    return {
+        "memory": int(
+            next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+        )
+        / 1024
+    }
 
 
 # --- in the process that compares -------------------------------------------------------------------------------------
@@ -154,23 +166,34 @@ def compared(old: Path, case: str, rounds: int) -> dict[str, Any]:
                 found[name].append(numbers)
     memory = {name: worker.close() for name, worker in both.items()}
     if case == "demo":
-        memory = {name: {"memory": max(one.pop("memory") for one in every)} for name, every in found.items()}
+        memory = {
+            name: {"memory": max(one.pop("memory") for one in every)}
+            for name, every in found.items()
+        }
     row: dict[str, Any] = {"case": case, "rounds": rounds}
     for key in found["new"][0]:
         ratios = [a[key] / b[key] for a, b in zip(found["old"], found["new"], strict=True)]
         row[key] = {name: [round(one[key], 3) for one in every] for name, every in found.items()}
-        row[key]["old / new"] = [round(figure, 3) for figure in (median(ratios), min(ratios), max(ratios))]
+        row[key]["old / new"] = [
+            round(figure, 3) for figure in (median(ratios), min(ratios), max(ratios))
+        ]
     row["memory"] = {name: round(one["memory"]) for name, one in memory.items()}
     row["load"] = os.getloadavg()[0]
     return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, nargs="?", help="a checkout of the commit to compare with")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "old", type=Path, nargs="?", help="a checkout of the commit to compare with"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "engines.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "engines.json"
+    )
     parser.add_argument("--work", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -183,8 +206,15 @@ def main() -> None:
         row = compared(given.old.resolve(), case, given.rounds)
         kept = [other for other in kept if other["case"] != case] + [row]
         given.out.write_text(json.dumps(kept, indent=1) + "\n")
-        parts = [f"{key} {row[key]['old / new']}" for key in row if isinstance(row[key], dict) and key != "memory"]
-        print(f"{case}: old / new (median, least, most): {'; '.join(parts)}; MiB {row['memory']}", flush=True)
+        parts = [
+            f"{key} {row[key]['old / new']}"
+            for key in row
+            if isinstance(row[key], dict) and key != "memory"
+        ]
+        print(
+            f"{case}: old / new (median, least, most): {'; '.join(parts)}; MiB {row['memory']}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

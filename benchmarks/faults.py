@@ -29,7 +29,9 @@ TRIALS = {"kills": kills, "supervisors": supervisors, "disk": disk, "fuzz": fuzz
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="trial", required=True)
     for name, module in TRIALS.items():
         command = commands.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])

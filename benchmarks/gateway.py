@@ -61,7 +61,15 @@ async def soak(requests: int, sessions: int, killed: float) -> dict[str, Any]:
     gateway = Gateway(Sessions(make, ended), OneModel(policy, "model"), chat)
     started, cpu = time.perf_counter(), time.process_time()
     async with listening(gateway.app, "127.0.0.1", 0) as address:
-        given = [sys.executable, __file__, "clients", "--address", address, "--requests", str(requests)]
+        given = [
+            sys.executable,
+            __file__,
+            "clients",
+            "--address",
+            address,
+            "--requests",
+            str(requests),
+        ]
         given += ["--sessions", str(sessions), "--killed", str(killed)]
         clients = await asyncio.create_subprocess_exec(*given, stdout=subprocess.PIPE)
         out, _ = await clients.communicate()
@@ -106,7 +114,10 @@ async def clients(address: str, requests: int, sessions: int, killed: float) -> 
                 break
             assert answer.status_code == 200, answer.text
             counts["answers"] += 1
-            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And {turn}?"}]
+            messages += [
+                answer.json()["choices"][0]["message"],
+                {"role": "user", "content": f"And {turn}?"},
+            ]
         ended = await client.post(f"{address}/e/k{number}/end", json={"reward": 1.0})
         assert ended.status_code == 200, ended.text
 
@@ -129,7 +140,13 @@ def main() -> None:
     given = parser.parse_args()
     match given.what:
         case "clients":
-            print(json.dumps(asyncio.run(clients(given.address, given.requests, given.sessions, given.killed))))
+            print(
+                json.dumps(
+                    asyncio.run(
+                        clients(given.address, given.requests, given.sessions, given.killed)
+                    )
+                )
+            )
         case _:
             _keep("soak", asyncio.run(soak(given.requests, given.sessions, given.killed)))
 

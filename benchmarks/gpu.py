@@ -38,9 +38,39 @@ def parts(device: str, model: str, quick: bool, folder: Path) -> dict[str, list[
         return "--out", str(folder / f"{name}.json")
 
     return {
-        "doctor": [python, "-m", "agentrl_cli", "doctor", "--gpu", "--device", device, *seconds, "--json"],
-        "tests": [python, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "-rs", str(ROOT / "tests/inference")],
-        "rollout": [python, f"{here}/rollout.py", "generate", *of, "--episodes", episodes, *rounds, *to("rollout")],
+        "doctor": [
+            python,
+            "-m",
+            "agentrl_cli",
+            "doctor",
+            "--gpu",
+            "--device",
+            device,
+            *seconds,
+            "--json",
+        ],
+        "tests": [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-m",
+            "gpu",
+            "-rs",
+            str(ROOT / "tests/inference"),
+        ],
+        "rollout": [
+            python,
+            f"{here}/rollout.py",
+            "generate",
+            *of,
+            "--episodes",
+            episodes,
+            *rounds,
+            *to("rollout"),
+        ],
         "steps": [python, f"{here}/rollout_steps.py", *of, "--rows", *rows, *steps, *to("steps")],
         "update": [python, f"{here}/gpu.py", "--update", *of, *["--quick"] * quick],
     }
@@ -50,7 +80,9 @@ def run(command: list[str], folder: Path) -> dict[str, Any]:
     """A part's result, or what it said at its end."""
     started = time.monotonic()
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=ROOT)
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=ROOT
+        )
         status, said, failed = child.returncode, child.stdout, child.stderr
     except subprocess.TimeoutExpired:
         status, said, failed = -1, "", f"no answer within {LIMIT:g} s"
@@ -76,7 +108,9 @@ def update(device: str, model: str, quick: bool) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
 
     made: Any = make_model(model, device).to(pick_dtype("auto", where))
-    made = get_peft_model(made, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    made = get_peft_model(
+        made, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     learner = Ours(made, make_episodes("tools", 8 if quick else 64, made.config.vocab_size))
     times = []
     for _ in range(2 if quick else 4):
@@ -93,7 +127,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", choices=("3M", "60M", "0.5B"), default="0.5B")
-    parser.add_argument("--quick", action="store_true", help="few episodes, one round: checks the script")
+    parser.add_argument(
+        "--quick", action="store_true", help="few episodes, one round: checks the script"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     parser.add_argument("--update", action="store_true", help="only the update, in this process")
     given = parser.parse_args()
@@ -102,7 +138,11 @@ def main() -> None:
         return
     from agentrl_cli.trainer.machine import machine
 
-    report: dict[str, Any] = {"machine": machine(given.device), "device": given.device, "model": given.model}
+    report: dict[str, Any] = {
+        "machine": machine(given.device),
+        "device": given.device,
+        "model": given.model,
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name, command in parts(given.device, given.model, given.quick, Path(folder)).items():
             print(f"{name} …", file=sys.stderr, flush=True)

@@ -33,10 +33,17 @@ def settings(**more: Any) -> Config:
     """32 episodes of up to 2,048 tokens in groups of 8; r=8."""
     base: dict[str, Any] = {
         "adapter": {"r": 8, "alpha": 16},
-        "rollout": {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048, "max_new_tokens": 512},
+        "rollout": {
+            "group_size": 8,
+            "prompts_per_step": 4,
+            "max_tokens": 2048,
+            "max_new_tokens": 512,
+        },
         "train": {"token_budget": 4096},
     }
-    return Config.model_validate({name: {**base.get(name, {}), **more.get(name, {})} for name in {*base, *more}})
+    return Config.model_validate(
+        {name: {**base.get(name, {}), **more.get(name, {})} for name in {*base, *more}}
+    )
 
 
 def folders(target: Path) -> dict[str, Path]:
@@ -74,10 +81,16 @@ def tables() -> str:
     """Both tables."""
     with tempfile.TemporaryDirectory() as name:
         models = folders(Path(name))
-        lines = [f"| model | {' | '.join(f'{size} GB' for size in GPUS)} |", "| --- " * (len(GPUS) + 1) + "|"]
+        lines = [
+            f"| model | {' | '.join(f'{size} GB' for size in GPUS)} |",
+            "| --- " * (len(GPUS) + 1) + "|",
+        ]
         for model, folder in models.items():
             lines.append(f"| {model} | {' | '.join(cell(folder, size) for size in GPUS)} |")
-        lines += ["", "| model | parameters | LoRA trains | 4 bits | published | 16 bits | published |"]
+        lines += [
+            "",
+            "| model | parameters | LoRA trains | 4 bits | published | 16 bits | published |",
+        ]
         lines.append("| --- " * 7 + "|")
         for model, folder in models.items():
             few, many = least(folder, "4bit"), least(folder, "none")

@@ -48,20 +48,40 @@ def agentrl(*args: str, cwd: Path) -> str:
     print(f"$ agentrl {' '.join(args)}", file=sys.stderr, flush=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "agentrl_cli", *args], cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "agentrl_cli", *args],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
-def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, samples: int) -> Result:
+def measure(
+    pack: str, seed: int, project: Path, steps: int | None, tasks: int, samples: int
+) -> Result:
     """Train one seed and evaluate it."""
     if not project.is_dir():
         agentrl("init", pack, str(project), cwd=project.parent)
     train(project, seed, steps)
     run, curve, spent = read_curve(project)
     name = f"{run.name}@best"
-    common = ["-k", str(samples), "-n", str(tasks), "-T", "1", "--seed", str(seed), "--resume", "--json"]
-    both = json.loads(agentrl("eval", "--checkpoint", name, "--compare-to", "base", *common, cwd=project))
+    common = [
+        "-k",
+        str(samples),
+        "-n",
+        str(tasks),
+        "-T",
+        "1",
+        "--seed",
+        str(seed),
+        "--resume",
+        "--json",
+    ]
+    both = json.loads(
+        agentrl("eval", "--checkpoint", name, "--compare-to", "base", *common, cwd=project)
+    )
     alone = ["--checkpoint", name, "--compare-to", "none", "--no-tools", "--split", "test"]
     bare = json.loads(agentrl("eval", *alone, *common, cwd=project))
     base, trained = (one["splits"] for one in both["results"])
@@ -73,7 +93,10 @@ def measure(pack: str, seed: int, project: Path, steps: int | None, tasks: int, 
         "base": base,
         "trained": trained,
         "without_tools": bare["results"][0]["splits"]["test"],
-        "comparison": {name: both["comparisons"][0][name] for name in ("difference", "gained", "lost", "p_value")},
+        "comparison": {
+            name: both["comparisons"][0][name]
+            for name in ("difference", "gained", "lost", "p_value")
+        },
         "curve": curve,
     }
 
@@ -114,7 +137,13 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], dict[str,
     for step, solved, calls, reward in rows:
         done = step + 1  # metrics are stored under the number of finished steps
         spent += cpu.get(done, 0.0)
-        point = {"step": done, "cpu": round(spent, 2), "solved": solved, "tool_call_rate": calls, "reward": reward}
+        point = {
+            "step": done,
+            "cpu": round(spent, 2),
+            "solved": solved,
+            "tool_call_rate": calls,
+            "reward": reward,
+        }
         curve.append(point)
     return run, curve, {"cpu_seconds": round(sum(cpu.values()), 2), "wall_seconds": round(wall, 1)}
 
@@ -124,7 +153,16 @@ def read_curve(project: Path) -> tuple[RunRow, list[dict[str, float]], dict[str,
 
 def table(results: Sequence[Result]) -> str:
     """Markdown: one line per run; pass rates with 95 % intervals."""
-    heads = ["pack", "seed", "steps", "CPU s", "base", "trained", "the base knew", "held-out families"]
+    heads = [
+        "pack",
+        "seed",
+        "steps",
+        "CPU s",
+        "base",
+        "trained",
+        "the base knew",
+        "held-out families",
+    ]
     heads += ["tool calls", "without tools"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for one in results:
@@ -146,7 +184,10 @@ def table(results: Sequence[Result]) -> str:
     for pack in dict.fromkeys(one["pack"] for one in results):
         own = [one for one in results if one["pack"] == pack]
         if len(own) > 1:
-            means = [sum(map(rate, [one[which]["test"] for one in own])) / len(own) for which in ("base", "trained")]
+            means = [
+                sum(map(rate, [one[which]["test"] for one in own])) / len(own)
+                for which in ("base", "trained")
+            ]
             cpu = sum(one["cpu_seconds"] for one in own) / len(own)
             lines += [
                 "",
@@ -194,7 +235,9 @@ def svg(results: Sequence[Result], width: int = 760, height: int = 400) -> str:
     ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(f'<path d="M{left} {y(share):.1f}H{width - right}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end" fill="#555">{share:.2f}</text>')
+        parts.append(
+            f'<text x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end" fill="#555">{share:.2f}</text>'
+        )
     for seconds in ticks(most):
         parts.append(f'<path d="M{x(seconds):.1f} {y(0):.1f}v5" stroke="#999"/>')
         where = f'x="{x(seconds):.1f}" y="{y(0) + 20:.1f}"'
@@ -205,7 +248,11 @@ def svg(results: Sequence[Result], width: int = 760, height: int = 400) -> str:
     )
     for n, one in enumerate(results):
         parts += _line(one, COLOURS[n % len(COLOURS)], x, y, n, width - right + 16, top)
-    note = (f"lines: training, {SMOOTH}-step mean", "dots: test split before", "and after, 95 % interval")
+    note = (
+        f"lines: training, {SMOOTH}-step mean",
+        "dots: test split before",
+        "and after, 95 % interval",
+    )
     for n, text in enumerate(note):
         place = f'x="{width - right + 16}" y="{height - bottom - 34 + 16 * n}"'
         parts.append(f'<text {place} font-size="11" fill="#777">{text}</text>')
@@ -217,14 +264,20 @@ def _line(one: Result, colour: str, x: Any, y: Any, n: int, legend: float, top: 
     values = [point["solved"] for point in curve]
     windows = [values[max(0, end - SMOOTH) : end] for end in range(1, len(values) + 1)]
     means = [sum(window) / len(window) for window in windows]
-    points = " ".join(f"{x(point['cpu']):.1f},{y(mean):.1f}" for point, mean in zip(curve, means, strict=True))
+    points = " ".join(
+        f"{x(point['cpu']):.1f},{y(mean):.1f}" for point, mean in zip(curve, means, strict=True)
+    )
     dash = "" if one["pack"] == "code-task" else ' stroke-dasharray="6 3"'
     parts = [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
     for which, seconds in (("base", 0.0), ("trained", one["cpu_seconds"])):
         found = one[which]["test"]["pass_at"]["1"]
         place = x(seconds)
-        parts.append(f'<path d="M{place:.1f} {y(found["low"]):.1f}V{y(found["high"]):.1f}" stroke="{colour}"/>')
-        parts.append(f'<circle cx="{place:.1f}" cy="{y(found["value"]):.1f}" r="4" fill="{colour}"/>')
+        parts.append(
+            f'<path d="M{place:.1f} {y(found["low"]):.1f}V{y(found["high"]):.1f}" stroke="{colour}"/>'
+        )
+        parts.append(
+            f'<circle cx="{place:.1f}" cy="{y(found["value"]):.1f}" r="4" fill="{colour}"/>'
+        )
     height = top + 8 + 22 * n
     label = escape(f"{one['pack']}, seed {one['seed']}")
     parts.append(f'<path d="M{legend} {height}h22" stroke="{colour}" stroke-width="2"{dash}/>')
@@ -244,14 +297,20 @@ def ticks(most: float, count: int = 6) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    return {"python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count()}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+    }
 
 
 def write(results: Sequence[Result], out: Path, plot: Path) -> None:
     """Writes the results after every run, since a run may take an hour."""
     out.parent.mkdir(parents=True, exist_ok=True)
     plot.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": machine(), "at": time.strftime("%Y-%m-%d"), "results": results}, indent=1)
+    text = json.dumps(
+        {"machine": machine(), "at": time.strftime("%Y-%m-%d"), "results": results}, indent=1
+    )
     out.write_text(text + "\n", encoding="utf-8")
     plot.write_text(svg(results), encoding="utf-8")
 
@@ -259,12 +318,22 @@ def write(results: Sequence[Result], out: Path, plot: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--packs", nargs="+", default=["code-task", "calc-task"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the first pack; others: the first")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2],
+        help="of the first pack; others: the first",
+    )
     parser.add_argument("--steps", type=int, help="training steps; default: what init writes")
-    parser.add_argument("--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all")
+    parser.add_argument(
+        "--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all"
+    )
     parser.add_argument("--samples", type=int, default=4, help="attempts at each task")
     parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "learning.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "learning.json"
+    )
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "learning.svg")
     args = parser.parse_args()
     results: list[Result] = []

@@ -16,9 +16,15 @@ def machine() -> str:
     """The processor, its cores as the process sees them, and the libraries that torch multiplies matrices with."""
     lines = [[part.strip() for part in line.split(":", 1)] for line in _cpuinfo() if ":" in line]
     names = [value for key, value in lines if key == "model name"]
-    numbers = [f"{key.removeprefix('cpu ')} {value}" for key, value in dict(lines).items() if key in MARKS]
+    numbers = [
+        f"{key.removeprefix('cpu ')} {value}" for key, value in dict(lines).items() if key in MARKS
+    ]
     built = torch.__config__.show()
-    libraries = [name for name, mark in (("oneDNN", "MKL-DNN"), ("MKL", "Math Kernel Library")) if mark in built]
+    libraries = [
+        name
+        for name, mark in (("oneDNN", "MKL-DNN"), ("MKL", "Math Kernel Library"))
+        if mark in built
+    ]
     processor = names[0] if names else platform.processor() or platform.machine()
     processor += f" ({', '.join(numbers)})" * bool(numbers)
     return f"{processor}, {len(names)} cores; {', '.join(libraries)}"

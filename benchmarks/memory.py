@@ -144,8 +144,12 @@ class Training:
             prompt = rng.integers(10, self.vocabulary, PROMPT)
             members = []
             for n in range(size):
-                ids = np.concatenate([prompt, rng.integers(10, self.vocabulary, length - PROMPT)]).astype(np.int32)
-                origin = np.where(np.arange(length) < PROMPT, Origin.USER, Origin.MODEL).astype(np.int8)
+                ids = np.concatenate(
+                    [prompt, rng.integers(10, self.vocabulary, length - PROMPT)]
+                ).astype(np.int32)
+                origin = np.where(np.arange(length) < PROMPT, Origin.USER, Origin.MODEL).astype(
+                    np.int8
+                )
                 part = (RewardPart("r", float(n % 2), primary=True),)
                 tokens = Tokens.given(ids, origin)
                 members.append(Episode(f"{group}-{n}", f"t{group}", group_id=str(group), tokens=tokens,
@@ -157,7 +161,9 @@ class Training:
         """A whole step's update, on episodes of maximum length."""
         rollout = self.config.rollout
         asyncio.run(self.policy.rest())
-        self.learner.update(self.groups(rollout.group_size, rollout.prompts_per_step, rollout.max_tokens), 1)
+        self.learner.update(
+            self.groups(rollout.group_size, rollout.prompts_per_step, rollout.max_tokens), 1
+        )
 
     def rollout(self) -> None:
         """All episodes of a step at once, each to its last token."""
@@ -167,7 +173,9 @@ class Training:
 
         rollout = self.config.rollout
         rng = np.random.default_rng(1)
-        prompts = [rng.integers(10, self.vocabulary, PROMPT) for _ in range(rollout.prompts_per_step)]
+        prompts = [
+            rng.integers(10, self.vocabulary, PROMPT) for _ in range(rollout.prompts_per_step)
+        ]
 
         async def episode(n: int) -> None:
             context = prompts[n // rollout.group_size].tolist()
@@ -179,7 +187,9 @@ class Training:
             assert len(context) + len(turn.ids) == rollout.max_tokens
 
         async def sample() -> None:
-            await asyncio.gather(*map(episode, range(rollout.prompts_per_step * rollout.group_size)))
+            await asyncio.gather(
+                *map(episode, range(rollout.prompts_per_step * rollout.group_size))
+            )
             await self.policy.close()
 
         asyncio.run(sample())
@@ -243,7 +253,10 @@ def measure_plan(names: list[str]) -> list[dict[str, Any]]:
                              "measured": measured, "error": total / measured - 1, "runtime_planned": runtime,
                              "runtime_measured": start, "error_with_runtime": whole, "parts": parts})  # fmt: skip
                 print(row_of(rows[-1]), flush=True)
-                print("    " + ", ".join(f"{k} {v / MiB:.0f}" for k, v in sorted(parts.items())), file=sys.stderr)
+                print(
+                    "    " + ", ".join(f"{k} {v / MiB:.0f}" for k, v in sorted(parts.items())),
+                    file=sys.stderr,
+                )
     return rows
 
 
@@ -251,8 +264,17 @@ def row_of(one: Mapping[str, Any]) -> str:
     """A row of the table."""
     both = [one["planned"], one["measured"]]
     whole = [one["planned"] + one["runtime_planned"], one["measured"] + one["runtime_measured"]]
-    cells = [one["case"], f"{one['parameters'] / 1e6:.0f} M", one["phase"], *(f"{b / MiB:,.0f}" for b in both)]
-    cells += [f"{one['error']:+.1%}", *(f"{b / MiB:,.0f}" for b in whole), f"{one['error_with_runtime']:+.1%}"]
+    cells = [
+        one["case"],
+        f"{one['parameters'] / 1e6:.0f} M",
+        one["phase"],
+        *(f"{b / MiB:,.0f}" for b in both),
+    ]
+    cells += [
+        f"{one['error']:+.1%}",
+        *(f"{b / MiB:,.0f}" for b in whole),
+        f"{one['error_with_runtime']:+.1%}",
+    ]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -293,7 +315,12 @@ def measure_head() -> dict[str, Any]:
     assert all(abs(one["logp"] - naive["logp"]) < 1e-3 for one in (ours, theirs) if one is not None)
     print(f"head: ours {ours['bytes'] / MiB:.0f} MiB, naive {naive['bytes'] / MiB:.0f} MiB:"
           f" 1/{naive['bytes'] / ours['bytes']:.1f}")  # fmt: skip
-    found = {**HEAD, "ours": ours["bytes"], "naive": naive["bytes"], "ratio": naive["bytes"] / ours["bytes"]}
+    found = {
+        **HEAD,
+        "ours": ours["bytes"],
+        "naive": naive["bytes"],
+        "ratio": naive["bytes"] / ours["bytes"],
+    }
     if theirs is None:
         return found
     print(f"TRL's fused head: {theirs['bytes'] / MiB:.0f} MiB")
@@ -305,7 +332,12 @@ def measure_head() -> dict[str, Any]:
 
 def child(*arguments: str) -> dict[str, float]:
     """Runs this file in a separate process."""
-    run = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if run.returncode:
         raise SystemExit(run.stderr)
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
@@ -313,11 +345,20 @@ def child(*arguments: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["plan", "head"])
-    parser.add_argument("--cases", nargs="+", default=[], help="cases whose name has one of these in it; default: all")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=[],
+        help="cases whose name has one of these in it; default: all",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "memory.json")
-    parser.add_argument("--child", nargs=3, metavar=("NAME", "WHAT", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", nargs=3, metavar=("NAME", "WHAT", "FOLDER"), help=argparse.SUPPRESS
+    )
     given = parser.parse_args()
     if given.child:
         name, what, folder = given.child
@@ -326,8 +367,16 @@ def main() -> None:
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
     result.pop("update", None)
     if given.only != "head":
-        known = {(one["case"], one["phase"]): one for one in [*result.get("plan", []), *measure_plan(given.cases)]}
-        result["plan"] = [known[key] for name in CASES for key in ((name, "rollout"), (name, "update")) if key in known]
+        known = {
+            (one["case"], one["phase"]): one
+            for one in [*result.get("plan", []), *measure_plan(given.cases)]
+        }
+        result["plan"] = [
+            known[key]
+            for name in CASES
+            for key in ((name, "rollout"), (name, "update"))
+            if key in known
+        ]
         print("\n".join(["", *map(row_of, result["plan"])]))
     if given.only != "plan":
         result["head"] = measure_head()

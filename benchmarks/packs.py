@@ -43,7 +43,17 @@ def passed(one: Result) -> bool:
 
 def table(results: Sequence[Result]) -> str:
     """Markdown: one line per run, and how many of each pack passed."""
-    heads = ["pack", "seed", "updates", "CPU s", "base", "trained", "the base knew", "without tools", "tool calls"]
+    heads = [
+        "pack",
+        "seed",
+        "updates",
+        "CPU s",
+        "base",
+        "trained",
+        "the base knew",
+        "without tools",
+        "tool calls",
+    ]
     heads += ["curve", "passed"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for one in results:
@@ -64,7 +74,10 @@ def table(results: Sequence[Result]) -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for pack in dict.fromkeys(one["pack"] for one in results):
         own = [one for one in results if one["pack"] == pack]
-        lines += ["", f"{pack}: {sum(map(passed, own))} of {len(own)} seeds from at most {BASE} to at least {WANTED}."]
+        lines += [
+            "",
+            f"{pack}: {sum(map(passed, own))} of {len(own)} seeds from at most {BASE} to at least {WANTED}.",
+        ]
     return "\n".join(lines)
 
 
@@ -78,7 +91,9 @@ def tenths(curve: Sequence[Result]) -> str:
 
 def write(results: Sequence[Result], out: Path, plot: Path, readme: Path) -> None:
     """JSON, curves, and the table between the markers of the README."""
-    text = json.dumps({"machine": machine(), "at": time.strftime("%Y-%m-%d"), "results": list(results)}, indent=1)
+    text = json.dumps(
+        {"machine": machine(), "at": time.strftime("%Y-%m-%d"), "results": list(results)}, indent=1
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text + "\n", encoding="utf-8")
     plot.write_text(svg(results), encoding="utf-8")
@@ -93,12 +108,17 @@ def main() -> None:
     parser.add_argument("--packs", nargs="+", default=["sql-task", "search-task"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, help="training steps; default: what init writes")
-    parser.add_argument("--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all")
+    parser.add_argument(
+        "--tasks", type=int, default=1000, help="at most this many tasks of a split; default: all"
+    )
     parser.add_argument("--work", type=Path, help="keep the projects here and resume them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "packs.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "packs.svg")
     parser.add_argument(
-        "--readme", type=Path, default=README, help="the file whose table between the markers is replaced"
+        "--readme",
+        type=Path,
+        default=README,
+        help="the file whose table between the markers is replaced",
     )
     args = parser.parse_args()
     results: list[Result] = []
@@ -107,8 +127,15 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         for seed in args.seeds:
             for pack in args.packs:
-                results.append(measure(pack, seed, work / f"{pack}-{seed}", args.steps, args.tasks, 4))
-                write(sorted(results, key=lambda one: args.packs.index(one["pack"])), args.out, args.plot, args.readme)
+                results.append(
+                    measure(pack, seed, work / f"{pack}-{seed}", args.steps, args.tasks, 4)
+                )
+                write(
+                    sorted(results, key=lambda one: args.packs.index(one["pack"])),
+                    args.out,
+                    args.plot,
+                    args.readme,
+                )
                 print(table(results[-1:]), file=sys.stderr, flush=True)
     print(table(results))
 

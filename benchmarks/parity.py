@@ -73,23 +73,43 @@ PLAIN_KL: Mapping[str, Any] = {"beta": 0.04, "use_bias_correction_kl": False}
 
 
 def _sampler(mode: str, correction: str, cap: float, floor: float | None = None) -> Pair:
-    trl = {**TOKENS, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": cap}
+    trl = {
+        **TOKENS,
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_max": cap,
+    }
     ours = {"correction": correction, "correction_cap": cap, "correction_floor": floor}
     name = f"correction {mode}" + ", two bounds" * (floor is not None)
     return Pair(name, {**trl, "vllm_importance_sampling_clip_min": floor}, ours, sampler=True)
 
 
 PAIRS = (
-    Pair("advantage: scale_rewards=group", {**LOSS, "scale_rewards": "group"}, {**CLIP, "advantage": "grpo"}),
-    Pair("advantage: scale_rewards=batch", {**LOSS, "scale_rewards": "batch"}, {**CLIP, "advantage": "batch"}),
-    Pair("advantage: scale_rewards=none", {**LOSS, "scale_rewards": "none"}, {**CLIP, "advantage": "dr_grpo"}),
+    Pair(
+        "advantage: scale_rewards=group",
+        {**LOSS, "scale_rewards": "group"},
+        {**CLIP, "advantage": "grpo"},
+    ),
+    Pair(
+        "advantage: scale_rewards=batch",
+        {**LOSS, "scale_rewards": "batch"},
+        {**CLIP, "advantage": "batch"},
+    ),
+    Pair(
+        "advantage: scale_rewards=none",
+        {**LOSS, "scale_rewards": "none"},
+        {**CLIP, "advantage": "dr_grpo"},
+    ),
     Pair(
         "advantage: normalize_then_sum (GDPO)",
         {**LOSS, "multi_objective_aggregation": "normalize_then_sum"},
         {**CLIP, "advantage": "gdpo"},
     ),
     Pair(
-        "advantage: RLOO", {"normalize_advantages": False, "beta": 0.0}, {"advantage": "rloo"}, ("advantage",), "rloo"
+        "advantage: RLOO",
+        {"normalize_advantages": False, "beta": 0.0},
+        {"advantage": "rloo"},
+        ("advantage",),
+        "rloo",
     ),
     Pair(
         "advantage: RLOO, k1 KL in the reward",
@@ -103,7 +123,11 @@ PAIRS = (
     Pair("loss: grpo, delta", {**LOSS, "delta": 1.25}, {**CLIP, "clip_dual": 1.25}),
     Pair("loss: bnpo", {**TOKENS, "loss_type": "bnpo"}, {"aggregation": "token_mean"}),
     Pair("loss: dapo", TOKENS, {"loss": "dapo"}),
-    Pair("loss: dr_grpo", {**TOKENS, "loss_type": "dr_grpo", "scale_rewards": "none"}, {"advantage": "dr_grpo"}),
+    Pair(
+        "loss: dr_grpo",
+        {**TOKENS, "loss_type": "dr_grpo", "scale_rewards": "none"},
+        {"advantage": "dr_grpo"},
+    ),
     Pair(
         "loss: cispo",
         {"loss_type": "cispo", "epsilon_high": 1.2},
@@ -115,10 +139,16 @@ PAIRS = (
         {**LOSS, "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
         {"loss": "gspo", "clip_low": 0.02, "clip_high": 0.03},
     ),
-    Pair("term: KL, weighed with the ratio", {**LOSS, "beta": 0.04}, {**CLIP, "kl_coef": 0.04, "kl_unbiased": True}),
+    Pair(
+        "term: KL, weighed with the ratio",
+        {**LOSS, "beta": 0.04},
+        {**CLIP, "kl_coef": 0.04, "kl_unbiased": True},
+    ),
     Pair("term: KL as it is", {**LOSS, **PLAIN_KL}, {**CLIP, "kl_coef": 0.04}),
     Pair("term: KL as it is, token mean", {**TOKENS, **PLAIN_KL}, {"kl_coef": 0.04}),
-    Pair("term: entropy bonus, token mean", {**TOKENS, "entropy_coef": 0.05}, {"entropy_coef": 0.05}),
+    Pair(
+        "term: entropy bonus, token mean", {**TOKENS, "entropy_coef": 0.05}, {"entropy_coef": 0.05}
+    ),
     _sampler("token_truncate", "tis", 1.5),
     _sampler("token_mask", "mis", 1.5),
     _sampler("sequence_truncate", "tis_sequence", 1.5),
@@ -199,7 +229,10 @@ class Peer:
             RLOOTrainer,
         )
 
-        kinds: dict[str, Any] = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
+        kinds: dict[str, Any] = {
+            "grpo": (GRPOConfig, GRPOTrainer),
+            "rloo": (RLOOConfig, RLOOTrainer),
+        }
         make_config, make_trainer = kinds[pair.trainer]
         args = make_config(
             output_dir=str(folder / "out"),
@@ -222,7 +255,9 @@ class Peer:
             args=args,
             reward_funcs=[self._reward(0), self._reward(1)],
             train_dataset=Dataset.from_list([{"prompt": "x"}] * GROUPS * SIZE),
-            processing_class=AutoTokenizer.from_pretrained(ROOT / "agentrl_cli" / "models" / "tiny-agent"),
+            processing_class=AutoTokenizer.from_pretrained(
+                ROOT / "agentrl_cli" / "models" / "tiny-agent"
+            ),
         )
         self.trainer.current_gradient_accumulation_steps = 1
         self.trainer._generate = self._generate
@@ -253,7 +288,9 @@ class Peer:
         self.given, self.sampled = given, sampled
         self.model.load_state_dict(self.start)
         self.model.train()
-        found: dict[str, Any] = self.trainer._generate_and_score_completions([{"prompt": "x"}] * len(given.prompts))
+        found: dict[str, Any] = self.trainer._generate_and_score_completions(
+            [{"prompt": "x"}] * len(given.prompts)
+        )
         return found
 
     def loss(self, inputs: dict[str, Any]) -> tuple[float, Tensor]:
@@ -287,7 +324,9 @@ class Ours:
         fields = options(algo)
         if algo.kl_in == "reward":
             assert ref is not None
-            fields["token_penalty"] = tuple(packed.split((algo.kl_coef * KL[algo.kl](old, ref)).numpy()))
+            fields["token_penalty"] = tuple(
+                packed.split((algo.kl_coef * KL[algo.kl](old, ref)).numpy())
+            )
         x = AdvantageInput(
             rewards=given.rewards @ np.array(WEIGHTS),
             groups=np.repeat(np.arange(GROUPS), SIZE),
@@ -303,7 +342,9 @@ class Ours:
         config = Config(algo=self.algo)
         config.rollout.temperature = TEMPERATURE
         out = forward(model, self.packed)
-        off = np.concatenate([np.array(n)[np.array(m, bool)] for n, m in zip(given.noise, given.masks, strict=True)])
+        off = np.concatenate(
+            [np.array(n)[np.array(m, bool)] for n, m in zip(given.noise, given.masks, strict=True)]
+        )
         segment = torch.from_numpy(self.packed.episode)
         x = LossInput(
             logp=out.logp,
@@ -316,7 +357,13 @@ class Ours:
         )
         model.zero_grad(set_to_none=True)
         totals = Totals.of(segment, LONGEST)
-        found = objective(x, loss_config(config), totals, policy_loss(self.algo.loss.name), find_aggregation(self.algo))
+        found = objective(
+            x,
+            loss_config(config),
+            totals,
+            policy_loss(self.algo.loss.name),
+            find_aggregation(self.algo),
+        )
         found.loss.backward()  # type: ignore[no-untyped-call]
         scale = float((found.coefficient * x.advantage.abs()).sum())
         return float(found.loss.detach()), flat_gradient(model), scale
@@ -330,7 +377,12 @@ def forward(model: Any, packed: Packed) -> Logprobs:
 
 
 def flat_gradient(model: Any) -> Tensor:
-    return torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in model.parameters()])
+    return torch.cat(
+        [
+            (p.grad if p.grad is not None else torch.zeros_like(p)).flatten()
+            for p in model.parameters()
+        ]
+    )
 
 
 def move(model: Any, scale: float, seed: int) -> None:
@@ -344,7 +396,9 @@ def move(model: Any, scale: float, seed: int) -> None:
 def sampled_logps(ours: Ours, given: Rollouts) -> list[list[float]]:
     """The sampler's log-probabilities per completion token; arbitrary for tokens that are not sampled."""
     out = []
-    for logps, mask, noise in zip(ours.packed.split(ours.old.numpy()), given.masks, given.noise, strict=True):
+    for logps, mask, noise in zip(
+        ours.packed.split(ours.old.numpy()), given.masks, given.noise, strict=True
+    ):
         row = np.zeros(len(mask))
         row[np.array(mask, bool)] = logps + np.array(noise)[np.array(mask, bool)]
         out.append(row.tolist())
@@ -361,20 +415,26 @@ def compare(pair: Pair, folder: Path, batches: int) -> dict[str, Any]:
         given = Rollouts.random(np.random.default_rng(seed))
         if pair.trainer == "rloo":  # it has no tool tokens
             given.masks = [[1] * len(mask) for mask in given.masks]
-            given.segments = [[Segment(s.ids, _after(s)) for s in group] for group in given.segments]
+            given.segments = [
+                [Segment(s.ids, _after(s)) for s in group] for group in given.segments
+            ]
         peer.model.load_state_dict(peer.start)
         ours = Ours.of(algo, given, peer.model, peer.trainer.ref_model)
         inputs = peer.inputs(given, sampled_logps(ours, given))
         theirs = inputs["advantages"].double()
         mine = torch.tensor([float(a[0]) for a in ours.advantages], dtype=torch.float64)
-        worst["advantage"] = max(worst["advantage"], float((theirs - mine).abs().max() / theirs.abs().max()))
+        worst["advantage"] = max(
+            worst["advantage"], float((theirs - mine).abs().max() / theirs.abs().max())
+        )
         if "loss" not in pair.what:
             continue
         move(peer.model, 0.02, 100 + seed)
         loss, gradient = peer.loss(inputs)
         own_loss, own_gradient, scale = ours.loss(peer.model, given)
         worst["loss"] = max(worst["loss"], abs(loss - own_loss) / scale)
-        worst["gradient"] = max(worst["gradient"], float((gradient - own_gradient).norm() / gradient.norm()))
+        worst["gradient"] = max(
+            worst["gradient"], float((gradient - own_gradient).norm() / gradient.norm())
+        )
         ratio = (forward(peer.model, ours.packed).logp.detach() - ours.old).exp()
         clipped += float(((ratio > 1.28) | (ratio < 0.8)).double().mean()) / batches
     passed = all(error < LIMIT for error in worst.values())
@@ -391,17 +451,33 @@ def write_model(folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    small: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **small, **heads)).double().save_pretrained(folder)
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **small, **heads)).double().save_pretrained(
+        folder
+    )
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: the largest relative error of each pair."""
     lines = ["| pair | advantage | loss | gradient | |", "| --- | --- | --- | --- | --- |"]
     for one in results:
-        cells = [f"{one['error'][k]:.1e}" if k in one["error"] else "" for k in ("advantage", "loss", "gradient")]
-        lines.append(f"| {one['pair']} | {' | '.join(cells)} | {'ok' if one['passed'] else 'DIFFERS'} |")
+        cells = [
+            f"{one['error'][k]:.1e}" if k in one["error"] else ""
+            for k in ("advantage", "loss", "gradient")
+        ]
+        lines.append(
+            f"| {one['pair']} | {' | '.join(cells)} | {'ok' if one['passed'] else 'DIFFERS'} |"
+        )
     return "\n".join(lines)
 
 
@@ -432,10 +508,22 @@ def main() -> int:
                 results.append(compare(pair, folder, args.batches))
                 print(table(results[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(results))
-    print("\n".join(["", "Not the same in both:", *(f"- {what}: {why}" for what, why in DIFFERENCES)]))
-    facts = {"trl": peer, "torch": torch.__version__, "python": platform.python_version(), "limit": LIMIT}
+    print(
+        "\n".join(["", "Not the same in both:", *(f"- {what}: {why}" for what, why in DIFFERENCES)])
+    )
+    facts = {
+        "trl": peer,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "limit": LIMIT,
+    }
     differ = [{"what": what, "why": why} for what, why in DIFFERENCES]
-    whole = {**facts, "at": time.strftime("%Y-%m-%d"), "results": merged(args.out, results), "differences": differ}
+    whole = {
+        **facts,
+        "at": time.strftime("%Y-%m-%d"),
+        "results": merged(args.out, results),
+        "differences": differ,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     return 0 if all(one["passed"] for one in results) else 1

@@ -48,11 +48,26 @@ GROUP = 8
 PROMPT = 128
 NEW = 128
 SHAPES: dict[str, dict[str, int]] = {
-    "3M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 6}
+    "3M": {
+        "hidden_size": 192,
+        "intermediate_size": 576,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+    }
     | {"num_key_value_heads": 2, "vocab_size": 2048},
-    "60M": {"hidden_size": 640, "intermediate_size": 2304, "num_hidden_layers": 10, "num_attention_heads": 10}
+    "60M": {
+        "hidden_size": 640,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 10,
+    }
     | {"num_key_value_heads": 2, "vocab_size": 8192},
-    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    }
     | {"num_key_value_heads": 2, "vocab_size": 151936},
 }
 
@@ -62,17 +77,26 @@ def make_model(name: str, device: str = "cpu", **changes: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    given: dict[str, Any] = {**SHAPES[name], "tie_word_embeddings": True, "max_position_embeddings": 32768, **changes}
+    given: dict[str, Any] = {
+        **SHAPES[name],
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+        **changes,
+    }
     make: Any = Qwen2ForCausalLM
     model: Any = make(Qwen2Config(**given)).eval()
     return model.to(device, torch.bfloat16 if device != "cpu" else torch.float32)
 
 
-def work(vocabulary: int, episodes: int, seed: int = 0, group: int = GROUP) -> tuple[list[list[int]], list[int]]:
+def work(
+    vocabulary: int, episodes: int, seed: int = 0, group: int = GROUP
+) -> tuple[list[list[int]], list[int]]:
     """Prompts, the same within a group, and the number of tokens of each episode."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(10, vocabulary, PROMPT).tolist() for _ in range(episodes // group)]
-    return [prompts[n // group] for n in range(episodes)], rng.integers(16, NEW + 1, episodes).tolist()
+    return [prompts[n // group] for n in range(episodes)], rng.integers(
+        16, NEW + 1, episodes
+    ).tolist()
 
 
 def measured(action: Callable[[], int], device: str) -> dict[str, float]:
@@ -94,7 +118,9 @@ def ours(model: Any, prompts: list[list[int]], wanted: list[int], top_p: float =
         policy = LocalPolicy(model, context_length=4096, rows=len(prompts))
         every = await asyncio.gather(
             *(
-                policy.generate(f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n, top_p=top_p))
+                policy.generate(
+                    f"e{n}", ids, Sampling(max_new_tokens=wanted[n], seed=n, top_p=top_p)
+                )
                 for n, ids in enumerate(prompts)
             )
         )
@@ -111,7 +137,9 @@ class Captured:
         capture = partial(CudaCapture, model.device) if device != "cpu" else as_they_are
         runner = partial(GraphRunner, make=capture)
         memory = int(0.25 * free_memory(model.device))
-        self.policy = LocalPolicy(model, context_length=4096, rows=episodes, runner=runner, memory=memory)
+        self.policy = LocalPolicy(
+            model, context_length=4096, rows=episodes, runner=runner, memory=memory
+        )
         self.rounds = 0
 
     def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int]) -> int:
@@ -166,7 +194,12 @@ def theirs(model: Any, prompts: list[list[int]], wanted: list[int], top_p: float
             output_logits=True,
         )
         new = out.sequences[:, PROMPT:]
-        torch.stack([z.float().log_softmax(-1).gather(1, new[:, t : t + 1]) for t, z in enumerate(out.logits)])
+        torch.stack(
+            [
+                z.float().log_softmax(-1).gather(1, new[:, t : t + 1])
+                for t, z in enumerate(out.logits)
+            ]
+        )
     return sum(wanted)
 
 
@@ -177,13 +210,19 @@ class WithOneDnn:
         from torch.utils.mkldnn import MkldnnLinear
 
         self.model = copy.deepcopy(model)
-        inner = [name for name, module in self.model.named_modules() if isinstance(module, torch.nn.Linear)]
+        inner = [
+            name
+            for name, module in self.model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
         for name in inner:
             parent, _, last = name.rpartition(".")
             packed = MkldnnLinear(self.model.get_submodule(name), torch.float)
             setattr(self.model.get_submodule(parent), last, packed)
 
-    def __call__(self, model: Any, prompts: list[list[int]], wanted: list[int], top_p: float = 1.0) -> int:
+    def __call__(
+        self, model: Any, prompts: list[list[int]], wanted: list[int], top_p: float = 1.0
+    ) -> int:
         return theirs(self.model, prompts, wanted, top_p)
 
 
@@ -196,7 +235,9 @@ def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> i
 
     make: Any = GenerationConfig
     batching: Any = ContinuousBatchingConfig
-    config = make(max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0)
+    config = make(
+        max_new_tokens=NEW, do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+    )
     opened = model.continuous_batching_context_manager(
         generation_config=config,
         continuous_batching_config=batching(return_logprobs=True, max_memory_percent=0.25),
@@ -210,7 +251,9 @@ def their_batching(model: Any, prompts: list[list[int]], wanted: list[int]) -> i
         while left:
             result = manager.get_result(timeout=1)
             if result is None and not manager.is_running():
-                raise RuntimeError("transformers' continuous batching ended before its requests did")
+                raise RuntimeError(
+                    "transformers' continuous batching ended before its requests did"
+                )
             if result is not None and result.is_finished():
                 if result.error is not None:
                     raise RuntimeError(f"transformers' continuous batching: {result.error}")
@@ -246,21 +289,35 @@ def position_bytes(model: Any) -> int:
     """Bytes of the keys and values of one position in all layers."""
     config = model.config
     dim = config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize)
+    return int(
+        2 * config.num_hidden_layers * config.num_key_value_heads * dim * model.dtype.itemsize
+    )
 
 
 def sides(arguments: argparse.Namespace) -> list[str]:
     """The names of what is compared; `agentrl` first."""
     cpu = arguments.device == "cpu"
-    names = ["agentrl", "transformers generate", *(["transformers generate, oneDNN"] if cpu else [])]
-    names += ["agentrl, CUDA graphs"] if not cpu else ["agentrl, fixed shapes"] if arguments.fixed else []
+    names = [
+        "agentrl",
+        "transformers generate",
+        *(["transformers generate, oneDNN"] if cpu else []),
+    ]
+    names += (
+        ["agentrl, CUDA graphs"]
+        if not cpu
+        else ["agentrl, fixed shapes"]
+        if arguments.fixed
+        else []
+    )
     return names + (["transformers continuous batching"] if not cpu or arguments.batching else [])
 
 
 def serve_side(arguments: argparse.Namespace) -> None:
     """Measure one side in this process, once for each line that is read; no other side shares its model."""
     model = make_model(arguments.model, arguments.device)
-    prompts, wanted = work(model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP)
+    prompts, wanted = work(
+        model.config.vocab_size, arguments.episodes, group=1 if arguments.alone else GROUP
+    )
     name, recorded, run = arguments.side, None, their_batching
     if name == "agentrl":
         run = partial(ours, top_p=arguments.top_p)
@@ -286,16 +343,27 @@ def bench_generate(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds[name].append(worker.measure())
     line = {key: value for worker in workers.values() for key, value in worker.close().items()}
     clock = "cpu" if arguments.device == "cpu" else "wall"
-    rate = {name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()}
-    peer = max((name for name in rate if name.startswith("transformers generate")), key=lambda name: rate[name])
+    rate = {
+        name: max(one["tokens"] / one[clock] for one in every) for name, every in rounds.items()
+    }
+    peer = max(
+        (name for name in rate if name.startswith("transformers generate")),
+        key=lambda name: rate[name],
+    )
     ratios = [
         (mine["tokens"] / mine[clock]) / (other["tokens"] / other[clock])
         for mine, other in zip(rounds["agentrl"], rounds[peer], strict=True)
     ]
-    wall = {name: max(one["tokens"] / one["wall"] for one in every) for name, every in rounds.items()}
+    wall = {
+        name: max(one["tokens"] / one["wall"] for one in every) for name, every in rounds.items()
+    }
     moved = bandwidth(arguments.device)
     limit = bandwidth_limit(model, arguments.episodes, moved)
-    case = {"model": arguments.model, "episodes": arguments.episodes, "group": 1 if arguments.alone else GROUP}
+    case = {
+        "model": arguments.model,
+        "episodes": arguments.episodes,
+        "group": 1 if arguments.alone else GROUP,
+    }
     return {**case, **line, "top_p": arguments.top_p, "clock": clock, "tokens_per_second": rate} | {
         "gigabytes_per_second": moved / 1e9,
         "share_of_bandwidth_limit": {name: found / limit for name, found in wall.items()},
@@ -333,7 +401,9 @@ def bench_turns(arguments: argparse.Namespace) -> dict[str, Any]:
 
     every = [asyncio.run(go()) for _ in range(arguments.rounds)]
     times = np.min(every, axis=0).round(1).tolist()
-    fit = split_costs(times, [PROMPT + 64 * turn + 16 for turn in range(16)])  # in the middle of a turn
+    fit = split_costs(
+        times, [PROMPT + 64 * turn + 16 for turn in range(16)]
+    )  # in the middle of a turn
     if arguments.plot is not None:
         title = f"CPU milliseconds of turn 1 to 16: {arguments.model}, 16 episodes at once"
         arguments.plot.write_text(svg(times, fit, title), encoding="utf-8")
@@ -353,7 +423,10 @@ def bench_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     async def go(lengths: list[int]) -> float:
         policy = LocalPolicy(model, context_length=4096, rows=32)
         prompts = [rng.integers(10, model.config.vocab_size, n).tolist() for n in lengths]
-        every = (policy.generate(f"e{n}", ids, Sampling(max_new_tokens=4, seed=n)) for n, ids in enumerate(prompts))
+        every = (
+            policy.generate(f"e{n}", ids, Sampling(max_new_tokens=4, seed=n))
+            for n, ids in enumerate(prompts)
+        )
         await asyncio.gather(*every)
         await policy.close()
         return 32 * policy.metrics["rollout/kv_blocks_peak"]
@@ -366,7 +439,10 @@ def bench_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"model": arguments.model, "positions": found}
 
 
-BENCHES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"generate": bench_generate, "turns": bench_turns}
+BENCHES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "generate": bench_generate,
+    "turns": bench_turns,
+}
 BENCHES["memory"] = bench_memory
 
 
@@ -377,10 +453,16 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--alone", action="store_true", help="generate: every episode has a prompt of its own")
+    parser.add_argument(
+        "--alone", action="store_true", help="generate: every episode has a prompt of its own"
+    )
     parser.add_argument("--top-p", type=float, default=1.0, help="generate: of both sides")
-    parser.add_argument("--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too")
-    parser.add_argument("--batching", action="store_true", help="measure their continuous batching on a CPU, too")
+    parser.add_argument(
+        "--fixed", action="store_true", help="measure steps of fixed shapes on a CPU, too"
+    )
+    parser.add_argument(
+        "--batching", action="store_true", help="measure their continuous batching on a CPU, too"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     parser.add_argument("--plot", type=Path, help="turns: an SVG file of each turn's cost")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -390,7 +472,10 @@ def main() -> None:
         serve_side(arguments)
         return
     result = BENCHES[arguments.what](arguments)
-    text = json.dumps(result | {"torch": torch.__version__, "device": arguments.device, **machine_and_load()}, indent=1)
+    text = json.dumps(
+        result | {"torch": torch.__version__, "device": arguments.device, **machine_and_load()},
+        indent=1,
+    )
     if arguments.out is not None:
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(text)

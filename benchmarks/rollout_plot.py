@@ -30,7 +30,9 @@ def split_costs(milliseconds: Sequence[float], contexts: Sequence[float]) -> dic
         "fixed_ms": round(float(fixed), 2),
         "attention_ms_per_1000_positions": round(1000 * float(slope), 2),
         "attention_share_by_turn": (slope * x / fitted).round(3).tolist(),
-        "largest_distance_from_fit": round(float(np.max(np.abs(y[1:] - fitted[1:]) / fitted[1:])), 4),
+        "largest_distance_from_fit": round(
+            float(np.max(np.abs(y[1:] - fitted[1:]) / fitted[1:])), 4
+        ),
     }
 
 
@@ -54,7 +56,9 @@ def svg(milliseconds: Sequence[float], fit: dict[str, Any], title: str) -> str:
             size = f'width="{0.7 * step:.1f}" height="{high(part):.1f}"'
             out.append(f'<rect x="{left:.1f}" y="{y:.1f}" {size} fill="{colour}"/>')
         middle = left + 0.35 * step
-        out.append(f'<circle cx="{middle:.1f}" cy="{ground - high(measured):.1f}" r="3.5" fill="{MEASURED}"/>')
+        out.append(
+            f'<circle cx="{middle:.1f}" cy="{ground - high(measured):.1f}" r="3.5" fill="{MEASURED}"/>'
+        )
         out.append(_text(middle, ground + 16, str(n + 1)))
         out.append(_text(middle, ground + 32, f"{contexts[n]:.0f}", size=9))
     out.append(_text(WIDTH / 2, HEIGHT - 6, "turn, and the positions that its tokens attend to"))
@@ -65,18 +69,27 @@ def svg(milliseconds: Sequence[float], fit: dict[str, Any], title: str) -> str:
 
 def _axis(top: float, ground: float) -> str:
     """Lines at round milliseconds, with their numbers."""
-    unit = next(u for u in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000) if top / u <= 8 or u == 10000)
+    unit = next(
+        u
+        for u in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+        if top / u <= 8 or u == 10000
+    )
     lines = []
     for value in range(0, int(top) + 1, unit):
         y = ground - value / top * (ground - TOP)
-        lines.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 20}" y2="{y:.1f}" stroke="#dddddd"/>')
+        lines.append(
+            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 20}" y2="{y:.1f}" stroke="#dddddd"/>'
+        )
         lines.append(_text(LEFT - 6, y + 4, str(value), "end"))
     lines.append(_text(LEFT - 6, TOP - 8, "ms of CPU", "end", 9))
     return "\n".join(lines)
 
 
 def _legend() -> list[str]:
-    names = ((FIXED, "the same for every turn"), (ATTENTION, "attention: proportional to the context"))
+    names = (
+        (FIXED, "the same for every turn"),
+        (ATTENTION, "attention: proportional to the context"),
+    )
     out = []
     for n, (colour, name) in enumerate(names):
         left = LEFT + 20 + 190 * n

@@ -32,7 +32,9 @@ from benchmarks.rollout import SHAPES, bandwidth, make_model, position_bytes
 def milliseconds(runner: ModelRunner, rows: int, positions: int, steps: int) -> float:
     """Median wall time of a decode step of this many sequences."""
     cache = KVCache(BlockPool(runner.layers, rows * blocks(positions + 1), scratch=runner.records))
-    sequences = [TokenSequence(key=str(n), ids=np.full(positions + 1, 7, np.int32)) for n in range(rows)]
+    sequences = [
+        TokenSequence(key=str(n), ids=np.full(positions + 1, 7, np.int32)) for n in range(rows)
+    ]
     times = []
     with torch.inference_mode():
         for sequence in sequences:
@@ -62,7 +64,11 @@ def main() -> None:
         runners["CUDA graph"] = partial(GraphRunner, make=partial(CudaCapture, model.device))
     moved = bandwidth(arguments.device)
     weights = sum(w.numel() * w.element_size() for w in model.parameters())
-    result: dict[str, Any] = {"model": arguments.model, "gigabytes_per_second": moved / 1e9, "rows": {}}
+    result: dict[str, Any] = {
+        "model": arguments.model,
+        "gigabytes_per_second": moved / 1e9,
+        "rows": {},
+    }
     for rows in arguments.rows:
         least = 1000 * (weights + rows * arguments.positions * position_bytes(model)) / moved
         found = {

@@ -43,7 +43,9 @@ from benchmarks.machine import machine_and_load
 from benchmarks.rollout import GROUP, SHAPES, make_model
 
 SYSTEM = "You are a helpful agent. Use the tools that you are given to work out what is asked, one step at a time."
-WORDS = "one two three four add the sum of value then call tool number list text answer is and".split()
+WORDS = (
+    "one two three four add the sum of value then call tool number list text answer is and".split()
+)
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call>'
 MOST = 700
 LIKELY = 50.0
@@ -101,21 +103,39 @@ class Scripted(LocalPolicy):
         return logits.scatter_(1, torch.tensor(words), LIKELY)
 
 
-def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[int]]]) -> dict[str, float]:
+def ours(
+    model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[int]]]
+) -> dict[str, float]:
     """Runs one rollout of all episodes into a new store."""
     rows = [{"prompt": text, "answer": "5"} for text in prompts[::GROUP]]
-    pack = Pack.of("sums", rows, [Reward("exact", lambda episode, ctx: 0.0)], tools=[add], system=SYSTEM)
+    pack = Pack.of(
+        "sums", rows, [Reward("exact", lambda episode, ctx: 0.0)], tools=[add], system=SYSTEM
+    )
     tasks = pack.tasks("train")
-    limits = {"max_tokens": MOST, "max_new_tokens": 400, "max_turns": 3, "concurrency": len(prompts)}
+    limits = {
+        "max_tokens": MOST,
+        "max_new_tokens": 400,
+        "max_turns": 3,
+        "concurrency": len(prompts),
+    }
     config = Config.model_validate({"rollout": limits | {"episode_timeout": 600}})
 
     async def go(folder: str) -> dict[str, float]:
         policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         with Store.open(Path(folder) / "bench.db") as store:
-            run = store.runs.add(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
+            run = store.runs.add(
+                RunRow(id="", name="bench", model="random", pack="sums", total_steps=1)
+            )
             rollout = Rollout(policy, chat, {"sums": pack}, config, store=store)
             jobs = [
-                Job(tasks[n // GROUP], seed=n, sample=n % GROUP, group_id=f"g{n // GROUP}", run_id=run.id, slot=n)
+                Job(
+                    tasks[n // GROUP],
+                    seed=n,
+                    sample=n % GROUP,
+                    group_id=f"g{n // GROUP}",
+                    run_id=run.id,
+                    slot=n,
+                )
                 for n in range(len(prompts))
             ]
             cpu, wall = time.process_time(), time.perf_counter()
@@ -126,9 +146,11 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
             await policy.close()
         said = [sum(turn.role == "assistant" for turn in one.turns) for one in episodes]
         assert set(said) == {3}, (set(said), episodes[0].error)
-        assert [one.tokens.ids[turn.start : turn.end].tolist() for one in episodes for turn in one.turns[2::2]] == [
-            words for episode in turns for words in episode
-        ]
+        assert [
+            one.tokens.ids[turn.start : turn.end].tolist()
+            for one in episodes
+            for turn in one.turns[2::2]
+        ] == [words for episode in turns for words in episode]
         return seconds
 
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +159,10 @@ def ours(model: Any, chat: Chat, prompts: Sequence[str], turns: list[list[list[i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--trl", help="python of an environment with trl==1.16.*; without it only AgentRL is measured")
+    parser.add_argument(
+        "--trl",
+        help="python of an environment with trl==1.16.*; without it only AgentRL is measured",
+    )
     parser.add_argument("--model", choices=SHAPES, default="3M")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
@@ -147,11 +172,19 @@ def main() -> None:
     folder = bundled_model()
     tokenizer = Tokenizer.load(folder)
     turns = script(tokenizer, arguments.episodes)
-    prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(arguments.episodes)]
+    prompts = [
+        f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5."
+        for n in range(arguments.episodes)
+    ]
     model = make_model(arguments.model, eos_token_id=tokenizer.eos_ids[0])
     chat = Chat(tokenizer)
     ours(model, chat, prompts[:GROUP], turns[:GROUP])  # imports and first calls
-    result: dict[str, Any] = {"model": arguments.model, "episodes": arguments.episodes, "agentrl": [], "trl": []}
+    result: dict[str, Any] = {
+        "model": arguments.model,
+        "episodes": arguments.episodes,
+        "agentrl": [],
+        "trl": [],
+    }
     for _ in range(arguments.rounds):
         result["agentrl"].append(ours(model, chat, prompts, turns))
         if arguments.trl:
@@ -182,7 +215,9 @@ def theirs(
         path = Path(folder) / "work.json"
         path.write_text(json.dumps(work), encoding="utf-8")
         peer = Path(__file__).with_name("rollout_trl.py")
-        done = subprocess.run([python, str(peer), str(path)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, str(peer), str(path)], capture_output=True, text=True, check=False
+        )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])

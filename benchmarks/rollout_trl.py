@@ -18,7 +18,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from trl import GRPOConfig, GRPOTrainer  # a separate environment
 from trl.chat_template_utils import qwen3_template
 
@@ -100,7 +106,9 @@ def main() -> None:
         trainer._generate = timed
         for _ in range(work["rounds"]):
             turn[0] = 0
-            out = trainer._generate_and_score_completions([json.loads(json.dumps(row)) for row in rows])
+            out = trainer._generate_and_score_completions(
+                [json.loads(json.dumps(row)) for row in rows]
+            )
             seconds[-1]["generate_calls"] = turn[0]
             seconds[-1]["completion_tokens"] = int(out["completion_mask"].sum())
     print(json.dumps(seconds))

@@ -30,7 +30,9 @@ from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.sandbox.container import Container
 
-PROGRAM = "def f(x): return x * 2\nassert f(2) == 4\nassert f(0) == 0\nassert f(-1) == -2\nprint('ok')"
+PROGRAM = (
+    "def f(x): return x * 2\nassert f(2) == 4\nassert f(0) == 0\nassert f(-1) == -2\nprint('ok')"
+)
 NUMPY = "import numpy as np\na = np.arange(100.0).reshape(10, 10)\nprint('ok' if (a @ a).sum() > 0 else '')"
 
 Way = Callable[[int], Awaitable[None]]
@@ -38,7 +40,11 @@ Way = Callable[[int], Awaitable[None]]
 
 def limits() -> None:
     """The limits of the plain subprocess."""
-    for which, most in ((resource.RLIMIT_AS, 4 << 30), (resource.RLIMIT_CPU, 5), (resource.RLIMIT_FSIZE, 64 << 20)):
+    for which, most in (
+        (resource.RLIMIT_AS, 4 << 30),
+        (resource.RLIMIT_CPU, 5),
+        (resource.RLIMIT_FSIZE, 64 << 20),
+    ):
         resource.setrlimit(which, (most, most))
 
 
@@ -60,7 +66,19 @@ def in_subprocess(code: str, *flags: str) -> Way:
 
 def in_docker_run(image: str) -> Way:
     """A container for every program."""
-    command = ["docker", "run", "--rm", "--network", "none", image, "python3", "-I", "-S", "-c", PROGRAM]
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        image,
+        "python3",
+        "-I",
+        "-S",
+        "-c",
+        PROGRAM,
+    ]
 
     def once() -> None:
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "ok\n"
@@ -84,7 +102,11 @@ async def sandbox_ways(sandbox: Sandbox, at_once: int, label: str) -> dict[str, 
     async def cell(user: int) -> None:
         assert (await sessions[user].cell(PROGRAM)).stdout == "ok\n"
 
-    return {f"{label}: program in a fresh box": fresh, f"{label}: program in a session": run, f"{label}: cell": cell}
+    return {
+        f"{label}: program in a fresh box": fresh,
+        f"{label}: program in a session": run,
+        f"{label}: cell": cell,
+    }
 
 
 async def numpy_way(sandbox: Sandbox, at_once: int) -> Way:
@@ -183,13 +205,19 @@ async def measure(
 
 async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int], dict[str, int]]:
     """Many executions in a row: resources after the first twentieth, and at the end."""
-    async with await Sandbox.open(SandboxConfig(backend=level, min_level="landlock", workers=2)) as sandbox:
+    async with await Sandbox.open(
+        SandboxConfig(backend=level, min_level="landlock", workers=2)
+    ) as sandbox:
 
         async def user(executions: int) -> None:
-            for first in range(0, executions, 20):  # twenty in a session, as an episode has, two of them graders' boxes
+            for first in range(
+                0, executions, 20
+            ):  # twenty in a session, as an episode has, two of them graders' boxes
                 session = await sandbox.session()
                 for turn in range(min(20, executions - first)):
-                    run = sandbox.run if turn % 10 == 9 else session.cell if turn % 2 else session.run
+                    run = (
+                        sandbox.run if turn % 10 == 9 else session.cell if turn % 2 else session.run
+                    )
                     assert (await run(PROGRAM)).stdout == "ok\n"
                 await session.close()
 
@@ -206,7 +234,12 @@ async def soak(level: str, number: int, at_once: int = 8) -> tuple[dict[str, int
 
 def containers(sandbox: Sandbox) -> list[int]:
     """The first process of each of its containers, as this machine knows it."""
-    runners = [runner for pool in sandbox.pool.runners.values() for runner in pool if isinstance(runner, Container)]
+    runners = [
+        runner
+        for pool in sandbox.pool.runners.values()
+        for runner in pool
+        if isinstance(runner, Container)
+    ]
     return [runner.api.inspect_container(runner.id)["State"]["Pid"] for runner in runners]
 
 
@@ -229,13 +262,17 @@ def held(tops: list[int]) -> dict[str, int]:
 
 def main() -> None:
     """Measures and prints the table, with ratios to the plain subprocess and to docker run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--image", default="agentrl-sandbox:latest")
     parser.add_argument("--levels", default="ns,docker,landlock")
-    parser.add_argument("--soak", type=int, default=0, metavar="N", help="instead: N executions in a row, no growth")
+    parser.add_argument(
+        "--soak", type=int, default=0, metavar="N", help="instead: N executions in a row, no growth"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     levels = options.levels.split(",")
@@ -243,9 +280,13 @@ def main() -> None:
         for level in levels:
             start = time.perf_counter()
             before, after = asyncio.run(soak(level, options.soak, options.at_once))
-            print(f"{level}: {options.soak} executions in {time.perf_counter() - start:.0f} s: {before} -> {after}")
+            print(
+                f"{level}: {options.soak} executions in {time.perf_counter() - start:.0f} s: {before} -> {after}"
+            )
         return
-    best = asyncio.run(measure(options.rounds, options.seconds, options.at_once, options.image, levels))
+    best = asyncio.run(
+        measure(options.rounds, options.seconds, options.at_once, options.image, levels)
+    )
     if options.json:
         print(json.dumps(best, indent=2))
         return
@@ -255,10 +296,16 @@ def main() -> None:
 def show(best: dict[str, tuple[float, float]]) -> None:
     """The table: rate and CPU, and their ratios to a plain subprocess and to docker run."""
     docker = best.get("docker run --rm")
-    print(f"{'executions':38} {'per s':>8} {'CPU ms':>8} {'vs subprocess':>16} {'vs docker run':>16}")
+    print(
+        f"{'executions':38} {'per s':>8} {'CPU ms':>8} {'vs subprocess':>16} {'vs docker run':>16}"
+    )
     for name, value in best.items():
-        base = best["subprocess that imports numpy" if "numpy" in name else "subprocess -I -S with rlimits"]
-        print(f"{name:38} {value[0]:8.1f} {value[1]:8.2f} {against(value, base):>16} {against(value, docker):>16}")
+        base = best[
+            "subprocess that imports numpy" if "numpy" in name else "subprocess -I -S with rlimits"
+        ]
+        print(
+            f"{name:38} {value[0]:8.1f} {value[1]:8.2f} {against(value, base):>16} {against(value, docker):>16}"
+        )
     print("Ratios: of the rates / of the CPU times.")
 
 
@@ -266,7 +313,11 @@ def against(value: tuple[float, float], base: tuple[float, float] | None) -> str
     """Both ratios as text."""
     if base is None:
         return ""
-    return f"{value[0] / base[0]:.1f}x / {base[1] / value[1]:.1f}x" if value[1] else f"{value[0] / base[0]:.1f}x"
+    return (
+        f"{value[0] / base[0]:.1f}x / {base[1] / value[1]:.1f}x"
+        if value[1]
+        else f"{value[0] / base[0]:.1f}x"
+    )
 
 
 if __name__ == "__main__":

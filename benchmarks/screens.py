@@ -45,10 +45,57 @@ from tests.helpers import tui_demo as demo  # noqa: E402
 from tests.helpers.tui_demo import Words, signals_of  # noqa: E402
 
 SIZE = (120, 40)
-LONG = ("pagedown", "j", "J", "down", "3", "pagedown", "K", "k", "6", "up", "pageup", "1", "space", "space", "G", "g")
+LONG = (
+    "pagedown",
+    "j",
+    "J",
+    "down",
+    "3",
+    "pagedown",
+    "K",
+    "k",
+    "6",
+    "up",
+    "pageup",
+    "1",
+    "space",
+    "space",
+    "G",
+    "g",
+)
 REPLAY = (
-    *("pagedown", "j", "J", "l", "down", "3", "n", "right_square_bracket", "apostrophe", "v", "2", "h", "4", "5"),
-    *("K", "N", "left_square_bracket", "7", "8", "9", "k", "up", "space", "space", "P", "1", "G", "g"),
+    *(
+        "pagedown",
+        "j",
+        "J",
+        "l",
+        "down",
+        "3",
+        "n",
+        "right_square_bracket",
+        "apostrophe",
+        "v",
+        "2",
+        "h",
+        "4",
+        "5",
+    ),
+    *(
+        "K",
+        "N",
+        "left_square_bracket",
+        "7",
+        "8",
+        "9",
+        "k",
+        "up",
+        "space",
+        "space",
+        "P",
+        "1",
+        "G",
+        "g",
+    ),
 )
 SCREENS: dict[str, tuple[Callable[[Reader], Screen[Any]], str, Sequence[str], str]] = {
     "replay": (lambda r: ReplayScreen(r, "ep0120003"), "TURN 2", REPLAY, ""),
@@ -58,7 +105,12 @@ SCREENS: dict[str, tuple[Callable[[Reader], Screen[Any]], str, Sequence[str], st
         ("down", "up", *"23456789", "tab", "1", "space"),
         "",
     ),
-    "watch, charts": (lambda r: WatchScreen(r, "grpo-07"), "worth a look", ("y", "z", "r", "pagedown", "pageup"), "2"),
+    "watch, charts": (
+        lambda r: WatchScreen(r, "grpo-07"),
+        "worth a look",
+        ("y", "z", "r", "pagedown", "pageup"),
+        "2",
+    ),
     "runs": (RunsScreen, "grpo-07", ("j", "k", "space", "G", "g"), ""),
     "chat": (
         lambda r: ChatScreen(r, ChatClient(["--model", "scripted", "--db", str(r.path)])),
@@ -76,7 +128,14 @@ def many_episodes(path: Path, count: int) -> None:
         store.runs.add(RunRow(id="run1", name="bench"))
         part = RewardPart("correct", 1.0, primary=True)
         store.episodes.finish(
-            Episode(id="ep0", task_id="t/0", run_id="run1", step=0, outcome=Outcome.SOLVED, reward_parts=(part,))
+            Episode(
+                id="ep0",
+                task_id="t/0",
+                run_id="run1",
+                step=0,
+                outcome=Outcome.SOLVED,
+                reward_parts=(part,),
+            )
         )
     conn = sqlite3.connect(path)
     names = [row[1] for row in conn.execute("PRAGMA table_info(episodes)") if row[1] != "rowid"]
@@ -114,7 +173,9 @@ def long_episode(path: Path, n: int) -> None:
     rng = np.random.default_rng(0)
     logp = np.where(model, np.log(rng.uniform(0.05, 1, n)), np.nan).astype(np.float32)
     tops = rng.integers(0, 200, (n, TOP_K)).astype(np.int32)
-    top_logps = np.where(model[:, None], np.log(rng.uniform(0.01, 1, (n, TOP_K))), np.nan).astype(np.float32)
+    top_logps = np.where(model[:, None], np.log(rng.uniform(0.01, 1, (n, TOP_K))), np.nan).astype(
+        np.float32
+    )
     origin = np.where(model, int(Origin.MODEL), int(Origin.TOOL)).astype(np.int8)
     tokens = Tokens(ids, origin, logp, logp, -logp, tops, top_logps)
     part = RewardPart("correct", 1.0, primary=True)
@@ -173,7 +234,11 @@ class Presses:
 
 
 async def measure(
-    db: Path, first: Callable[[Reader], Screen[Any]], marker: str, keys: Sequence[str], then: str = ""
+    db: Path,
+    first: Callable[[Reader], Screen[Any]],
+    marker: str,
+    keys: Sequence[str],
+    then: str = "",
 ) -> tuple[float, dict[str, Presses]]:
     """Seconds from mounting to the first painted row with `marker`, and each key's times in twenty rounds.
 
@@ -191,12 +256,19 @@ async def measure(
         for key in then:
             await pilot.press(key)
             await pilot.pause(0.5)
-        rounds = [[(keys[0], f"{keys[0]}, the first one")], *([(key, key) for key in keys] for _ in range(20))]
+        rounds = [
+            [(keys[0], f"{keys[0]}, the first one")],
+            *([(key, key) for key in keys] for _ in range(20)),
+        ]
         for key, name in (pair for pairs in rounds for pair in pairs):
             took, last, cpu = await key_to_paint(app, key)
             if took:  # else nothing changed: it was at an end
                 presses = found.setdefault(name, Presses())
-                for values, value in ((presses.first, took), (presses.last, last), (presses.cpu, cpu)):
+                for values, value in (
+                    (presses.first, took),
+                    (presses.last, last),
+                    (presses.cpu, cpu),
+                ):
                     values.append(value)
     return opened, found
 
@@ -221,7 +293,12 @@ async def relisted(db: Path) -> dict[str, float]:
         for _ in range(len(SORTS)):
             order = SORTS[(SORTS.index(screen.browse.sort) + 1) % len(SORTS)]
             out[f"sort {order}"] = await shown("o", f"sort {order}")
-        for text in ("reward:<0.5", "reward:<0.5 step:100..120", "task:calc/12* -outcome:failed", "text:12"):
+        for text in (
+            "reward:<0.5",
+            "reward:<0.5 step:100..120",
+            "task:calc/12* -outcome:failed",
+            "text:12",
+        ):
             screen.browse.filter = ""
             await pilot.press("f", *text)
             out[f"filter {text}"] = await shown("enter", f"filter {text}")
@@ -238,7 +315,11 @@ async def key_to_paint(app: TimedApp, key: str) -> tuple[float, float, float]:
     while True:
         await asyncio.sleep(0.002)
         if time.perf_counter() - max(app.painted, at) > 0.08:
-            return max(app.first - at, 0.0), max(app.painted - at, 0.0), max(app.first_cpu - cpu, 0.0)
+            return (
+                max(app.first - at, 0.0),
+                max(app.painted - at, 0.0),
+                max(app.first_cpu - cpu, 0.0),
+            )
 
 
 def cold_start(db: Path) -> float:
@@ -276,7 +357,10 @@ class Report:
         self.rows.append(row | ({} if cpu is None else {"cpu_ms": round(cpu * 1000, 1)}))
         verdict = "ok" if seconds <= target else "MISSED"
         more = "" if cpu is None else f"   CPU {cpu * 1000:6.1f} ms"
-        print(f"{name:<52} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   {verdict:<6}{more}", flush=True)
+        print(
+            f"{name:<52} {seconds * 1000:8.1f} ms   target {target * 1000:6.0f} ms   {verdict:<6}{more}",
+            flush=True,
+        )
 
     def keys(self, screen: str, found: dict[str, Presses]) -> None:
         """All keys of a screen; for those with late side panes, also the time until all have settled."""
@@ -300,12 +384,16 @@ def main() -> int:
         many_episodes(big, given.episodes)
         long_episode(long, given.tokens)
         demo.fill(small)
-        opened, found = asyncio.run(measure(big, EpisodesScreen, "ep0000", ("pagedown", "j", "k", "pageup", "G", "g")))
+        opened, found = asyncio.run(
+            measure(big, EpisodesScreen, "ep0000", ("pagedown", "j", "k", "pageup", "G", "g"))
+        )
         report.line(f"list of {given.episodes:,} episodes: open", opened, 0.5)
         report.keys("list", found)
         for what, seconds in asyncio.run(relisted(big)).items():
             report.line(f"list of {given.episodes:,} episodes: {what}", seconds, 0.3)
-        opened, found = asyncio.run(measure(long, lambda r: ReplayScreen(r, "long"), "TURN 1/", LONG))
+        opened, found = asyncio.run(
+            measure(long, lambda r: ReplayScreen(r, "long"), "TURN 1/", LONG)
+        )
         report.line(f"episode of {given.tokens:,} tokens: open", opened, 0.3)
         report.keys("long episode", found)
         for name, (make, marker, keys, then) in SCREENS.items():

@@ -44,14 +44,26 @@ def measure(staleness: int, steps: int) -> dict[str, Any]:
     config = Config.model_validate({"rollout": rollout, "train": {"steps": steps}, "algo": algo})
     with tempfile.TemporaryDirectory() as folder:
         cpu, wall = time.process_time(), time.monotonic()
-        run = train(config, packs=[load_pack(packs_dir() / "calc-task")], project=folder, narrate=lambda text: None)
+        run = train(
+            config,
+            packs=[load_pack(packs_dir() / "calc-task")],
+            project=folder,
+            narrate=lambda text: None,
+        )
         whole = {"whole_wall": time.monotonic() - wall, "whole_cpu": time.process_time() - cpu}
         with Store.open(Path(folder) / "runs" / "agentrl.db") as store:
             rows = store.runs.steps(run.id)[1 : steps - staleness]
     mean = {name: sum(row[f"time/{name}"] for row in rows) / len(rows) for name in NAMES}
     ages = {"staleness": max(row.get("staleness/max", 0.0) for row in rows)}
     calls = {"tool_calls": sum(row["tools/call_frequency"] for row in rows) / len(rows)}
-    return {"async_staleness": staleness, **mean, **ages, **calls, **whole, "steady_steps": len(rows)}
+    return {
+        "async_staleness": staleness,
+        **mean,
+        **ages,
+        **calls,
+        **whole,
+        "steady_steps": len(rows),
+    }
 
 
 def table(rounds: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
@@ -60,16 +72,24 @@ def table(rounds: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
     found = {}
     for setting in rounds[0]:
         every = [one[setting] for one in rounds]
-        row = {name: sum(one[name] for one in every) / len(every) for name in (*NAMES, "tool_calls", "whole_wall")}
+        row = {
+            name: sum(one[name] for one in every) / len(every)
+            for name in (*NAMES, "tool_calls", "whole_wall")
+        }
         for name in ("step", "cpu", "whole_wall"):
             gains = [one[first][name] / one[setting][name] for one in rounds]
-            row |= {f"{name}_gain": sum(gains) / len(gains), f"{name}_gain_range": [min(gains), max(gains)]}
+            row |= {
+                f"{name}_gain": sum(gains) / len(gains),
+                f"{name}_gain_range": [min(gains), max(gains)],
+            }
         found[str(setting)] = row
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--delay", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
@@ -93,9 +113,15 @@ def main() -> None:
         "settings": table(rounds),
     }
     for setting, row in result["settings"].items():
-        print(json.dumps({"mean_of_rounds": given.rounds, "async_staleness": int(setting), **_short(row)}))
+        print(
+            json.dumps(
+                {"mean_of_rounds": given.rounds, "async_staleness": int(setting), **_short(row)}
+            )
+        )
     if given.out is not None:
-        given.out.write_text(json.dumps({**result, "trainings": rounds}, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(
+            json.dumps({**result, "trainings": rounds}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 def _short(value: Any) -> Any:

@@ -55,25 +55,46 @@ def fill(path: Path, episodes: int, seed: int = 0) -> None:
     """A store with one run of groups of 8; three turns an episode, a few tokens each so that the file stays small."""
     rng = np.random.default_rng(seed)
     with Store.open(path) as store:
-        run = store.runs.add(RunRow(id="", name="bench", model="tiny", pack="calc-task", total_steps=episodes // 64))
+        run = store.runs.add(
+            RunRow(id="", name="bench", model="tiny", pack="calc-task", total_steps=episodes // 64)
+        )
         for start in range(0, episodes, 4096):
             with store.transaction():
                 for number in range(start, min(start + 4096, episodes)):
                     store.episodes.finish(_episode(rng, run.id, number, model_tokens=4))
 
 
-def _episode(rng: np.random.Generator, run_id: str, number: int, model_tokens: int = 100) -> Episode:
+def _episode(
+    rng: np.random.Generator, run_id: str, number: int, model_tokens: int = 100
+) -> Episode:
     solved = rng.random() < 0.4
-    calls = (ToolCall(f"c{number}", "calculator" if number % 3 else "run_python", {"expr": "12 * 4,5"}, "{…}"),)
+    calls = (
+        ToolCall(
+            f"c{number}", "calculator" if number % 3 else "run_python", {"expr": "12 * 4,5"}, "{…}"
+        ),
+    )
     sampled, prompt = _sampled(rng, model_tokens), Tokens.given(range(16), [Origin.USER] * 16)
     result = Tokens.given(range(8), [Origin.TOOL] * 8)
     end = 16 + model_tokens
     turns = (
         Turn(0, "user", ({"role": "user", "content": f"What is 12 times {number}?"},), 0, 16),
         Turn(
-            1, "assistant", ({"role": "assistant", "content": ""},), 16, end, calls=calls, stop_reason=StopReason.STOP
+            1,
+            "assistant",
+            ({"role": "assistant", "content": ""},),
+            16,
+            end,
+            calls=calls,
+            stop_reason=StopReason.STOP,
         ),
-        Turn(2, "tool", ({"role": "tool", "content": "54.0"},), end, end + 8, results=(ToolResult("54.0"),)),
+        Turn(
+            2,
+            "tool",
+            ({"role": "tool", "content": "54.0"},),
+            end,
+            end + 8,
+            results=(ToolResult("54.0"),),
+        ),
     )
     return Episode(
         id=new_id(),
@@ -87,7 +108,10 @@ def _episode(rng: np.random.Generator, run_id: str, number: int, model_tokens: i
         kind="train",
         turns=turns,
         tokens=Tokens.concat([prompt, sampled, result]),
-        reward_parts=(RewardPart("correct", float(solved), 1.0, primary=True), RewardPart("format", rng.random(), 0.2)),
+        reward_parts=(
+            RewardPart("correct", float(solved), 1.0, primary=True),
+            RewardPart("format", rng.random(), 0.2),
+        ),
         outcome=Outcome.SOLVED if solved else Outcome.FAILED,
         flags=("LOOP",) if rng.random() < 0.05 else (),
         fact="trained",
@@ -147,7 +171,9 @@ def write_cost(path: Path, episodes: int = 256) -> tuple[float, float]:
                 for episode in batch:
                     turn = episode.turns[index]
                     store.live.set(episode.id, AgentState.GENERATING, index, "some text")
-                    store.episodes.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end), later=True)
+                    store.episodes.add_turn(
+                        episode.id, turn, episode.tokens.slice(turn.start, turn.end), later=True
+                    )
                 if index == 1:
                     store.flush()  # so that a watcher sees running episodes
             for count, episode in enumerate(batch, 1):
@@ -188,7 +214,9 @@ def main() -> None:
         if not path.exists():
             fill(path, arguments.episodes)
         times = dict(read_times(path))
-        times["write: CPU per episode"], times["write: CPU per episode's signals"] = write_cost(path)
+        times["write: CPU per episode"], times["write: CPU per episode's signals"] = write_cost(
+            path
+        )
     if arguments.json:
         print(json.dumps(times, indent=2))
         return

@@ -33,13 +33,23 @@ def one(seconds: int, connections: int, port: int) -> dict[str, Any]:
         os.environ["AGENTRL_TOKEN"] = "load"
         command = [sys.executable, "-m", "agentrl_cli", "tools", "serve"]
         command += ["--port", str(port), "--journal", str(journal)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder)
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder
+        )
         try:
             assert server.stdout is not None
             address = server.stdout.readline().decode().strip()
             asyncio.run(_open(address))
             before = _cpu(server.pid)
-            wrk = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(HERE / "tool_server.lua"), address]
+            wrk = [
+                "wrk",
+                "-t1",
+                f"-c{connections}",
+                f"-d{seconds}s",
+                "-s",
+                str(HERE / "tool_server.lua"),
+                address,
+            ]
             said = subprocess.run(wrk, capture_output=True, text=True, check=True).stdout
             cpu = _cpu(server.pid) - before
             time.sleep(0.5)
@@ -52,10 +62,14 @@ def one(seconds: int, connections: int, port: int) -> dict[str, Any]:
             server.wait(30)
             assert server.stdout is not None
             server.stdout.close()
-    lines = dict(line.split(" ", 1) for line in said.splitlines() if line.startswith(("RESULT ", "WRONG ")))
+    lines = dict(
+        line.split(" ", 1) for line in said.splitlines() if line.startswith(("RESULT ", "WRONG "))
+    )
     requests, micros, errors, p50, p99, most = map(float, lines["RESULT"].split())
     if errors:
-        raise SystemExit(f"{errors:.0f} of {requests:.0f} requests failed: {lines.get('WRONG', 'no connection')}")
+        raise SystemExit(
+            f"{errors:.0f} of {requests:.0f} requests failed: {lines.get('WRONG', 'no connection')}"
+        )
     if not (rows == keys == answered and requests <= rows <= requests + connections):
         counts = f"{rows} rows, {keys} keys and {answered} results for {requests:.0f} answers"
         raise SystemExit(f"The journal does not contain each call once: {counts}.")

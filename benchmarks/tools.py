@@ -50,12 +50,16 @@ async def measure(kind: str, seconds: float, episodes: int, folder: Path) -> dic
     """Seconds from the first job to the last answer in the store, to the last finished episode, and of CPU."""
     function = tools(seconds)[kind]
     chat = Chat(ByteTokenizer())
-    pack = Pack.of("p", [{"prompt": "Wait."}], [Reward("r", lambda episode, ctx: 1.0)], tools=[function])
+    pack = Pack.of(
+        "p", [{"prompt": "Wait."}], [Reward("r", lambda episode, ctx: 1.0)], tools=[function]
+    )
     said = [chat.parser.example(function.__name__, {}), "done"]
     config = Config()
     config.rollout.concurrency = episodes
     with Store.open(folder / f"{kind}-{time.monotonic_ns()}.db") as store:
-        rollout = Rollout(ScriptedPolicy(said, chat.tokenizer), chat, {"p": pack}, config, store=store)
+        rollout = Rollout(
+            ScriptedPolicy(said, chat.tokenizer), chat, {"p": pack}, config, store=store
+        )
         task = pack.tasks("train")[0]
         started, cpu = time.time(), time.process_time()
         done = await rollout.run([Job(task, n, sample=n) for n in range(episodes)])
@@ -74,14 +78,21 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    facts: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version(), "episodes": given.episodes}
+    facts: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "episodes": given.episodes,
+    }
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("async", "thread"):
             times = [
-                asyncio.run(measure(kind, given.seconds, given.episodes, Path(folder))) for _ in range(given.repeat)
+                asyncio.run(measure(kind, given.seconds, given.episodes, Path(folder)))
+                for _ in range(given.repeat)
             ]
             facts[kind] = {name: [round(time[name], 3) for time in times] for name in times[0]}
-            shown = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in facts[kind].items())
+            shown = ", ".join(
+                f"{name} {statistics.median(values):.3f}" for name, values in facts[kind].items()
+            )
             print(f"{kind}, medians of {given.repeat}: {shown}")
     if given.out:
         given.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

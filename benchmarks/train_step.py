@@ -41,9 +41,19 @@ from agentrl_cli.types import Episode, Origin, RewardPart, Tokens  # noqa: E402
 
 GROUP = 8
 SHAPES: dict[str, dict[str, int]] = {
-    "3M": {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "num_attention_heads": 6}
+    "3M": {
+        "hidden_size": 192,
+        "intermediate_size": 576,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+    }
     | {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2048},
-    "60M": {"hidden_size": 640, "intermediate_size": 2304, "num_hidden_layers": 10, "num_attention_heads": 10}
+    "60M": {
+        "hidden_size": 640,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 10,
+    }
     | {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8192},
 }
 LR = 1e-4
@@ -54,9 +64,15 @@ def make_model(name: str, lora: bool) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    given: dict[str, Any] = {**SHAPES[name], "tie_word_embeddings": True, "max_position_embeddings": 2048}
+    given: dict[str, Any] = {
+        **SHAPES[name],
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    }
     make: Any = Qwen3ForCausalLM
-    model: Any = make(Qwen3Config(**given, bos_token_id=None, eos_token_id=2, pad_token_id=0)).float()
+    model: Any = make(
+        Qwen3Config(**given, bos_token_id=None, eos_token_id=2, pad_token_id=0)
+    ).float()
     if lora:
         from peft import LoraConfig, get_peft_model
 
@@ -130,7 +146,11 @@ def trl_batch(episodes: list[Episode]) -> dict[str, Any]:
 
     def padded(arrays: list[Any], left: bool = False, ones: bool = False) -> torch.Tensor:
         width = max(map(len, arrays))
-        out = torch.ones((len(arrays), width), dtype=torch.long) if ones else torch.zeros((len(arrays), width)).long()
+        out = (
+            torch.ones((len(arrays), width), dtype=torch.long)
+            if ones
+            else torch.zeros((len(arrays), width)).long()
+        )
         for row, array in enumerate(arrays):
             place = slice(width - len(array), width) if left else slice(0, len(array))
             out[row, place] = torch.from_numpy(np.asarray(array, np.int64))
@@ -150,7 +170,9 @@ def trl_batch(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
-def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: bool, ours: Ours, rounds: int) -> Any:
+def trl_trainer(
+    model: Any, episodes: list[Episode], micro: int, checkpointing: bool, ours: Ours, rounds: int
+) -> Any:
     """(trainer, timer): TRL's trainer with given episodes; the timer also runs AgentRL's step after each of its own."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -195,13 +217,17 @@ def trl_trainer(model: Any, episodes: list[Episode], micro: int, checkpointing: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=list(SHAPES), default="3M")
     parser.add_argument("--case", choices=["single", "tools"], default="single")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2, help="after one that warms up")
     parser.add_argument("--full", action="store_true", help="all weights instead of LoRA r=8")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "train_step.json")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "train_step.json"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -230,7 +256,9 @@ def main() -> None:
         "clock": "process CPU seconds, 1 thread, float32", "machine": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "trl")},
     }  # fmt: skip
-    print(f"| {given.model} {given.case}, {given.rows} episodes | TRL, CPU s by round | best | ours | ratio |")
+    print(
+        f"| {given.model} {given.case}, {given.rows} episodes | TRL, CPU s by round | best | ours | ratio |"
+    )
     print("| --- " * 5 + "|")
     for name, times in theirs.items():
         numbers = (min(times), min(mine), min(times) / min(mine))

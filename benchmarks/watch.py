@@ -65,7 +65,9 @@ class Meter:
 
         return called
 
-    def wrap_transaction(self, method: Callable[..., AbstractContextManager[Any]]) -> Callable[..., Any]:
+    def wrap_transaction(
+        self, method: Callable[..., AbstractContextManager[Any]]
+    ) -> Callable[..., Any]:
         """Counts begin and commit, but not the caller's work between them."""
 
         @contextmanager
@@ -94,7 +96,9 @@ def metered() -> Meter:
         method = getattr(Store, name)
         if name == "transaction":
             setattr(Store, name, meter.wrap_transaction(method))
-        elif name == "_drain" or (callable(method) and not name.startswith("_") and name not in ("open", "db")):
+        elif name == "_drain" or (
+            callable(method) and not name.startswith("_") and name not in ("open", "db")
+        ):
             setattr(Store, name, meter.wrap(method))
     return meter
 
@@ -112,7 +116,13 @@ def train(project: Path, steps: int, cost: Path) -> int:
         row = await whole(self)
         cpu = time.process_time() - begin
         cost.write_text(
-            json.dumps({"trainer_cpu_s": cpu, "store_cpu_s": meter.seconds - before, "store_calls": meter.calls})
+            json.dumps(
+                {
+                    "trainer_cpu_s": cpu,
+                    "store_cpu_s": meter.seconds - before,
+                    "store_calls": meter.calls,
+                }
+            )
         )
         return row
 
@@ -133,7 +143,9 @@ def watcher(project: Path) -> Iterator[tuple[int, int]]:
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     command = [sys.executable, "-m", "agentrl_cli", "watch", "--project", str(project)]
-    process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True
+    )
     os.close(inner)
 
     def swallow() -> None:
@@ -187,7 +199,16 @@ def measure(steps: int, seconds: float) -> dict[str, Any]:
             check=True,
             capture_output=True,
         )
-        command = [sys.executable, __file__, "--train", str(project), "--steps", str(steps), "--cost", str(cost)]
+        command = [
+            sys.executable,
+            __file__,
+            "--train",
+            str(project),
+            "--steps",
+            str(steps),
+            "--cost",
+            str(cost),
+        ]
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not begun(project / "runs" / "agentrl.db") and training.poll() is None:
             time.sleep(0.2)
@@ -203,7 +224,11 @@ def measure(steps: int, seconds: float) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(cost.read_text())
     found["store_share"] = found["store_cpu_s"] / found["trainer_cpu_s"]
     for name, (cpu, wall) in (("overview", overview), ("charts", charts)):
-        found[f"watch_{name}"] = {"cpu_s": cpu, "wall_s": wall, "share": cpu / wall if wall else 0.0}
+        found[f"watch_{name}"] = {
+            "cpu_s": cpu,
+            "wall_s": wall,
+            "share": cpu / wall if wall else 0.0,
+        }
     return found
 
 
@@ -211,7 +236,9 @@ def main() -> int:
     """Measures, prints, compares with the targets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each of the watcher's two tabs")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="for each of the watcher's two tabs"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cost", type=Path, help=argparse.SUPPRESS)
@@ -225,7 +252,9 @@ def main() -> int:
         ("watcher on its charts, of a core", found["watch_charts"]["share"], WATCHER),
     ]
     for name, value, target in rows:
-        print(f"{name:<40} {value:7.2%}   target {target:.0%}   {'ok' if value <= target else 'MISSED'}")
+        print(
+            f"{name:<40} {value:7.2%}   target {target:.0%}   {'ok' if value <= target else 'MISSED'}"
+        )
     if given.out:
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return int(any(value > target for _, value, target in rows))

@@ -52,8 +52,14 @@ Turns = list[list[list[int]]]
 SETTINGS: dict[str, dict[str, Any]] = {
     "default: micro-batch 8, checkpointing on": {},
     "micro-batch 8, checkpointing off": {"gradient_checkpointing": False},
-    "micro-batch 4, checkpointing off": {"gradient_checkpointing": False, "per_device_train_batch_size": 4},
-    "micro-batch 16, checkpointing off": {"gradient_checkpointing": False, "per_device_train_batch_size": 16},
+    "micro-batch 4, checkpointing off": {
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 4,
+    },
+    "micro-batch 16, checkpointing off": {
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 16,
+    },
 }
 """Settings of TRL beside its defaults. A liger kernel, paged generation and vLLM need a GPU."""
 
@@ -61,9 +67,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Ours:
     """AgentRL's steps over one store."""
 
-    def __init__(self, model: Any, chat: Chat, prompts: Sequence[str], turns: Turns, folder: Path) -> None:
-        limits = {"max_tokens": 1024, "max_new_tokens": 400, "max_turns": 3, "concurrency": len(prompts)}
-        settings = {"rollout": limits | {"episode_timeout": 3600}, "train": {"lr": LR, "warmup_steps": 0}}
+    def __init__(
+        self, model: Any, chat: Chat, prompts: Sequence[str], turns: Turns, folder: Path
+    ) -> None:
+        limits = {
+            "max_tokens": 1024,
+            "max_new_tokens": 400,
+            "max_turns": 3,
+            "concurrency": len(prompts),
+        }
+        settings = {
+            "rollout": limits | {"episode_timeout": 3600},
+            "train": {"lr": LR, "warmup_steps": 0},
+        }
         self.config = Config.model_validate(settings)
         rows = [{"prompt": text, "answer": "5"} for text in prompts[::GROUP]]
         rewards = [Reward("half", lambda episode, ctx: float(episode.sample % 2))]
@@ -72,7 +88,9 @@ class Ours:
         self.learner = Learner(model, self.config)
         self.policy = Scripted(model, turns, context_length=4096, rows=len(prompts))
         self.store = Store.open(folder / "bench.db")
-        self.run = self.store.runs.add(RunRow(id="", name="bench", model="random", pack="sums", total_steps=1))
+        self.run = self.store.runs.add(
+            RunRow(id="", name="bench", model="random", pack="sums", total_steps=1)
+        )
         self.steps = 0
         self.parts: list[dict[str, float]] = []
 
@@ -90,11 +108,15 @@ class Ours:
         self.steps += 1
         self.policy.set_version(f"bench@{self.steps}")
         ended = time.process_time()
-        self.parts.append({"rollout": round(sampled - started, 3), "update": round(ended - sampled, 3)})
+        self.parts.append(
+            {"rollout": round(sampled - started, 3), "update": round(ended - sampled, 3)}
+        )
         return ended - started
 
     async def _sample(self) -> list[list[Any]]:
-        rollout = Rollout(self.policy, self.chat, {"sums": self.pack}, self.config, store=self.store)
+        rollout = Rollout(
+            self.policy, self.chat, {"sums": self.pack}, self.config, store=self.store
+        )
         tasks = self.pack.tasks("train")
         jobs = [
             Job(
@@ -136,7 +158,10 @@ def serve_theirs(
         calls[0] += 1
         width = options["input_ids"].shape[1]
         return plain(
-            **options, logits_processor=LogitsProcessorList([Script(said, width, tokenizer.eos_token_id, LIKELY)])
+            **options,
+            logits_processor=LogitsProcessorList(
+                [Script(said, width, tokenizer.eos_token_id, LIKELY)]
+            ),
         )
 
     model.generate = generate
@@ -179,7 +204,10 @@ def serve_side(given: argparse.Namespace) -> None:
     """Measure one side in this process, one step for each line that is read; no other side shares its model."""
     tokenizer = Tokenizer.load(bundled_model())
     turns = script(tokenizer, given.episodes)
-    prompts = [f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5." for n in range(given.episodes)]
+    prompts = [
+        f"Task {n // GROUP}: add {n // GROUP + 11} and 7, then add 5."
+        for n in range(given.episodes)
+    ]
     model = make_model(given.model, True)
     if given.side != "agentrl":
         return serve_theirs(model, prompts, turns, given.rounds, SETTINGS[given.side])
@@ -195,18 +223,36 @@ def compared(given: argparse.Namespace) -> dict[str, Any]:
     theirs: dict[str, list[float]] = {}
     mine: dict[str, list[dict[str, float]]] = {}
     ends: dict[str, Any] = {}
-    common = ["--model", given.model, "--episodes", str(given.episodes), "--rounds", str(given.rounds), "--side"]
+    common = [
+        "--model",
+        given.model,
+        "--episodes",
+        str(given.episodes),
+        "--rounds",
+        str(given.rounds),
+        "--side",
+    ]
     here = str(Path(__file__).resolve())
     for name in given.settings:
-        ours, peer = Worker([sys.executable, here, *common, "agentrl"]), Worker([given.trl, here, *common, name])
+        ours, peer = (
+            Worker([sys.executable, here, *common, "agentrl"]),
+            Worker([given.trl, here, *common, name]),
+        )
         steps = [(peer.measure(), ours.measure()) for _ in range(given.rounds + 1)][1:]
         theirs[name], mine[name] = [one["cpu"] for one, _ in steps], [one for _, one in steps]
         ends |= {**ours.close(), **peer.close()}
         print(f"{name}: TRL {rounded(theirs[name])}, ours {mine[name]}", flush=True)
     best = min(theirs, key=lambda name: min(theirs[name]))
     cpu = {name: [step["cpu"] for step in steps] for name, steps in mine.items()}
-    ratios = {name: [round(a / b, 2) for a, b in zip(theirs[name], cpu[name], strict=True)] for name in theirs}
-    parts = [{part: step[part] for part in ("rollout", "update")} for steps in mine.values() for step in steps]
+    ratios = {
+        name: [round(a / b, 2) for a, b in zip(theirs[name], cpu[name], strict=True)]
+        for name in theirs
+    }
+    parts = [
+        {part: step[part] for part in ("rollout", "update")}
+        for steps in mine.values()
+        for step in steps
+    ]
     return {
         "model": given.model, "episodes": given.episodes, "adapter": "LoRA r=8", "turns": 3, **ends,
         "ours": {name: rounded(found) for name, found in cpu.items()}, "parts": parts,
@@ -217,13 +263,21 @@ def compared(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=list(SHAPES), default="3M")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--trl", default=sys.executable, help="python of the environment with TRL; default: this one")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "whole_step.json")
+    parser.add_argument(
+        "--trl",
+        default=sys.executable,
+        help="python of the environment with TRL; default: this one",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "whole_step.json"
+    )
     parser.add_argument("--side", choices=["agentrl", *SETTINGS], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
@@ -236,7 +290,9 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps([*kept, row], indent=1) + "\n")
     best = row["best_of_trl"]
-    print(f"{given.model}: TRL's best is {best!r}; {row['ratio']} times, by round {row['ratio_by_round'][best]}")
+    print(
+        f"{given.model}: TRL's best is {best!r}; {row['ratio']} times, by round {row['ratio_by_round'][best]}"
+    )
 
 
 def rounded(times: Sequence[float]) -> list[float]:

@@ -17,8 +17,15 @@ Numbers = dict[str, Any]
 class Worker:
     """A command that answers each line of its input with a line of JSON, and the input's end with a last one."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **(env or {}),
+        }
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=env, cwd=cwd, **pipes)
 

@@ -71,7 +71,12 @@ async def rate(folder: Path, kind: str, workers: int) -> float:
     given = {
         "model": {"name": "scripted"},
         "rollout": {"concurrency": 1, "max_turns": 8},
-        "cluster": {"kind": kind, "workers": workers, "address": "local", "resources": {"CPU": 0.25}},
+        "cluster": {
+            "kind": kind,
+            "workers": workers,
+            "address": "local",
+            "resources": {"CPU": 0.25},
+        },
     }
     config = Config.model_validate(given)
     async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db") as runtime:
@@ -91,14 +96,19 @@ async def scaling(rounds: int = 3) -> None:
         (folder / "data").mkdir()
         (folder / "task.yaml").write_text(TASK_YAML)
         (folder / "task.py").write_text(TASK_PY)
-        (folder / "data" / "train.jsonl").write_text('{"id": "a", "family": "f", "prompt": "Go."}\n')
+        (folder / "data" / "train.jsonl").write_text(
+            '{"id": "a", "family": "f", "prompt": "Go."}\n'
+        )
         for kind in kinds():
             found: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
             for _ in range(rounds):
                 for count, rates in found.items():
                     rates.append(await rate(folder, kind, count))
             for count, rates in found.items():
-                shares = " ".join(f"{one / (count * first):.0%}" for one, first in zip(rates, found[1], strict=True))
+                shares = " ".join(
+                    f"{one / (count * first):.0%}"
+                    for one, first in zip(rates, found[1], strict=True)
+                )
                 text = f"{min(rates):.2f} to {max(rates):.2f} episodes/s, of linear {shares}"
                 print(f"{count} workers ({kind}): {text}", flush=True)
 
@@ -110,9 +120,13 @@ async def sampled(count: int) -> tuple[list[Episode], float]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        config = Config.model_validate({"task": {"packs": ["calc-task"]}, "sandbox": {"min_level": "bare"}})
+        config = Config.model_validate(
+            {"task": {"packs": ["calc-task"]}, "sandbox": {"min_level": "bare"}}
+        )
         async with open_runtime(config, base=folder, db=folder / "s.db") as runtime:
-            tasks = [task for pack in runtime.packs.values() for task in pack.tasks("train")][:count]
+            tasks = [task for pack in runtime.packs.values() for task in pack.tasks("train")][
+                :count
+            ]
             parts = (runtime.loaded.policy, runtime.loaded.chat, runtime.packs, config)
             rollout = Rollout(*parts, sandbox=runtime.sandbox)
             await rollout.run([Job(tasks[0], 0)])
@@ -140,7 +154,9 @@ async def wire() -> None:
     cost = (time.process_time() - started) / rounds / len(episodes)
     tokens = sum(len(episode.tokens) for episode in episodes) / len(episodes)
     print(f"an episode of {tokens:.0f} tokens: {sum(sizes) / len(sizes):,.0f} bytes")
-    print(f"sampling it {sampling * 1e3:.2f} ms of CPU, its way {cost * 1e3:.3f} ms: {cost / sampling:.2%}")
+    print(
+        f"sampling it {sampling * 1e3:.2f} ms of CPU, its way {cost * 1e3:.3f} ms: {cost / sampling:.2%}"
+    )
 
 
 def order_of(episode: Episode) -> Order:
@@ -153,11 +169,16 @@ async def writer(count: int = 1000, each: int = 10) -> None:
     """Episodes a second from scripted workers into one store, over pickled messages."""
     episodes, _ = await sampled(1)
     chat = Chat(ByteTokenizer())
-    config = Config.model_validate({"cluster": {"kind": "processes", "workers": count}, "rollout": {"concurrency": 4}})
+    config = Config.model_validate(
+        {"cluster": {"kind": "processes", "workers": count}, "rollout": {"concurrency": 4}}
+    )
     setup = Setup(config, Path(), "scripted", False)
     with tempfile.TemporaryDirectory() as made, Store.open(Path(made) / "s.db") as store:
         through = lambda found: pickle.loads(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))  # noqa: E731
-        links = [lambda: ScriptedLink(copy_of(episodes[0]), delay=0.01, pack=through) for _ in range(count)]
+        links = [
+            lambda: ScriptedLink(copy_of(episodes[0]), delay=0.01, pack=through)
+            for _ in range(count)
+        ]
         recorder, discard = StoreRecorder(store), store.episodes.discard
         workers = [RemoteWorker(n, link, setup, recorder, discard) for n, link in enumerate(links)]
         pool = WorkerPool(workers, config, store)
@@ -176,7 +197,9 @@ async def writer(count: int = 1000, each: int = 10) -> None:
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
         stored = len(store.episodes.ids())
         size = Path(store.path).stat().st_size
-        print(f"{count} workers, {stored} episodes of {len(episodes[0].tokens)} tokens in {wall:.1f} s")
+        print(
+            f"{count} workers, {stored} episodes of {len(episodes[0].tokens)} tokens in {wall:.1f} s"
+        )
         print(f"{stored / cpu:,.0f} episodes per CPU second, {stored / wall:,.0f} a second here")
         print(f"{size / stored:,.0f} bytes each")
         await pool.close()
@@ -199,16 +222,29 @@ async def learned(
         "rollout": {"concurrency": 4, **rollout},
         "train": {"steps": 5, "lr": 1e-2},
         "algo": {"drop_zero_variance": False},
-        "cluster": {"kind": kind, "workers": workers, "address": "local", "resources": {"CPU": 0.25}},
+        "cluster": {
+            "kind": kind,
+            "workers": workers,
+            "address": "local",
+            "resources": {"CPU": 0.25},
+        },
     }
     config = Config.model_validate(settings(model, **sections))
     write_pack(folder)
-    async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
+    async with open_runtime(
+        config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True
+    ) as opened:
         parts = (opened.loaded, opened.packs, opened.store)
         trainer = build_trainer(config, new_training(opened), *parts, workers=opened.workers)
         run = await trainer.train()
-        found = [age for e in episodes_of(opened.store, run) for age in ages(e, run.name, (e.step or 0) - 1)]
-        return {name: one.detach().clone() for name, one in opened.loaded.model.named_parameters()}, found
+        found = [
+            age
+            for e in episodes_of(opened.store, run)
+            for age in ages(e, run.name, (e.step or 0) - 1)
+        ]
+        return {
+            name: one.detach().clone() for name, one in opened.loaded.model.named_parameters()
+        }, found
 
 
 async def equality(**rollout: object) -> None:
@@ -220,10 +256,15 @@ async def equality(**rollout: object) -> None:
         here, _ = await learned(Path(made) / "here", model, "here", 1, **rollout)
         for kind in kinds():
             for count in (1, 4):
-                there, found = await learned(Path(made) / f"{kind}-{count}", model, kind, count, **rollout)
+                there, found = await learned(
+                    Path(made) / f"{kind}-{count}", model, kind, count, **rollout
+                )
                 gap = max(float((here[name] - there[name]).abs().max()) for name in here)
                 shares = {age: found.count(age) for age in sorted(set(found))}
-                print(f"{kind} {count}: final weights differ by at most {gap:.1e}; turns by age {shares}", flush=True)
+                print(
+                    f"{kind} {count}: final weights differ by at most {gap:.1e}; turns by age {shares}",
+                    flush=True,
+                )
 
 
 async def asynchronous() -> None:

@@ -110,10 +110,13 @@ def measured() -> dict[str, list[str]]:
         runs: dict[str, list[Any]] = {}
         for run in json.loads(path.read_text(encoding="utf-8"))["results"]:
             given = dict(pair.split("=", 1) for pair in run["set"])
-            runs.setdefault(given.get("algo.loss") or given.get("algo.advantage") or "grpo", []).append(run)
+            runs.setdefault(
+                given.get("algo.loss") or given.get("algo.advantage") or "grpo", []
+            ).append(run)
         for name, seeds in runs.items():
             before, after = (
-                [f"{run[key]['pass_at']['1']['value']:.3f}" for run in seeds] for key in ("base", "trained")
+                [f"{run[key]['pass_at']['1']['value']:.3f}" for run in seeds]
+                for key in ("base", "trained")
             )
             start = before[:1] if len(set(before)) == 1 else before
             cost = mean(run["cpu_seconds"] for run in seeds)

@@ -40,9 +40,17 @@ def _command(path: str, command: Any, level: str) -> Iterator[str]:
         for name, child in children.items():
             yield from _command(f"{path} {name}", child, f"{level}#")
         return
-    words = [path, *(_metavar(p) for p in command.params if p.param_type_name == "argument"), "[OPTIONS]"]
+    words = [
+        path,
+        *(_metavar(p) for p in command.params if p.param_type_name == "argument"),
+        "[OPTIONS]",
+    ]
     yield from ("", "```", " ".join(words), "```")
-    rows = [_row(parameter) for parameter in command.params if parameter.name != "help" and not parameter.hidden]
+    rows = [
+        _row(parameter)
+        for parameter in command.params
+        if parameter.name != "help" and not parameter.hidden
+    ]
     if rows:
         yield from ("", "| | |", "| --- | --- |", *rows)
 

@@ -10,7 +10,9 @@ from agentrl_cli.config.models import fields
 from agentrl_cli.config.show import CHOSEN, FIRST, option_rows, rows, scalar
 
 TABLE = ["| key | default | |", "| --- | --- | --- |"]
-FIRST_TEXT = "The settings that people change first. The tables after it have all of them, by section."
+FIRST_TEXT = (
+    "The settings that people change first. The tables after it have all of them, by section."
+)
 CHOICE_TEXT = "`{key}: NAME`, or with options `{key}: {{name: NAME, OPTION: VALUE}}`, or `--set {key}.OPTION=VALUE`."
 TARGET = Path(__file__).with_name("config.md")
 
@@ -60,15 +62,29 @@ def _choices() -> list[str]:
             "| --- | --- | --- |",
         ]
         for name, record in table.items():
-            own = {option: info for choice, of, option, info in option_rows() if (choice, of) == (key, name)}
-            options = ", ".join(f"`{option}: {scalar(info.default)}`" for option, info in own.items())
-            lines.append(f"| [`{name}`]({record.source}) | {record.text.replace('|', chr(92) + '|')} | {options} |")
+            own = {
+                option: info
+                for choice, of, option, info in option_rows()
+                if (choice, of) == (key, name)
+            }
+            options = ", ".join(
+                f"`{option}: {scalar(info.default)}`" for option, info in own.items()
+            )
+            lines.append(
+                f"| [`{name}`]({record.source}) | {record.text.replace('|', chr(92) + '|')} | {options} |"
+            )
         described = {
-            f"{option}\0{info.description}": (option, info) for _, of, option, info in option_rows() if of in table
+            f"{option}\0{info.description}": (option, info)
+            for _, of, option, info in option_rows()
+            if of in table
         }
         lines += ["", "| option | | of |", "| --- | --- | --- |"]
         for option, info in described.values():
-            of = [n for c, n, o, i in option_rows() if (c, o, i.description) == (key, option, info.description)]
+            of = [
+                n
+                for c, n, o, i in option_rows()
+                if (c, o, i.description) == (key, option, info.description)
+            ]
             lines.append(f"| `{key}.{option}` | {info.description} | {', '.join(of)} |")
     return lines
 

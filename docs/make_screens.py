@@ -77,7 +77,9 @@ def draw_all(folder: Path) -> None:
         runs.mkdir(parents=True)
         fill_still(runs / "agentrl.db")
         for name in DOCUMENTED:
-            (folder / f"{name}.svg").write_text(asyncio.run(draw(runs / "agentrl.db", name)), "utf-8")
+            (folder / f"{name}.svg").write_text(
+                asyncio.run(draw(runs / "agentrl.db", name)), "utf-8"
+            )
 
 
 if __name__ == "__main__":
@@ -86,4 +88,6 @@ if __name__ == "__main__":
     draw_all(FOLDER)
     if shutil.which("rsvg-convert"):
         drawn = annotated((FOLDER / "replay.svg").read_text("utf-8")).encode()
-        subprocess.run(["rsvg-convert", "-w", "1400", "-o", str(HERE / "replay.png")], input=drawn, check=True)
+        subprocess.run(
+            ["rsvg-convert", "-w", "1400", "-o", str(HERE / "replay.png")], input=drawn, check=True
+        )

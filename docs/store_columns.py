@@ -337,5 +337,8 @@ def described() -> dict[str, tuple[str, dict[str, str]]]:
     out = {}
     for table, text in TABLES.items():
         first, *lines = (line.strip() for line in text.splitlines())
-        out[table] = first, dict((name, rest) for name, _, rest in (line.partition(": ") for line in lines))
+        out[table] = (
+            first,
+            dict((name, rest) for name, _, rest in (line.partition(": ") for line in lines)),
+        )
     return out

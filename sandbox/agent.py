@@ -74,7 +74,11 @@ def become_program(command: list[str], ready: int, folder: str, limits: dict[str
         os.close(ready)
         os.execvp(command[0], command)
     except OSError as error:
-        print(f"{command[0]} could not be started in the sandbox: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"{command[0]} could not be started in the sandbox: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
     os._exit(127)
 
 

@@ -80,7 +80,11 @@ class Box:
         killed = signal.SIGKILL in (reply.get("signal"), reply.get("exit", 0) - 128)
         whose = self.kills.since(over, killed)
         if whose == "others":
-            return {**reply, "status": "host_resources", "detail": "memory ran out outside of this box"}
+            return {
+                **reply,
+                "status": "host_resources",
+                "detail": "memory ran out outside of this box",
+            }
         if whose == "own" and reply["status"] not in ("ok", "state_lost"):
             return {**reply, "status": "memory", "detail": "processes together"}
         return reply

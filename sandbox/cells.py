@@ -39,7 +39,10 @@ class Cells:
         reason, frame, job, backup = self._ask(request, body, limits)
         reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
         if frame is not None:
-            reply["status"], (reply["detail"], _) = exit_status.claimed(frame.header), exit_status.texts(frame.header)
+            reply["status"], (reply["detail"], _) = (
+                exit_status.claimed(frame.header),
+                exit_status.texts(frame.header),
+            )
             reply = box.attribute_kill(reply, False)
             reason = f"memory:{reply['detail']}"
         if reply["status"] != "memory":
@@ -90,18 +93,26 @@ class Cells:
             if frame is not None and "done" in frame.header:
                 box.process.wake_socket = backup
                 break
-            failed = self._roll_back("invalid" if frame is not None else reason, job, backup, limits)
+            failed = self._roll_back(
+                "invalid" if frame is not None else reason, job, backup, limits
+            )
             if failed["status"] == "host_resources":
                 return self._finish(job, failed)
             box.tree.kill_others(box.protected())  # the next call finds nothing of this one
             if len(answers) < len(todo):  # else it died after its last answer, which stands
                 over = time.monotonic() >= end + job.forgiven and failed["status"] == "timeout"
-                answers.append([failed["status"], "budget" if over else failed.get("detail", ""), "", 0])
+                answers.append(
+                    [failed["status"], "budget" if over else failed.get("detail", ""), "", 0]
+                )
             end += job.forgiven
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
-        answers += [exit_status.unanswered(answers, time.monotonic() > end)] * (len(todo) - len(answers))
-        listed = json.dumps(answers, ensure_ascii=False).encode()  # with many errors too large for a header
+        answers += [exit_status.unanswered(answers, time.monotonic() > end)] * (
+            len(todo) - len(answers)
+        )
+        listed = json.dumps(
+            answers, ensure_ascii=False
+        ).encode()  # with many errors too large for a header
         reply, _ = self._finish(job, {"status": "ok", "answers": len(listed)})
         return reply, listed + data
 
@@ -134,7 +145,9 @@ class Cells:
                 os.setsid()
                 fds = launcher.standard_input(b""), self._out[1], self._err[1], theirs.fileno()
                 launcher.take_descriptors(fds, box.user, box.rules)
-                rlimits.apply(box.limits, box.base, box.own_processes() + box.checkpoints.most, cpu=False)
+                rlimits.apply(
+                    box.limits, box.base, box.own_processes() + box.checkpoints.most, cpu=False
+                )
                 privileges.install_code_filter()
                 worker.Interpreter(socket.socket(fileno=3)).serve()
             except BaseException as error:  # noqa: BLE001 - last stop of a forked child: it must never return
@@ -147,7 +160,11 @@ class Cells:
         return SessionProcess(pid, ours)
 
     def _ask(
-        self, request: dict[str, str], body: bytes, limits: dict[str, Any], job: Execution | None = None
+        self,
+        request: dict[str, str],
+        body: bytes,
+        limits: dict[str, Any],
+        job: Execution | None = None,
     ) -> tuple[str, framing.Frame | None, Execution, socket.socket]:
         """Sends a request to the session process, with a socket for its checkpoint if it has none, and waits.
 
@@ -187,7 +204,9 @@ class Cells:
         if frame is not None and frame.header.get("nonce") != self._nonce:
             return "invalid", None
         if frame is not None and self.box.level != "ns":
-            self.box.tree.checkpoint = exit_status.number(frame.header.get("checkpoint", ""), 1 << 31)
+            self.box.tree.checkpoint = exit_status.number(
+                frame.header.get("checkpoint", ""), 1 << 31
+            )
         return reason, frame
 
     def _finish(self, job: Execution, reply: dict[str, Any]) -> Answer:
@@ -212,7 +231,9 @@ class Cells:
         self._drained = alone
         return job.reply({**reply, "stopped": stopped, "cell": box.cells})
 
-    def _roll_back(self, reason: str, job: Execution, backup: socket.socket, limits: dict[str, Any]) -> dict[str, Any]:
+    def _roll_back(
+        self, reason: str, job: Execution, backup: socket.socket, limits: dict[str, Any]
+    ) -> dict[str, Any]:
         """Replaces a session process that died, or has to, by the checkpoint it forked before the cell."""
         box = self.box
         process = box.process

@@ -45,7 +45,9 @@ class SessionProcess:
         signal_process(self.pid, signal.SIGCONT)  # the box or the code stopped it
         try:
             until = time.monotonic() + FRAME
-            framing.say(self.control, {"op": "cell", "nonce": ""}, until=until)  # without a socket: it asks for one
+            framing.say(
+                self.control, {"op": "cell", "nonce": ""}, until=until
+            )  # without a socket: it asks for one
             answer = framing.receive(self.control, until)
         except (OSError, framing.Broken):
             return False
@@ -75,7 +77,9 @@ class SessionProcess:
             self.wake_socket.close()
 
 
-def receive(host: socket.socket, process: SessionProcess | None, on_pause: Callable[[], None]) -> bytes:
+def receive(
+    host: socket.socket, process: SessionProcess | None, on_pause: Callable[[], None]
+) -> bytes:
     """Return the host's next bytes. Stops a session process without requests for a while, then calls `on_pause`.
 
     Its code may continue after its answer: in a handler of a timer's signal, or in place of the worker's code.
@@ -127,21 +131,32 @@ class Checkpoints:
             signal_process(pid, signal.SIGSTOP)
 
     def add(
-        self, header: dict[str, Any], files: snapshot.Snapshot | None, process: SessionProcess | None, cells: int
+        self,
+        header: dict[str, Any],
+        files: snapshot.Snapshot | None,
+        process: SessionProcess | None,
+        cells: int,
     ) -> None:
         """Keeps the state before a request, at most `keep` of them; the oldest are dropped first."""
         self._states[header["call"]] = Checkpoint(files, process, cells)
         while len(self) > header["keep"] or (
-            len(self) > 1 and snapshot.held([state.files for state in self._states.values()]) > self.limit
+            len(self) > 1
+            and snapshot.held([state.files for state in self._states.values()]) > self.limit
         ):
             self._drop(min(self._states))
 
     def add_running(
-        self, backup: socket.socket, header: dict[str, Any], files: snapshot.Snapshot | None, cells: int
+        self,
+        backup: socket.socket,
+        header: dict[str, Any],
+        files: snapshot.Snapshot | None,
+        cells: int,
     ) -> None:
         """Keeps the state of the checkpoint at the other end of `backup`."""
         if process := adopt(backup):
-            signal_process(process.pid, signal.SIGSTOP)  # its code could continue in place of the worker's
+            signal_process(
+                process.pid, signal.SIGSTOP
+            )  # its code could continue in place of the worker's
             self.add(header, files, process, cells)
         else:
             self.clear()  # earlier states cannot be reached past this request
@@ -184,7 +199,9 @@ def adopt(backup: socket.socket) -> SessionProcess | None:
             backup.recv(1 << 20, socket.MSG_DONTWAIT)
         backup.send(b"\0")  # wakes it
         # One read: more would take more time than the host waits.
-        data, ancillary, _, _ = backup.recvmsg(framing.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        data, ancillary, _, _ = backup.recvmsg(
+            framing.PREFIX.size + 64, socket.CMSG_SPACE(_CREDENTIALS.size)
+        )
         if len(data) < framing.PREFIX.size or not ancillary:
             raise OSError("the checkpoint has ended")
         head_size, body_size = framing.PREFIX.unpack_from(data)

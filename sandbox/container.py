@@ -147,7 +147,12 @@ def main() -> None:
         os.dup2(null, 1)
         os.set_inheritable(theirs.fileno(), True)
         runner = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
-        command = [*sys.orig_argv[: sys.orig_argv.index(sys.argv[0])], runner, "--control", str(theirs.fileno())]
+        command = [
+            *sys.orig_argv[: sys.orig_argv.index(sys.argv[0])],
+            runner,
+            "--control",
+            str(theirs.fileno()),
+        ]
         os.execv(sys.executable, [*command, *sys.argv[1:]])
     theirs.close()
     Relay(0, 1, ours).serve()

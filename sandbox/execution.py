@@ -80,7 +80,13 @@ class Execution:
         tree: ProcessTree,
         began: float = 0.0,
     ) -> None:
-        self.host, self.pid, self.pidfd, self.captures, self.limits = host, pid, pidfd, captures, limits
+        self.host, self.pid, self.pidfd, self.captures, self.limits = (
+            host,
+            pid,
+            pidfd,
+            captures,
+            limits,
+        )
         self.tree = tree
         self.started = began or time.monotonic()
         self.deadline = self.started + limits["wall"]
@@ -136,7 +142,10 @@ class Execution:
         That is the thread that waited longest; a box that computes all the same, in many processes, waits for itself.
         """
         waits = memory.waits(pids)
-        longest = max((seconds - self._waits.get(thread, 0.0) for thread, seconds in waits.items()), default=0.0)
+        longest = max(
+            (seconds - self._waits.get(thread, 0.0) for thread, seconds in waits.items()),
+            default=0.0,
+        )
         self._waited += max(0.0, min(longest, elapsed - (used - self._used)))
         self._waits, self._used = waits, used
 
@@ -168,7 +177,9 @@ class Execution:
     def reply(self, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the answer to the host: header and output."""
         out, err = self.captures[0].text(), self.captures[1].text()
-        header["seconds"] = round(max(0.0, time.monotonic() - self.started - self.forgiven - self._waited), 6)
+        header["seconds"] = round(
+            max(0.0, time.monotonic() - self.started - self.forgiven - self._waited), 6
+        )
         header["out"], header["cut"] = len(out), any(capture.left_out for capture in self.captures)
         return header, out + err
 
@@ -192,7 +203,9 @@ def supervise(
     answer. Raises SystemExit if the host closed its socket. `first`: a poll of `waiting`, if the caller keeps one.
     """
     first = first or waiting(job.host, job.pidfd, control)
-    ready = {fd for fd, _ in first.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)}
+    ready = {
+        fd for fd, _ in first.poll(max(0.0, min(_QUICK, job.deadline - time.monotonic())) * 1000)
+    }
     by_fd = {capture.fd: capture for capture in job.captures}
     poll: select.poll | None = None
     while True:
@@ -216,7 +229,9 @@ def supervise(
                 poll.unregister(fd)
         if control is not None and control.fileno() in ready:
             try:
-                received = framing.receive(control, min(time.monotonic() + FRAME, job.deadline + LATE))
+                received = framing.receive(
+                    control, min(time.monotonic() + FRAME, job.deadline + LATE)
+                )
             except (framing.Broken, OSError, ValueError):
                 return "invalid", None
             if received is not None:

@@ -8,7 +8,18 @@ from typing import Any
 
 from sandbox.isolation import namespaces
 
-_CLAIMS = frozenset({"ok", "exception", "exit", "memory", "disk_limit", "process_limit", "open_files_limit", "blocked"})
+_CLAIMS = frozenset(
+    {
+        "ok",
+        "exception",
+        "exit",
+        "memory",
+        "disk_limit",
+        "process_limit",
+        "open_files_limit",
+        "blocked",
+    }
+)
 FULL, MANY, LARGE = "the work folder is full", "too many files", "a file is too large"
 """Which disk limit was met."""
 _MESSAGES = (
@@ -35,7 +46,9 @@ def claimed(header: dict[str, Any]) -> str:
 
 def texts(header: dict[str, Any]) -> tuple[str, str]:
     """Detail and error text of an answer, cut to size."""
-    return _printable(str(header.get("detail", "")))[:200], _printable(str(header.get("error", "")))[:300]
+    return _printable(str(header.get("detail", "")))[:200], _printable(
+        str(header.get("error", ""))
+    )[:300]
 
 
 def _printable(text: str) -> str:
@@ -48,7 +61,8 @@ def _escaped(character: str) -> str:
 
 
 def number(text: str, most: int = 256) -> int:
-    """Return a number below `most` (a power of two) that a worker claims, by default an exit code; 1 if it is invalid.
+    """Return a number below `most` (a power of two) that a worker claims, by default an exit code;
+    1 if it is invalid.
     """
     return int(text) & (most - 1) if text.isdecimal() and len(text) < 11 else 1
 
@@ -80,7 +94,11 @@ def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
     """Return the result of a shell command. If a limit stopped its child, exit code and last messages show which."""
     last = b"\n".join(stderr.rstrip().splitlines()[-8:]).lower()
     if reply["status"] == "timeout" and b"fork: retry: resource temporarily unavailable" in last:
-        return {**reply, "status": "process_limit", "detail": "processes"}  # bash retries until others end
+        return {
+            **reply,
+            "status": "process_limit",
+            "detail": "processes",
+        }  # bash retries until others end
     if reply["status"] != "exit":
         return reply
     if reply["exit"] - 128 in _SIGNALS:
@@ -88,11 +106,17 @@ def of_shell(reply: dict[str, Any], stderr: bytes) -> dict[str, Any]:
     for words, note in _MESSAGES:
         if words in last:
             name, _, detail = note.partition(" ")
-            return {**reply, "status": name, "detail": detail or (full_detail() if name == "disk_limit" else "")}
+            return {
+                **reply,
+                "status": name,
+                "detail": detail or (full_detail() if name == "disk_limit" else ""),
+            }
     return reply
 
 
-def result(reason: str, status: int, used: float, limits: dict[str, Any], note: str) -> dict[str, Any]:
+def result(
+    reason: str, status: int, used: float, limits: dict[str, Any], note: str
+) -> dict[str, Any]:
     """Return the result of a process that ended, or was killed for `reason` (see execution.supervise)."""
     if reason not in ("exited", "invalid"):
         name, _, detail = reason.partition(":")

@@ -41,7 +41,14 @@ class Launcher:
         rules: int | None,
         tree: ProcessTree,
     ) -> None:
-        self.host, self.level, self.base, self.user, self.rules, self.tree = host, level, base, user, rules, tree
+        self.host, self.level, self.base, self.user, self.rules, self.tree = (
+            host,
+            level,
+            base,
+            user,
+            rules,
+            tree,
+        )
         self.quiet = False
         """Whether the last program started nothing: only then a template outlives the next one."""
         self._socket: socket.socket | None = None
@@ -49,7 +56,13 @@ class Launcher:
         self._limits: dict[str, Any] = {}
 
     def start(
-        self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, int, int]
+        self,
+        op: str,
+        code: bytes,
+        stdin: bytes,
+        limits: dict[str, Any],
+        others: int,
+        fds: tuple[int, int, int],
     ) -> int:
         """Starts a program (`run`) or a shell command (`bash`) and returns its pid.
 
@@ -77,7 +90,13 @@ class Launcher:
             self.tree.template = 0
 
     def _child(
-        self, op: str, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, int, int]
+        self,
+        op: str,
+        code: bytes,
+        stdin: bytes,
+        limits: dict[str, Any],
+        others: int,
+        fds: tuple[int, int, int],
     ) -> NoReturn:
         try:
             os.setsid()
@@ -93,7 +112,9 @@ class Launcher:
 
     # the template, seen from the box
 
-    def _by_template(self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]) -> int:
+    def _by_template(
+        self, code: bytes, stdin: bytes, limits: dict[str, Any], others: int, fds: tuple[int, ...]
+    ) -> int:
         """Return the pid of a program that the template started; 0 if the template has ended and nothing has run."""
         wanted = {**limits, "wall": 0, "others": others}
         if self._socket and (not self.tree.template or wanted != self._limits):
@@ -122,7 +143,9 @@ class Launcher:
             answer = self._socket.recv(16)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""
-        if not answer.isdigit():  # the box itself is not under the template's limits: it forks the program
+        if (
+            not answer.isdigit()
+        ):  # the box itself is not under the template's limits: it forks the program
             self.end_template()
             return 0
         return int(answer)
@@ -158,11 +181,18 @@ def _serve_template(fd: int, limits: dict[str, Any], base: int, others: int) -> 
     os.dup2(200, _SOCKET, inheritable=False)
     os.closerange(1, _SOCKET)
     os.closerange(_SOCKET + 1, 1024)
-    rlimits.apply(limits, base, others, cpu=True)  # it uses little CPU time itself; if it meets the limit, it is missed
+    rlimits.apply(
+        limits, base, others, cpu=True
+    )  # it uses little CPU time itself; if it meets the limit, it is missed
     privileges.install_code_filter()
     box, data = socket.socket(fileno=_SOCKET), bytearray(_MOST)
     # Every object touched from here on is on a page that is copied for each program: hence no calls of functions.
-    fork, dumpable, setsid, getpid = forks.sibling_fork(), privileges.dumpable(), os.setsid, os.getpid
+    fork, dumpable, setsid, getpid = (
+        forks.sibling_fork(),
+        privileges.dumpable(),
+        os.setsid,
+        os.getpid,
+    )
     receive, send, closerange, pieces = box.recvmsg_into, box.send, os.closerange, [data]
     while True:
         size = receive(pieces, 64)[0]

@@ -44,7 +44,9 @@ DEFAULTS = {"--level": "ns", "--uid": "0", "--imports": "", "--packages": "", "-
 class ForkServer:
     """Forks boxes on request and reaps them when they end."""
 
-    def __init__(self, control: socket.socket, level: str, folder: str, packages: list[str]) -> None:
+    def __init__(
+        self, control: socket.socket, level: str, folder: str, packages: list[str]
+    ) -> None:
         self.control, self.level = control, level
         self.boxes: dict[int, int] = {}
         """pid → the host's number of the box."""
@@ -53,7 +55,10 @@ class ForkServer:
         self.ids = os.getuid(), os.getgid()
         self.folder = folder
         # Not the whole prefix, which may be a home folder.
-        self.readable = [*(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")), *packages]
+        self.readable = [
+            *(f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")),
+            *packages,
+        ]
         self.slots: users.Slots | None = None
         self.cleaning: set[int] = set()
         """Processes that delete the folders of boxes that ended."""
@@ -132,7 +137,9 @@ class ForkServer:
             os.closerange(after, wanted)
             after = wanted + 1
         os.closerange(after, 1024)
-        kills = memory.OutOfMemoryKills(list(group[1:]), contained=self.slots is not None)  # before /proc is restricted
+        kills = memory.OutOfMemoryKills(
+            list(group[1:]), contained=self.slots is not None
+        )  # before /proc is restricted
         if self.level == "ns":
             namespaces.enter_namespaces(limits, *self.ids)
             os.chdir(namespaces.WORK)

@@ -56,7 +56,9 @@ class OutOfMemoryKills:
         execution) decide.
         """
         before, self._before = self._before, self._read()
-        if self._before == before or _number(self._before, b"oom_kill") <= _number(before, b"oom_kill"):
+        if self._before == before or _number(self._before, b"oom_kill") <= _number(
+            before, b"oom_kill"
+        ):
             return ""
         if self.exact:
             return "own" if self._full(before) else "others"
@@ -101,7 +103,11 @@ def _resident(pid: int) -> int:
 def _proportional(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+            return sum(
+                int(line.split()[1]) << 10
+                for line in file
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+            )
     except ProcessLookupError:
         return 0
     except OSError:

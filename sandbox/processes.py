@@ -125,7 +125,11 @@ class ProcessTree:
     def pids(self) -> list[int]:
         """Return the processes of the box, without its init."""
         if self.level == "ns":
-            return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != self.me]
+            return [
+                int(name)
+                for name in os.listdir("/proc")
+                if name.isdecimal() and int(name) != self.me
+            ]
         found: list[int] = []
         queue = [self.me]
         while queue:

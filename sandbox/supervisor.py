@@ -60,7 +60,9 @@ class Supervisor:
     def _requests(self) -> Iterator[framing.Frame]:
         """Yield the host's requests, usually one per read, until it closes the socket."""
         box, reader = self.box, framing.Reader()
-        while data := checkpoints.receive(box.host, box.process, lambda: box.tree.quiesce(box.protected())):
+        while data := checkpoints.receive(
+            box.host, box.process, lambda: box.tree.quiesce(box.protected())
+        ):
             yield from reader.feed(data)
 
     def adopt(self, limits: dict[str, Any]) -> None:
@@ -68,7 +70,9 @@ class Supervisor:
         self.box.limits = limits
         self.launcher.end_template()
         seed = limits.get("seed")
-        sys.modules["random"].seed(seed)  # not imported here: before the warm-up it would hook every fork
+        sys.modules["random"].seed(
+            seed
+        )  # not imported here: before the warm-up it would hook every fork
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed(None if seed is None else seed % (1 << 32))
 

@@ -57,7 +57,11 @@ def warm_up(imports: list[str]) -> None:
     _import_all(imports)
     site.setquit()
     site.sethelper()
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+    for stream, errors in (
+        (sys.stdin, "replace"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
     kept = sys.modules["__main__"], sys.argv, sys.stdout, sys.stderr

@@ -97,7 +97,9 @@ def _from_socket(error: BaseException) -> bool:
 def show(error: BaseException) -> None:
     """Prints the traceback without the frames of this file and without the host's path of Python."""
     step = error.__traceback__
-    own = {__file__, ast.parse.__code__.co_filename} if isinstance(error, SyntaxError) else {__file__}
+    own = (
+        {__file__, ast.parse.__code__.co_filename} if isinstance(error, SyntaxError) else {__file__}
+    )
     while step is not None and step.tb_frame.f_code.co_filename in own:
         step = step.tb_next
     try:
@@ -139,7 +141,9 @@ def run_script(source: bytes | bytearray, name: str) -> NoReturn:
 def _release_objects() -> None:
     """As the interpreter at its end: flushes files that a program left open and calls finalizers."""
     with suppress(MemoryError):  # from the list of all objects; the program itself has finished
-        for one in gc.get_objects():  # first, since in a cycle a file may be closed before its own buffer
+        for (
+            one
+        ) in gc.get_objects():  # first, since in a cycle a file may be closed before its own buffer
             if issubclass(type(one), _BUFFERED):
                 with suppress(Exception):
                     one.flush()
@@ -232,7 +236,11 @@ class Interpreter:
                 continue  # this process is the checkpoint, and was woken
             answer = {"done": ""}
             if frame.header["op"] == "cell":
-                status, detail = self.cell(frame.header["name"], frame.body) if kept else ("process_limit", "processes")
+                status, detail = (
+                    self.cell(frame.header["name"], frame.body)
+                    if kept
+                    else ("process_limit", "processes")
+                )
                 answer = {"status": status, "detail": detail}
             else:
                 self.calls(frame)
@@ -318,7 +326,9 @@ class Interpreter:
             try:
                 function = _find(self.module, name)
                 value = function(*values.decode(args), **values.decode(kwargs))
-                body = json.dumps(values.encode(value), separators=(",", ":")).encode("utf-8", "replace")
+                body = json.dumps(values.encode(value), separators=(",", ":")).encode(
+                    "utf-8", "replace"
+                )
                 if len(body) > framing.MAX_ANSWER:
                     raise values.NotPlain("the answer is too large")
             except BaseException as error:  # noqa: BLE001 - the code under test may raise anything

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "HF_HOME", "AGENTRL_SCREENS")
+HOMES = (
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+    "HF_HOME",
+    "AGENTRL_SCREENS",
+)
 """What would lead past HOME."""
 
 
@@ -20,14 +27,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before any module of the tests is read: some libraries look for their folders when they are imported."""
     if hasattr(config, "workerinput"):
         return  # a worker of xdist has its environment from the process that started it
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where pytest keeps it
+    os.environ.setdefault(
+        "PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir()
+    )  # tmp_path stays where pytest keeps it
     folder = Path(tempfile.mkdtemp(prefix="agentrl-tests-"))
     # At the very end: multiprocessing removes its own folder in TMPDIR at -100.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
     for name, part in (("HOME", "home"), ("TMPDIR", "tmp")):
         (folder / part).mkdir()
         os.environ[name] = str(folder / part)
-    folder.chmod(0o711)  # the sandbox's runner becomes another user, who makes folders in TMPDIR as in /tmp
+    folder.chmod(
+        0o711
+    )  # the sandbox's runner becomes another user, who makes folders in TMPDIR as in /tmp
     (folder / "tmp").chmod(0o1777)
     for name in HOMES:
         os.environ.pop(name, None)

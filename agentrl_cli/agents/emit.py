@@ -62,11 +62,15 @@ def emit_reward(value: float) -> None:
         return
     url = os.environ.get(EVENT_URL)
     if not url:
-        raise EnvError("emit_reward was called outside of an episode.", hint=f"There is no {EVENT_URL} either.")
+        raise EnvError(
+            "emit_reward was called outside of an episode.", hint=f"There is no {EVENT_URL} either."
+        )
     import httpx2
 
     headers = {"authorization": f"Bearer {os.environ.get(KEY, '')}"}
-    answer = httpx2.post(url, json={"reward": reward}, headers=headers, timeout=POST_TIMEOUT, trust_env=False)
+    answer = httpx2.post(
+        url, json={"reward": reward}, headers=headers, timeout=POST_TIMEOUT, trust_env=False
+    )
     if answer.status_code != 200:
         raise EnvError(f"The reward was refused: {answer.status_code} {answer.text[:200]}")
 

@@ -32,7 +32,10 @@ _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any] | None:
     """Return the answer; None if there is no content. Raises HTTPError, URLError."""
-    headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ.get('AGENTRL_TOKEN', '')}"}
+    headers = {
+        "content-type": "application/json",
+        "authorization": f"Bearer {os.environ.get('AGENTRL_TOKEN', '')}",
+    }
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with _HTTP.open(request, timeout=3 * WAIT) as answer:
         return json.loads(answer.read()) if answer.status != 204 else None
@@ -44,7 +47,9 @@ def play(address: str, function: Callable[..., Any], given: dict[str, Any]) -> N
 
     def beat() -> None:
         while not over.wait(given["lease_seconds"] / 3):
-            with contextlib.suppress(OSError):  # the lease is over, or the training is: its end shows it
+            with contextlib.suppress(
+                OSError
+            ):  # the lease is over, or the training is: its end shows it
                 post(f"{lease}/heartbeat", {})
 
     threading.Thread(target=beat, daemon=True).start()
@@ -88,16 +93,22 @@ def load(name: str) -> Callable[..., Any]:
     sys.path.insert(0, os.path.abspath(folder))
     found: Callable[..., Any] = getattr(importlib.import_module(file), attribute)
     if unknown := [name for name in inspect.signature(found).parameters if name not in GIVEN]:
-        sys.exit(f"{name} has the parameter {unknown[0]!r}, which no task gives: it may take {', '.join(GIVEN)}.")
+        sys.exit(
+            f"{name} has the parameter {unknown[0]!r}, which no task gives: it may take {', '.join(GIVEN)}."
+        )
     return found
 
 
 def main() -> None:
     """Ask for tasks until Ctrl-C."""
-    parser = argparse.ArgumentParser(description="Plays the tasks of a training with an agent of this environment.")
+    parser = argparse.ArgumentParser(
+        description="Plays the tasks of a training with an agent of this environment."
+    )
     parser.add_argument("address", help="HOST:PORT of the training: `agent: {remote: HOST:PORT}`")
     parser.add_argument("function", help="module:function or file.py:function")
-    parser.add_argument("--at-once", type=int, default=4, help="tasks that are played at the same time (4)")
+    parser.add_argument(
+        "--at-once", type=int, default=4, help="tasks that are played at the same time (4)"
+    )
     given = parser.parse_args()
     address = given.address if "//" in given.address else f"http://{given.address}"
     function = load(given.function)

@@ -27,7 +27,12 @@ ROUNDS = 6
 """Attempts at each row at most; fewer if the time is over."""
 SYSTEM = "Use the tools where they help. End with a line `Answer: …`."
 HOURS = {"bakery": "7 to 15", "library": "10 to 19", "pharmacy": "8 to 20", "florist": "9 to 17"}
-PARCELS = {"KX-4821": "in Lyon", "RT-0937": "at the depot", "BW-7750": "lost", "MQ-1168": "on the train"}
+PARCELS = {
+    "KX-4821": "in Lyon",
+    "RT-0937": "at the depot",
+    "BW-7750": "lost",
+    "MQ-1168": "on the train",
+}
 SEATS = {"p-lena": "14C", "p-omar": "3A", "p-ruth": "22F", "p-hugo": "9B"}
 DRIVERS = {"12": "Ines", "47": "Pavel", "83": "Marta", "95": "Joao"}
 BADGES = {"Ines": "6614", "Pavel": "2087", "Marta": "9351", "Joao": "4470"}
@@ -119,7 +124,9 @@ class Ability:
     @property
     def pack(self) -> Pack:
         """As a task."""
-        return Pack.of(self.name, self.rows, [Reward("done", _done)], tools=self.tools, system=SYSTEM)
+        return Pack.of(
+            self.name, self.rows, [Reward("done", _done)], tools=self.tools, system=SYSTEM
+        )
 
 
 def _done(episode: Episode, ctx: Any) -> float:
@@ -157,8 +164,18 @@ def _rows(wording: str, values: Mapping[str, str]) -> tuple[dict[str, str], ...]
 
 
 ABILITIES = (
-    Ability("calls a new tool", (opening_hours,), _rows("When is the {} open?", {k: k for k in HOURS}), _new_tool),
-    Ability("copies an argument", (parcel_status,), _rows("Where is the parcel {}?", {k: k for k in PARCELS}), _copied),
+    Ability(
+        "calls a new tool",
+        (opening_hours,),
+        _rows("When is the {} open?", {k: k for k in HOURS}),
+        _new_tool,
+    ),
+    Ability(
+        "copies an argument",
+        (parcel_status,),
+        _rows("Where is the parcel {}?", {k: k for k in PARCELS}),
+        _copied,
+    ),
     Ability(
         "corrects a call",
         (seat_of,),
@@ -190,7 +207,12 @@ ABILITIES = (
         (parcel_status,),
         tuple(
             {"prompt": text, "value": ""}
-            for text in ("Hello", "Say: blue lamp", "Repeat: one two three", "Thanks, that was all.")
+            for text in (
+                "Hello",
+                "Say: blue lamp",
+                "Repeat: one two three",
+                "Thanks, that was all.",
+            )
         ),
         _abstained,
         needed=False,
@@ -237,7 +259,9 @@ async def measure(loaded: Loaded, config: Config, seconds: float = 30.0) -> list
             return
         ability = abilities[episode.pack]
         row = next(
-            row for task, row in zip(tasks[episode.pack], ability.rows, strict=True) if task.id == episode.task_id
+            row
+            for task, row in zip(tasks[episode.pack], ability.rows, strict=True)
+            if task.id == episode.task_id
         )
         counts[episode.pack][0] += ability.shown(list(calls_of(episode)), row)
         counts[episode.pack][1] += 1
@@ -247,11 +271,17 @@ async def measure(loaded: Loaded, config: Config, seconds: float = 30.0) -> list
     try:
         async with asyncio.timeout(seconds):
             for number in range(ROUNDS):
-                jobs = [Job(task, seed_of(config.seed, task.pack, task.id, number), number) for task in order]
+                jobs = [
+                    Job(task, seed_of(config.seed, task.pack, task.id, number), number)
+                    for task in order
+                ]
                 await rollout.run(jobs, count)
     except TimeoutError:
         pass  # what was counted until now is reported
-    return [Found(name, counts[name][0], counts[name][1], ability.needed) for name, ability in abilities.items()]
+    return [
+        Found(name, counts[name][0], counts[name][1], ability.needed)
+        for name, ability in abilities.items()
+    ]
 
 
 def verdict(found: Sequence[Found]) -> str:

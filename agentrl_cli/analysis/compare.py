@@ -128,7 +128,9 @@ def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskLine, ...]]:
 
 
 def _curve(steps: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(row["step"]), float(row["reward"])) for row in steps if _finite(row.get("reward")))
+    return tuple(
+        (float(row["step"]), float(row["reward"])) for row in steps if _finite(row.get("reward"))
+    )
 
 
 def _finite(value: Any) -> bool:
@@ -138,7 +140,9 @@ def _finite(value: Any) -> bool:
 def _metrics(
     one: list[dict[str, Any]], two: list[dict[str, Any]]
 ) -> tuple[tuple[str, float | None, float | None], ...]:
-    names = sorted({name for rows in (one, two) for row in rows[-LAST:] for name in row} - {"step", "at"})
+    names = sorted(
+        {name for rows in (one, two) for row in rows[-LAST:] for name in row} - {"step", "at"}
+    )
     known = [stored for short in METRICS.values() for stored in short]
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
 
@@ -149,7 +153,9 @@ def _metrics(
     return tuple((name, mean(one, name), mean(two, name)) for name in names)
 
 
-def _settings(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, Any, Any], ...]:
+def _settings(
+    one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = ""
+) -> tuple[tuple[str, Any, Any], ...]:
     out: list[tuple[str, Any, Any]] = []
     for key in sorted({*one, *two}):
         a, b = one.get(key), two.get(key)
@@ -174,7 +180,9 @@ def all_evals(store: Store, run: RunRow) -> list[EvalRow]:
     return sorted(rows, key=lambda row: row.at)
 
 
-def _evals(one: list[EvalRow], two: list[EvalRow]) -> tuple[tuple[str, EvalRow | None, EvalRow | None], ...]:
+def _evals(
+    one: list[EvalRow], two: list[EvalRow]
+) -> tuple[tuple[str, EvalRow | None, EvalRow | None], ...]:
     """By split: the newest of each run, and the best."""
     out: list[tuple[str, EvalRow | None, EvalRow | None]] = []
     for split in sorted({row.split for row in [*one, *two]}):
@@ -190,7 +198,9 @@ def _eval(row: EvalRow | None) -> dict[str, Any] | None:
     return None if row is None else {name: getattr(row, name) for name in names}
 
 
-def _attempts(store: Store, one: RunRow, two: RunRow) -> tuple[str, tuple[list[EpisodeRow], list[EpisodeRow]]]:
+def _attempts(
+    store: Store, one: RunRow, two: RunRow
+) -> tuple[str, tuple[list[EpisodeRow], list[EpisodeRow]]]:
     """Return the graded attempts to compare task by task: of evaluations where both have some, else of the runs."""
     evals = [_eval_attempts(store, run) for run in (one, two)]
     if evals[0] and evals[1]:
@@ -209,7 +219,9 @@ def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
 
 
 def _graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
-    rows = store.episodes.rows(store.episodes.ids(f"{filter} -outcome:none -reward:none", "time", run_id))
+    rows = store.episodes.rows(
+        store.episodes.ids(f"{filter} -outcome:none -reward:none", "time", run_id)
+    )
     return [row for row in rows if row.outcome is not None and not row.outcome.is_error]
 
 
@@ -224,11 +236,27 @@ def _tasks(one: list[EpisodeRow], two: list[EpisodeRow]) -> tuple[TaskLine, ...]
         if key in groups[1]:
             a, b = groups[0][key], groups[1][key]
             lines.append(
-                TaskLine(key[1], a[0].family, _solved(a), _solved(b), _mean(a), _mean(b), _example(a), _example(b))
+                TaskLine(
+                    key[1],
+                    a[0].family,
+                    _solved(a),
+                    _solved(b),
+                    _mean(a),
+                    _mean(b),
+                    _example(a),
+                    _example(b),
+                )
             )
     order = {"lost": 0, "gained": 1, "": 2}
     return tuple(
-        sorted(lines, key=lambda line: (order[line.flip], line.reward_after - line.reward_before, line.task_id))
+        sorted(
+            lines,
+            key=lambda line: (
+                order[line.flip],
+                line.reward_after - line.reward_before,
+                line.task_id,
+            ),
+        )
     )
 
 
@@ -247,12 +275,17 @@ def _example(rows: list[EpisodeRow]) -> str:
     return next(row.id for row in rows if (row.outcome == "solved") is verdict)
 
 
-def _statistics(tasks: tuple[TaskLine, ...]) -> tuple[tuple[float, float, float] | None, float | None]:
+def _statistics(
+    tasks: tuple[TaskLine, ...],
+) -> tuple[tuple[float, float, float] | None, float | None]:
     from agentrl_cli.evaluate.stats import difference, mcnemar
 
     if not tasks:
         return None, None
-    rates = [[line.before[0] / line.before[1] for line in tasks], [line.after[0] / line.after[1] for line in tasks]]
+    rates = [
+        [line.before[0] / line.before[1] for line in tasks],
+        [line.after[0] / line.after[1] for line in tasks],
+    ]
     sizes = (sum(line.before[1] for line in tasks), sum(line.after[1] for line in tasks))
     found = difference(rates[0], rates[1], sizes)
     gained, lost = (sum(line.flip == name for line in tasks) for name in ("gained", "lost"))

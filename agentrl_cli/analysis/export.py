@@ -38,7 +38,12 @@ _APART = ("turns", "tokens", "reward_parts")
 
 
 def export_jsonl(
-    store: Store, episode_ids: Iterable[str], path: Path, *, tokens: bool = True, masked: bool = True
+    store: Store,
+    episode_ids: Iterable[str],
+    path: Path,
+    *,
+    tokens: bool = True,
+    masked: bool = True,
 ) -> int:
     """Write episodes to a file, which appears only when it is complete. Returns how many. Raises StoreError."""
     return write_lines(export_lines(store, episode_ids, tokens=tokens, masked=masked), path)
@@ -57,7 +62,9 @@ def write_lines(lines: Iterable[str], path: Path) -> int:
     except OSError as error:
         with suppress(OSError):  # a read-only folder
             part.unlink()
-        raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
+        raise StoreError(
+            f"{path} could not be written: {error.strerror}.", hint="Choose another place."
+        ) from error
     return count
 
 
@@ -67,12 +74,16 @@ def export_lines(
     """One JSON text per episode."""
     for episode_id in episode_ids:
         row = episode_object(
-            store.episodes.get(episode_id), store.signals.get(episode_id) if tokens else None, tokens=tokens
+            store.episodes.get(episode_id),
+            store.signals.get(episode_id) if tokens else None,
+            tokens=tokens,
         )
         yield dumps(_masked(row) if masked else row)
 
 
-def sequence_rows(store: Store, episode_ids: Iterable[str], *, masked: bool = True) -> Iterator[str]:
+def sequence_rows(
+    store: Store, episode_ids: Iterable[str], *, masked: bool = True
+) -> Iterator[str]:
     """One JSON text per token sequence. An episode in whose text a secret is masked is left out: its ids spell it."""
     for episode_id in episode_ids:
         episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
@@ -82,7 +93,9 @@ def sequence_rows(store: Store, episode_ids: Iterable[str], *, masked: bool = Tr
             yield dumps(row)
 
 
-def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> Iterator[dict[str, Any]]:
+def sequence_objects(
+    episode: Episode, signals: TrainSignals | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the token sequences of an episode that train a token, as plain JSON values.
 
     Log-probabilities and advantages are null where the mask is 0, and advantages everywhere if it was not trained.
@@ -91,7 +104,9 @@ def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> I
     for number, branch in enumerate(branches):
         if not branch.trained.any():
             continue
-        logps = np.where(branch.trained, episode.tokens.logp_policy[branch.positions], np.float32(np.nan))
+        logps = np.where(
+            branch.trained, episode.tokens.logp_policy[branch.positions], np.float32(np.nan)
+        )
         gains = None if signals is None else signals.advantage[branch.positions]
         yield {
             "episode": episode.id,
@@ -106,14 +121,20 @@ def sequence_objects(episode: Episode, signals: TrainSignals | None = None) -> I
             "input_ids": episode.tokens.ids[branch.positions].tolist(),
             "loss_mask": branch.trained.astype(int).tolist(),
             "old_log_probs": _array(logps),
-            "advantages": None if gains is None else _array(np.where(branch.trained, gains, np.float32(np.nan))),
+            "advantages": None
+            if gains is None
+            else _array(np.where(branch.trained, gains, np.float32(np.nan))),
         }
 
 
-def episode_object(episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True) -> dict[str, Any]:
+def episode_object(
+    episode: Episode, signals: TrainSignals | None = None, *, tokens: bool = True
+) -> dict[str, Any]:
     """Return an episode as plain JSON values, unmasked."""
     names = [item.name for item in fields(episode) if item.name not in _APART]
-    row: dict[str, Any] = {name: _value(getattr(episode, name)) for name in (*names, "reward", "primary")}
+    row: dict[str, Any] = {
+        name: _value(getattr(episode, name)) for name in (*names, "reward", "primary")
+    }
     row["reward_parts"] = [_fields(part) for part in episode.reward_parts]
     row["turns"] = [_turn(turn) for turn in episode.turns]
     row["branches"] = [list(branch) for branch in episode.branches]

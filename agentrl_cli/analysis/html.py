@@ -36,11 +36,26 @@ PUSH_STEPS = 7
 """Steps of the push in each direction, each twice the one below; the last holds pushes of the run's scale and more."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 PAGE = Path(__file__).with_name("page.html")
-_SIGNALS = ("advantage", "push", "weight", "ratio", "logp_train", "logp_ref", "logp_teacher", "reward_advantage")
+_SIGNALS = (
+    "advantage",
+    "push",
+    "weight",
+    "ratio",
+    "logp_train",
+    "logp_ref",
+    "logp_teacher",
+    "reward_advantage",
+)
 
 
 def export_html(
-    store: Store, episode_ids: Iterable[str], path: Path, texts: Texts, *, title: str = "", masked: bool = True
+    store: Store,
+    episode_ids: Iterable[str],
+    path: Path,
+    texts: Texts,
+    *,
+    title: str = "",
+    masked: bool = True,
 ) -> int:
     """Write episodes to a page, which appears only when it is complete. Returns how many. Raises StoreError."""
     rows = [page_object(store, episode_id, texts, masked=masked) for episode_id in episode_ids]
@@ -51,13 +66,17 @@ def export_html(
     except OSError as error:
         with suppress(OSError):  # a read-only folder
             part.unlink()
-        raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
+        raise StoreError(
+            f"{path} could not be written: {error.strerror}.", hint="Choose another place."
+        ) from error
     return len(rows)
 
 
 def page(rows: list[dict[str, Any]], title: str) -> str:
     """Return the page around the data; `<` is escaped, so no text of an episode can end the script."""
-    data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     head, script, tail = _SCRIPT.split(PAGE.read_text("utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"{POLICY}; script-src 'sha256-{digest}'"  # no script but this page's own, whatever an episode holds
@@ -76,7 +95,9 @@ def push_step(push: float) -> int:
     return size if push > 0 else -size
 
 
-def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = True) -> dict[str, Any]:
+def page_object(
+    store: Store, episode_id: str, texts: Texts, *, masked: bool = True
+) -> dict[str, Any]:
     """One episode as the page's script reads it."""
     row = store.episodes.row(episode_id)
     episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
@@ -96,7 +117,9 @@ def page_object(store: Store, episode_id: str, texts: Texts, *, masked: bool = T
         "tags": list(row.tags),
         "note": row.note,
         "flags": [f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode)],
-        "parts": [[p.name, p.value, p.weight, p.primary, part_note(p)] for p in episode.reward_parts],
+        "parts": [
+            [p.name, p.value, p.weight, p.primary, part_note(p)] for p in episode.reward_parts
+        ],
         "turns": _turns(episode),
     }
     clean: dict[str, Any] = mask(facts) if masked else facts
@@ -142,7 +165,11 @@ def _tokens(
         "logp": _numbers(tokens.logp_policy),
         "entropy": _numbers(tokens.entropy),
         "top": [
-            [[names[i], _number(p)] for i, p in zip(ids, np.exp(row_).tolist(), strict=False) if i >= 0]
+            [
+                [names[i], _number(p)]
+                for i, p in zip(ids, np.exp(row_).tolist(), strict=False)
+                if i >= 0
+            ]
             for ids, row_ in zip(tops, tokens.top_logps, strict=True)
         ],
     }

@@ -71,9 +71,15 @@ def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Conf
         config = _with(config, train={"checkpointing": "auto"})
     while True:
         found = plan(config, folder, gpu_bytes=gpu_bytes)
-        rows, tokens, longest = live_rows(config), config.train.token_budget, config.rollout.max_tokens
+        rows, tokens, longest = (
+            live_rows(config),
+            config.train.token_budget,
+            config.rollout.max_tokens,
+        )
         more_rows = rows > LEAST_ROWS and not config.deterministic
-        more_tokens = tokens > longest  # an episode is one row, so a smaller budget would save nothing
+        more_tokens = (
+            tokens > longest
+        )  # an episode is one row, so a smaller budget would save nothing
         sampling = sum(found.rollout.values()) > found.available
         updating = sum(found.update.values()) > found.available
         if found.fits or not ((sampling and more_rows) or (updating and more_tokens)):
@@ -87,4 +93,6 @@ def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Conf
 def _with(config: Config, **sections: dict[str, Any]) -> Config:
     """Return the settings with some changed, validated again."""
     given = config.model_dump()
-    return Config.model_validate({**given, **{name: {**given[name], **more} for name, more in sections.items()}})
+    return Config.model_validate(
+        {**given, **{name: {**given[name], **more} for name, more in sections.items()}}
+    )

@@ -65,7 +65,8 @@ class Plan:
         A GPU also holds the driver's context and libraries: it needs `peak`.
         """
         return {
-            name: sum(p.values()) - p["runtime"] for name, p in (("rollout", self.rollout), ("update", self.update))
+            name: sum(p.values()) - p["runtime"]
+            for name, p in (("rollout", self.rollout), ("update", self.update))
         }
 
     @property
@@ -93,7 +94,9 @@ class Plan:
             "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
             "reference": "train an adapter (--lora), whose base is the reference, or set algo.kl_coef=0",
         }
-        phase = self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
+        phase = (
+            self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
+        )
         ranked = sorted(phase, key=lambda name: -phase[name])
         return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
 
@@ -117,10 +120,14 @@ def row_tokens(config: Config, folder: Path | None, model: Any) -> int:
     """Tokens of a group that one row of this loaded model's update may have (`Plan.row_tokens`)."""
     if folder is None:
         return config.train.token_budget
-    return plan(config, folder, held=float(sum(p.numel() * p.element_size() for p in model.parameters()))).row_tokens
+    return plan(
+        config, folder, held=float(sum(p.numel() * p.element_size() for p in model.parameters()))
+    ).row_tokens
 
 
-def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None) -> Plan:
+def plan(
+    config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None
+) -> Plan:
     """Plan a run of the model in `folder`; `held`: bytes of it that are loaded.
 
     `gpu_bytes`: bytes of an absent GPU to plan for, without the duration of a step. Raises ModelError if the model's
@@ -131,7 +138,9 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     from agentrl_cli.models.device import pick_device, pick_dtype
 
     device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
-    full = config.model.dtype == "auto" and not config.adapter.enabled  # full weights are trained in float32
+    full = (
+        config.model.dtype == "auto" and not config.adapter.enabled
+    )  # full weights are trained in float32
     given = folder
     folder, config = _under(folder, config)
     absent = gpu_bytes is not None and config.model.dtype == "auto"  # taken to have bfloat16
@@ -141,18 +150,26 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     trained = _adapter(config, shape) if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
     both = {
-        "weights": _weights(config, shape, size) + (trained * 4.0 if config.adapter.enabled else 0.0),
+        "weights": _weights(config, shape, size)
+        + (trained * 4.0 if config.adapter.enabled else 0.0),
         "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = (_available(device) if gpu_bytes is None else gpu_bytes) + held
-    if config.algo.kl_coef and not (config.adapter.enabled and folder == given):  # a fresh adapter is switched off
+    if config.algo.kl_coef and not (
+        config.adapter.enabled and folder == given
+    ):  # a fresh adapter is switched off
         both["reference"] = float(count * size)
     rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled)
     stays = _captured(config, shape, size, rollout) if on_gpu else {}
-    both_ways = [both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu) for way in (False, True)]
+    both_ways = [
+        both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu)
+        for way in (False, True)
+    ]
     rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
-    if config.rollout.async_staleness:  # both phases at once, and the sampler has weights of its own
+    if (
+        config.rollout.async_staleness
+    ):  # both phases at once, and the sampler has weights of its own
         more = {"sampler": float(trained * (4 if config.adapter.enabled else size))}
         both_ways = [rollout | more | update for update in both_ways]
     choice = config.train.checkpointing
@@ -160,13 +177,23 @@ def plan(config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | 
     update = both_ways[again]
     rollout = update if config.rollout.async_staleness else rollout
     aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
-    aside = aside and sum(rollout.values()) > sum(update.values())  # else it would not lower the peak
+    aside = aside and sum(rollout.values()) > sum(
+        update.values()
+    )  # else it would not lower the peak
     if aside:
         del rollout["optimizer"]
     spare = max(0.0, SPARE * (available - sum(update.values())))
-    longest = config.train.token_budget + int(spare / _token_bytes(config, shape, size, again=again))
-    seconds = 0.0 if gpu_bytes is not None else _step_seconds(config, count, device) * (4 / 3 if again else 1)
-    return Plan(rollout, update, available, str(device), count, trained, seconds, again, longest, aside)
+    longest = config.train.token_budget + int(
+        spare / _token_bytes(config, shape, size, again=again)
+    )
+    seconds = (
+        0.0
+        if gpu_bytes is not None
+        else _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    )
+    return Plan(
+        rollout, update, available, str(device), count, trained, seconds, again, longest, aside
+    )
 
 
 def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
@@ -176,7 +203,9 @@ def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool)
     return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
 
 
-def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: bool) -> dict[str, float]:
+def _sampling(
+    config: Config, shape: Mapping[str, int], size: int, *, adapted: bool
+) -> dict[str, float]:
     """Return the rollout's memory besides weights and optimizer state.
 
     Prefill and sampling do not overlap, so the larger of the two counts. `adapted`: an adapter that is not merged adds
@@ -189,15 +218,30 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
 
     rows = live_rows(config)
     cache = kv_positions(config) * shape["layers"] * 2 * shape["kv_width"] * size
-    drawn = 20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows  # five float32 of a part, and the step's own
-    plain = adapted and size == 4 and not config.adapter.use_dora and config.model.quantization == "none"
-    merged = 4.0 * shape["linear_weights"] if plain and 4 * shape["linear_weights"] <= MOST_BYTES else 0.0
+    drawn = (
+        20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows
+    )  # five float32 of a part, and the step's own
+    plain = (
+        adapted
+        and size == 4
+        and not config.adapter.use_dora
+        and config.model.quantization == "none"
+    )
+    merged = (
+        4.0 * shape["linear_weights"]
+        if plain and 4 * shape["linear_weights"] <= MOST_BYTES
+        else 0.0
+    )
     wide = 2 * size + 2 * 4 if adapted and not merged else 3 * size
     groups = shape["q_width"] // shape["kv_width"]
-    masked = (groups + 2) * config.rollout.max_tokens * size  # mask of a later turn's tokens, per query head
+    masked = (
+        (groups + 2) * config.rollout.max_tokens * size
+    )  # mask of a later turn's tokens, per query head
     passing = {
         "logits": float(drawn * shape["vocabulary"]),
-        "prefill": float(shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)),
+        "prefill": float(
+            shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)
+        ),
     }
     larger = max(passing, key=lambda name: passing[name])
     kept = min(cache, parse_memory(config.rollout.memory) or cache)
@@ -209,7 +253,9 @@ def _sampling(config: Config, shape: Mapping[str, int], size: int, *, adapted: b
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 
-def _captured(config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]) -> dict[str, float]:
+def _captured(
+    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
+) -> dict[str, float]:
     """Memory of captured CUDA graphs, held in both phases; empty without them."""
     from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
 
@@ -232,14 +278,20 @@ def _updating(
     embedding = shape["vocabulary"] * hidden * 4.0
     backward = {
         "activations": float(tokens * _token_bytes(config, shape, size, again=again)),
-        "logits": min(256, max(16, 2**24 // shape["vocabulary"])) * shape["vocabulary"] * 12.0,  # forward_head's chunk
+        "logits": min(256, max(16, 2**24 // shape["vocabulary"]))
+        * shape["vocabulary"]
+        * 12.0,  # forward_head's chunk
     }
-    if not config.adapter.enabled:  # the head's gradient waits for the embedding's, beside those that add up
+    if (
+        not config.adapter.enabled
+    ):  # the head's gradient waits for the embedding's, beside those that add up
         backward["head's gradient"] = embedding
     # AdamW takes the root of the second moments and divides it: weight by weight on a CPU, of all at once on a GPU
     largest = 4.0 * trained if on_gpu else 2 * (0 if config.adapter.enabled else embedding)
     stepping = {"optimizer's step": largest}
-    found = {"gradients": trained * 4.0} | max(backward, stepping, key=lambda parts: sum(parts.values()))
+    found = {"gradients": trained * 4.0} | max(
+        backward, stepping, key=lambda parts: sum(parts.values())
+    )
     if needs(config.algo) == "values":
         found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
     return found
@@ -282,7 +334,9 @@ def _under(folder: Path, config: Config) -> tuple[Path, Config]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
     adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
-    return adapter_base(folder, config.model, base=folder), config.model_copy(update={"adapter": adapter})
+    return adapter_base(folder, config.model, base=folder), config.model_copy(
+        update={"adapter": adapter}
+    )
 
 
 def _kept_fused(shape: Mapping[str, int], size: int) -> int:
@@ -294,7 +348,12 @@ def _kept_fused(shape: Mapping[str, int], size: int) -> int:
 def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
     """Whether the fused forward trains it: plain LoRA on all linear layers of a supported family."""
     lora = config.adapter
-    plain = lora.enabled and not lora.dropout and not lora.use_dora and config.model.quantization == "none"
+    plain = (
+        lora.enabled
+        and not lora.dropout
+        and not lora.use_dora
+        and config.model.quantization == "none"
+    )
     return bool(plain and shape["fused"])
 
 
@@ -326,7 +385,11 @@ def _shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
     text: Any = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "head" not in name]
+    linear = [
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and "head" not in name
+    ]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "layers": int(text.num_hidden_layers),

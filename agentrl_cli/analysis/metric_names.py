@@ -21,7 +21,12 @@ METRICS: dict[str, tuple[str, ...]] = {
     "zero_std": ("frac_reward_zero_std", "groups/zero_variance"),
     "all_solved": ("groups/all_solved",),
     "all_failed": ("groups/all_failed",),
-    "tool_errors": ("tools/error_rate", "tools/failure_frequency", "tool_error_rate", "tool_errors"),
+    "tool_errors": (
+        "tools/error_rate",
+        "tools/failure_frequency",
+        "tool_error_rate",
+        "tool_errors",
+    ),
     "tool_calls": ("tools/call_frequency", "tools/call_rate", "tool_call_rate", "tool_calls"),
     "length": ("completions/mean_length", "tokens/mean", "length"),
     "cut": ("completions/clipped_ratio", "truncated"),

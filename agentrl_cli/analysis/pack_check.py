@@ -72,7 +72,9 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
     listed = {family for families in pack.families.values() for family in families}
     heldout = set(pack.families.get("heldout", ()))
     for family in sorted({task.family for task in tasks} - listed if listed else ()):
-        yield Problem("task.yaml", f"the family {family!r} of the data is not listed under `families`")
+        yield Problem(
+            "task.yaml", f"the family {family!r} of the data is not listed under `families`"
+        )
     for task in tasks:
         if task.split == "train" and task.family in heldout:
             yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
@@ -85,7 +87,9 @@ def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
     """
     seen: dict[str, Task] = {}
     for task in () if pack.rows is not None else tasks:
-        first = seen.setdefault(question(task.prompt, task.data, getattr(pack.module, "WORLD", ())), task)
+        first = seen.setdefault(
+            question(task.prompt, task.data, getattr(pack.module, "WORLD", ())), task
+        )
         if first.split != task.split and pack.source(first.split) != pack.source(task.split):
             yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
 
@@ -101,7 +105,9 @@ def _tools(pack: Pack) -> Iterator[Problem]:
         for arguments in tool.examples:
             wrong = validate_arguments(tool.schema, dict(arguments))
             if wrong:
-                yield Problem(f"tool {tool.name}", f"its own example does not fit its schema: {wrong}")
+                yield Problem(
+                    f"tool {tool.name}", f"its own example does not fit its schema: {wrong}"
+                )
 
 
 def _sample(tasks: Sequence[Task]) -> list[Task]:
@@ -150,7 +156,9 @@ async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) ->
     empty = await _run(pack, task, chat, [EMPTY], sandbox)
     if empty.primary == 0:
         return []
-    return [Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}")]
+    return [
+        Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}")
+    ]
 
 
 def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
@@ -168,7 +176,9 @@ def _chat(task: Task) -> Chat:
     """Return a chat whose tokens are bytes, and an image one token if the task has any."""
     if not any(isinstance(message.get("content"), list) for message in task.prompt):
         return Chat(ByteTokenizer())
-    tokenizer = ByteTokenizer(tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS))
+    tokenizer = ByteTokenizer(
+        tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS)
+    )
     token = tokenizer.id_of(IMAGE_TOKENS[2])
     assert token is not None
     return Chat(tokenizer, images=Images(token, lambda data: (*image_size(data), 1, ())))
@@ -178,11 +188,17 @@ def _seen(content: Any) -> Any:
     """Return a tool's answer without what depends on a model: its texts, and its images by hash."""
     if not isinstance(content, list):
         return content
-    images = [p["image"] if is_image(p) else HASH + digest(image_bytes(p)) for p in content if p["type"] == "image"]
+    images = [
+        p["image"] if is_image(p) else HASH + digest(image_bytes(p))
+        for p in content
+        if p["type"] == "image"
+    ]
     return [*images, *(part["text"] for part in content if part["type"] == "text" and part["text"])]
 
 
-async def _run(pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None) -> Any:
+async def _run(
+    pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None
+) -> Any:
     """One attempt of a scripted policy, with limits that fit any solution."""
     config = Config()
     config.rollout.max_tokens = 1_000_000

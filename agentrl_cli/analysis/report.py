@@ -22,7 +22,18 @@ from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
 from agentrl_cli.store.mask_secrets import mask, mask_text
 from agentrl_cli.types.content import content_text
 
-SHOWN = ("reward", "solved", "all_solved", "all_failed", "entropy", "kl", "grad_norm", "loss", "tool_errors", "length")
+SHOWN = (
+    "reward",
+    "solved",
+    "all_solved",
+    "all_failed",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "loss",
+    "tool_errors",
+    "length",
+)
 """The curves of a report, if the run has them."""
 UNIT = frozenset({"reward", "solved", "all_solved", "all_failed", "tool_errors"})
 CANDIDATES = 5000
@@ -71,8 +82,13 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
     steps, evals = store.runs.steps(run.id), all_evals(store, run)
     first, last, tasks = flips(store, run)
     events = store.journal.events(run.id, 0)
-    machine: Mapping[str, Any] = next((row["data"] for row in reversed(events) if row["kind"] == "machine"), {})
-    alerts = [f"{row['count']}× {row['name']}: {row['text']}" for row in store.journal.folded_alerts(run.id)]
+    machine: Mapping[str, Any] = next(
+        (row["data"] for row in reversed(events) if row["kind"] == "machine"), {}
+    )
+    alerts = [
+        f"{row['count']}× {row['name']}: {row['text']}"
+        for row in store.journal.folded_alerts(run.id)
+    ]
     config = mask(dict(run.config)) if masked else run.config
     return RunReport(
         run=run,
@@ -92,25 +108,49 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
 
 def _values(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     """(step, value) of a metric by its short name."""
-    stored = next((key for key in METRICS.get(name, (name,)) if any(key in row for row in steps)), name)
+    stored = next(
+        (key for key in METRICS.get(name, (name,)) if any(key in row for row in steps)), name
+    )
     rows = ((row["step"], row.get(stored)) for row in steps)
-    return [(float(x), float(y)) for x, y in rows if isinstance(y, (int, float)) and math.isfinite(y)]
+    return [
+        (float(x), float(y)) for x, y in rows if isinstance(y, (int, float)) and math.isfinite(y)
+    ]
 
 
-def _pictures(steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]) -> list[tuple[str, str]]:
+def _pictures(
+    steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]
+) -> list[tuple[str, str]]:
     out = []
     for split in dict.fromkeys(row.split for row in evals):
         own = [row for row in evals if row.split == split and row.pass_rate is not None]
         points = [(float(row.step or 0), row.pass_rate or 0.0) for row in own]
-        spans = [(float(r.step or 0), r.low, r.high) for r in own if r.low is not None and r.high is not None]
+        spans = [
+            (float(r.step or 0), r.low, r.high)
+            for r in own
+            if r.low is not None and r.high is not None
+        ]
         if points:
             title = f"share solved, {split} split, with 95 % intervals"
-            out.append((f"eval-{_plain(split)}", chart_svg(title, [Curve(split, points, spans)], unit=True)))
+            out.append(
+                (
+                    f"eval-{_plain(split)}",
+                    chart_svg(title, [Curve(split, points, spans)], unit=True),
+                )
+            )
     for name in SHOWN:
         points = _values(steps, name)
         if len(points) > 1:
-            out.append((name, chart_svg(name.replace("_", " "), [Curve(name, points)], unit=name in UNIT)))
-    parts = sorted({key for row in steps for key in row if key.startswith("rewards/") and key.endswith("/mean")})
+            out.append(
+                (name, chart_svg(name.replace("_", " "), [Curve(name, points)], unit=name in UNIT))
+            )
+    parts = sorted(
+        {
+            key
+            for row in steps
+            for key in row
+            if key.startswith("rewards/") and key.endswith("/mean")
+        }
+    )
     curves = [Curve(key.split("/")[1], _values(steps, key)) for key in parts[:4]]
     if any(len(curve.points) > 1 for curve in curves):
         out.append(("reward-parts", chart_svg("reward parts", curves)))
@@ -141,11 +181,17 @@ def _verdict(run: RunRow, steps: Sequence[Mapping[str, Any]], evals: Sequence[Ev
     change = f"On the {split} split {one.pass_rate:.3f} became {two.pass_rate:.3f}"
     if one.high is None or two.low is None or one.low is None or two.high is None:
         return f"{said} {change}; no intervals are stored."
-    apart = "the intervals do not overlap" if two.low > one.high or two.high < one.low else "the intervals overlap"
+    apart = (
+        "the intervals do not overlap"
+        if two.low > one.high or two.high < one.low
+        else "the intervals overlap"
+    )
     return f"{said} {change}, [{one.low:.3f}, {one.high:.3f}] to [{two.low:.3f}, {two.high:.3f}]: {apart}."
 
 
-def _facts(store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _facts(
+    store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[str, str], ...]:
     seconds = (run.ended or run.heartbeat) - run.started if run.started else 0.0
     times = sorted(value for _, value in _values(steps, "seconds"))
     rows = [
@@ -165,11 +211,19 @@ def _facts(store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]) -> tup
 
 def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Sample]:
     """Return the best, the worst and the oddest episode of a run."""
-    rowids = store.episodes.ids("-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES)
-    rows = [row for row in store.episodes.rows(rowids) if row.outcome is not None and not row.outcome.is_error]
+    rowids = store.episodes.ids(
+        "-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES
+    )
+    rows = [
+        row
+        for row in store.episodes.rows(rowids)
+        if row.outcome is not None and not row.outcome.is_error
+    ]
     if not rows:
         return []
-    chosen = [(why, store.episodes.row(store.episodes.resolve(why, run.id))) for why in ("best", "worst")]
+    chosen = [
+        (why, store.episodes.row(store.episodes.resolve(why, run.id))) for why in ("best", "worst")
+    ]
     seen = {row.id for _, row in chosen}
     odd = oddest([row for row in rows if row.id not in seen])
     if odd is not None:
@@ -179,7 +233,8 @@ def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Samp
 
 
 def oddest(rows: Sequence[EpisodeRow]) -> EpisodeRow | None:
-    """Return the episode whose flags are the rarest together: the sum of −log of each flag's share; None without flags.
+    """Return the episode whose flags are the rarest together: the sum of −log of each flag's share;
+    None without flags.
     """
     counts = Counter(flag for row in rows for flag in set(row.flags))
 
@@ -190,25 +245,36 @@ def oddest(rows: Sequence[EpisodeRow]) -> EpisodeRow | None:
     return max(flagged, key=lambda row: (rarity(row), row.id), default=None)
 
 
-def _sample(store: Store, why: str, row: EpisodeRow, texts: Texts, scale: float, masked: bool) -> Sample:
+def _sample(
+    store: Store, why: str, row: EpisodeRow, texts: Texts, scale: float, masked: bool
+) -> Sample:
     episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
-    whole = [(turn.role, "\n".join(content_text(m.get("content")) for m in turn.messages)) for turn in episode.turns]
+    whole = [
+        (turn.role, "\n".join(content_text(m.get("content")) for m in turn.messages))
+        for turn in episode.turns
+    ]
     clean = [(role, mask_text(text)) for role, text in whole] if masked else whole
     turns: list[tuple[str, tuple[tuple[str, float], ...]]] = []
     if clean != whole:
         turns = [(role, ((text, math.nan),)) for role, text in clean]
     else:
         pieces = texts(store, row, episode.tokens.ids.tolist())
-        push = np.full(len(pieces), np.nan) if signals is None or not scale else signals.push / scale
+        push = (
+            np.full(len(pieces), np.nan) if signals is None or not scale else signals.push / scale
+        )
         push = np.where(episode.tokens.trained_mask, push, np.nan)
         for turn in episode.turns:
             own = range(turn.start, turn.end)
             turns.append((turn.role, tuple(_joined([(pieces[i], float(push[i])) for i in own]))))
-    parts = tuple((part.name, part.value, part.weight, part.detail) for part in episode.reward_parts)
+    parts = tuple(
+        (part.name, part.value, part.weight, part.detail) for part in episode.reward_parts
+    )
     flags = tuple(f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode))
     secret = clean != whole
     if masked:
-        parts = tuple((name, value, weight, mask_text(detail)) for name, value, weight, detail in parts)
+        parts = tuple(
+            (name, value, weight, mask_text(detail)) for name, value, weight, detail in parts
+        )
         flags = tuple(mask_text(flag) for flag in flags)
     return Sample(why, row, parts, flags, tuple(turns), secret)
 

@@ -26,7 +26,14 @@ PART_HEAD = ("reward part", "value", "weight", "")
 
 def html_page(report: RunReport) -> str:
     """Return the whole report in one file."""
-    return _render("report.html.jinja", report, _text, policy=POLICY, push_steps=PUSH_STEPS, push_step=push_step)
+    return _render(
+        "report.html.jinja",
+        report,
+        _text,
+        policy=POLICY,
+        push_steps=PUSH_STEPS,
+        push_step=push_step,
+    )
 
 
 def markdown_page(report: RunReport, folder: str) -> str:
@@ -39,18 +46,29 @@ def _render(name: str, report: RunReport, escape: Callable[[object], str], **mor
         return value if isinstance(value, Markup) else Markup(escape(value))
 
     folder = FileSystemLoader(Path(__file__).parent)
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    options: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "undefined": StrictUndefined,
+    }
     environment = Environment(loader=folder, autoescape=True, finalize=escaped, **options)
     environment.filters |= {"number": _number, "fenced": _fenced}
     heads = {"eval_head": EVAL_HEAD, "flip_head": FLIP_HEAD, "part_head": PART_HEAD}
-    rows = {"evals": _evals(report), "flips": _flips(report), "parts": _parts, "compared": _compared(report)}
+    rows = {
+        "evals": _evals(report),
+        "flips": _flips(report),
+        "parts": _parts,
+        "compared": _compared(report),
+    }
     return environment.get_template(name).render(report=report, **heads, **rows, **more)
 
 
 def _text(value: object) -> str:
     """Return a text as HTML, control characters as pictures of them."""
     shown = re.sub(
-        r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", lambda found: chr(0x2400 + min(ord(found[0]), 0x21)), str(value)
+        r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]",
+        lambda found: chr(0x2400 + min(ord(found[0]), 0x21)),
+        str(value),
     )
     return html.escape(shown)
 
@@ -58,7 +76,9 @@ def _text(value: object) -> str:
 def _cell(value: object) -> str:
     """Return a text in one line of Markdown: nothing in it is markup or HTML."""
     text = " ".join(_text(value).split())
-    return re.sub(r"([\\`*_{}\[\]<>|#!~])", r"\\\1", text.replace("&quot;", '"').replace("&#x27;", "'"))
+    return re.sub(
+        r"([\\`*_{}\[\]<>|#!~])", r"\\\1", text.replace("&quot;", '"').replace("&#x27;", "'")
+    )
 
 
 def _fenced(pieces: Sequence[tuple[str, float]]) -> Markup:
@@ -72,9 +92,15 @@ def _fenced(pieces: Sequence[tuple[str, float]]) -> Markup:
 def _evals(report: RunReport) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for row in report.evals:
-        span = f"{row.low:.3f} to {row.high:.3f}" if row.low is not None and row.high is not None else "none stored"
+        span = (
+            f"{row.low:.3f} to {row.high:.3f}"
+            if row.low is not None and row.high is not None
+            else "none stored"
+        )
         step = "" if row.step is None else row.step
-        rows.append((row.name, step, row.split, row.n_tasks, row.n_samples, _number(row.pass_rate), span))
+        rows.append(
+            (row.name, step, row.split, row.n_tasks, row.n_samples, _number(row.pass_rate), span)
+        )
     return rows
 
 
@@ -87,7 +113,10 @@ def _flips(report: RunReport) -> list[tuple[object, ...]]:
 
 
 def _parts(sample: Sample) -> list[tuple[object, ...]]:
-    return [(name, f"{value:.3f}", f"{weight:g}", detail) for name, value, weight, detail in sample.parts]
+    return [
+        (name, f"{value:.3f}", f"{weight:g}", detail)
+        for name, value, weight, detail in sample.parts
+    ]
 
 
 def _compared(report: RunReport) -> str:

@@ -28,7 +28,11 @@ from agentrl_cli.rollout.greedy import rewards as rewards_of
 from agentrl_cli.store import Score, Store
 from agentrl_cli.types import Episode, Fact, Float32, RewardPart, Task
 
-LEFT_OUT = {str(fact) for fact in Fact} - {str(Fact.TRAINED), str(Fact.SKIPPED_ZERO_VARIANCE), str(Fact.SKIPPED_STALE)}
+LEFT_OUT = {str(fact) for fact in Fact} - {
+    str(Fact.TRAINED),
+    str(Fact.SKIPPED_ZERO_VARIANCE),
+    str(Fact.SKIPPED_STALE),
+}
 """Facts that no reward changes. A group that was too small stays so: its others were skipped for these reasons."""
 Session = Callable[[], Awaitable[Any]]
 
@@ -78,7 +82,10 @@ def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
         name, target = "", text
     function = resolve("rewards", {}, target, base=base)
     if not callable(function):
-        raise ConfigError(f"{target} is not a function.", hint="A reward is `def name(episode, ctx): return number`.")
+        raise ConfigError(
+            f"{target} is not a function.",
+            hint="A reward is `def name(episode, ctx): return number`.",
+        )
     name = name or str(getattr(function, "__name__", type(function).__name__))
     return Reward(name, _two(adapter("reward")(function)), weights.get(name, 1.0))
 
@@ -101,15 +108,23 @@ async def rescore_parts(
     A function gets the stored episode, its task and last text, a fresh sandbox session, and of the tools' states only
     the submitted answer. Raises EnvError if a function fails.
     """
-    parts = [replace(part, weight=weights.get(part.name, part.weight)) for part in episode.reward_parts]
+    parts = [
+        replace(part, weight=weights.get(part.name, part.weight)) for part in episode.reward_parts
+    ]
     if not rewards:
         return tuple(parts)
     if task is None:
         raise NotFound(f"The store has no task {episode.task_id!r}, which a reward function needs.")
     main = episode.chain(episode.main)
-    said = [str(t.messages[0].get("content") or "") for t in main.turns if t.role == "assistant" and t.messages]
+    said = [
+        str(t.messages[0].get("content") or "")
+        for t in main.turns
+        if t.role == "assistant" and t.messages
+    ]
     calls = [call for turn in episode.turns for call in turn.calls if call.arguments]
-    answers = [call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments]
+    answers = [
+        call.arguments["answer"] for call in calls if call.arguments and "answer" in call.arguments
+    ]
     state = {"answer": answers[-1]} if answers else {}
     ctx = RewardContext(task, said[-1] if said else "", open_session, state)
     given = {part.name: part for part in await score(episode, rewards, ctx)}
@@ -120,7 +135,10 @@ async def rescore_parts(
 
 
 def changes(
-    episodes: Sequence[Episode], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
+    episodes: Sequence[Episode],
+    parts: Mapping[str, tuple[RewardPart, ...]],
+    config: Config,
+    store: Store,
 ) -> list[Change]:
     """Facts and advantages of episodes in a training step with other reward parts.
 
@@ -137,7 +155,10 @@ def changes(
 
 
 def _step(
-    groups: Sequence[Sequence[Episode]], parts: Mapping[str, tuple[RewardPart, ...]], config: Config, store: Store
+    groups: Sequence[Sequence[Episode]],
+    parts: Mapping[str, tuple[RewardPart, ...]],
+    config: Config,
+    store: Store,
 ) -> dict[str, Change]:
     """One step: `decide` as in the trainer, then the estimator over the trained episodes."""
     new = [[e.with_(reward_parts=parts[e.id]) for e in group] for group in groups]
@@ -151,7 +172,12 @@ def _step(
         mask_void=config.algo.mask_void,
     )
     old = {e.id: e for group in groups for e in group}
-    trained = [e for group in new for e in group if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT]
+    trained = [
+        e
+        for group in new
+        for e in group
+        if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT
+    ]
     found_advantages = estimate(trained, config, store, [old[e.id] for e in trained])
     advantages = dict(zip([e.id for e in trained], found_advantages, strict=True))
     found = {}
@@ -178,7 +204,9 @@ def estimate(
     algo = config.algo
     given = options(algo)
     signals = [store.signals.get(e.id) for e in episodes]
-    stored = [(s, e.tokens.trained_mask) for s, e in zip(signals, episodes, strict=True) if s is not None]
+    stored = [
+        (s, e.tokens.trained_mask) for s, e in zip(signals, episodes, strict=True) if s is not None
+    ]
     values = [np.asarray(s.value[mask], np.float64) for s, mask in stored if s.value is not None]
     if len(values) == len(episodes):
         given["values"] = tuple(values)
@@ -189,14 +217,20 @@ def estimate(
     if needs(algo) == "baseline":
         given["baseline"] = _greedy_rewards(episodes, store)
     if algo.kl_coef and algo.kl_in == "reward":
-        pairs = [(s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None]
+        pairs = [
+            (s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None
+        ]
         if len(pairs) < len(episodes):
-            raise ConfigError("The KL is part of the reward, and the run stored no reference log-probabilities.")
+            raise ConfigError(
+                "The KL is part of the reward, and the run stored no reference log-probabilities."
+            )
         coefficient = _kl_coef(episodes[0], config, store)
         given["token_penalty"] = tuple(coefficient * KL[algo.kl](*pair) for pair in pairs)
     if algo.value_bootstrap and "values" in given:
         x = AdvantageInput.of(episodes if was is None else was, **given)
-        returns = [np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None]
+        returns = [
+            np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None
+        ]
         given["bootstrap"] = _left_in(x, returns, episodes)
     return estimate_advantages(algo, AdvantageInput.of(episodes, **given))
 
@@ -205,12 +239,18 @@ def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
     """Return the KL coefficient in an episode's step; with `algo.kl_target`, the one that the step stored."""
     if config.algo.kl_target is None:
         return config.algo.kl_coef
-    rows = [row for row in store.runs.steps(episode.run_id or "", episode.step or 0) if row["step"] == episode.step]
+    rows = [
+        row
+        for row in store.runs.steps(episode.run_id or "", episode.step or 0)
+        if row["step"] == episode.step
+    ]
     return float(rows[0].get("kl_coef", config.algo.kl_coef)) if rows else config.algo.kl_coef
 
 
 def _left_in(
-    x: AdvantageInput, returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]], episodes: Sequence[Episode]
+    x: AdvantageInput,
+    returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]],
+    episodes: Sequence[Episode],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """[N] value of the last state of truncated episodes, from the last stored return = r + gamma · value.
 
@@ -224,10 +264,14 @@ def _left_in(
     return out
 
 
-def _greedy_rewards(episodes: Sequence[Episode], store: Store) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+def _greedy_rewards(
+    episodes: Sequence[Episode], store: Store
+) -> np.ndarray[Any, np.dtype[np.float64]] | None:
     """[N] reward of the greedy attempt at each task; None if one is missing."""
     run, step = episodes[0].run_id or "", episodes[0].step or 0
-    greedy = [store.episodes.get(name) for name in store.episodes.finished(run, step, KIND).values()]
+    greedy = [
+        store.episodes.get(name) for name in store.episodes.finished(run, step, KIND).values()
+    ]
     known = rewards_of({(e.group_id or "").removesuffix(SUFFIX): e for e in greedy})
     found = [known.get(e.group_id or "") for e in episodes]
     return None if None in found else np.array(found, np.float64)
@@ -237,7 +281,9 @@ KL: Mapping[str, Callable[[Float32, Float32], Any]] = {
     "k1": lambda p, ref: np.asarray(p - ref, np.float64),
     "k2": lambda p, ref: np.asarray(p - ref, np.float64) ** 2 / 2,
     "abs": lambda p, ref: np.abs(np.asarray(p - ref, np.float64)),
-    "k3": lambda p, ref: np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64),
+    "k3": lambda p, ref: (
+        np.expm1(np.asarray(ref - p, np.float64)) - np.asarray(ref - p, np.float64)
+    ),
 }
 """learning.kl.KL without torch: this command needs none."""
 
@@ -247,7 +293,9 @@ def _by_turn(episode: Episode, values: Float32) -> tuple[float, ...]:
     return tuple(float(piece.mean()) if len(piece) else 0.0 for piece in pieces)
 
 
-def keep(store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]) -> str:
+def keep(
+    store: Store, run_id: str, name: str, found: Sequence[Change], spec: Mapping[str, Any]
+) -> str:
     """Store the result as a score set of the run; returns its name, numbered if taken.
 
     Ungraded episodes have no score.
@@ -309,7 +357,11 @@ async def rescore_run(
             continue
         task = store.tasks.get(episode.task_id, episode.pack) if rewards else None
         try:
-            parts[episode.id] = await rescore_parts(episode, task, config.rewards, rewards, open_session)
+            parts[episode.id] = await rescore_parts(
+                episode, task, config.rewards, rewards, open_session
+            )
         except EnvError as error:
-            raise EnvError(f"{error.message} (episode {episode.id})", hint="Nothing was stored.") from error
+            raise EnvError(
+                f"{error.message} (episode {episode.id})", hint="Nothing was stored."
+            ) from error
     return changes(episodes, parts, config, store)

@@ -73,7 +73,9 @@ def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
     solved = sum(episode.solved for episode in graded)
     mean = (solved + 0.5) / (len(graded) + 1)
     counts = [(sum(episode.solved for episode in group), len(group)) for group in by_task.values()]
-    chances = [_mixed(won + PRIOR * mean, n - won + PRIOR * (1 - mean), group_size) for won, n in counts]
+    chances = [
+        _mixed(won + PRIOR * mean, n - won + PRIOR * (1 - mean), group_size) for won, n in counts
+    ]
     rewards = [[episode.graded_reward for episode in group] for group in by_task.values()]
     return Spread(
         tasks=len(by_task),
@@ -92,7 +94,9 @@ def _mixed(a: float, b: float, size: int) -> float:
     """1 - E[p^size] - E[(1-p)^size] for p from Beta(a, b)."""
 
     def moment(x: float, y: float) -> float:
-        return math.exp(math.lgamma(x + size) + math.lgamma(x + y) - math.lgamma(x) - math.lgamma(x + y + size))
+        return math.exp(
+            math.lgamma(x + size) + math.lgamma(x + y) - math.lgamma(x) - math.lgamma(x + y + size)
+        )
 
     return max(0.0, 1.0 - moment(a, b) - moment(b, a))
 
@@ -109,7 +113,9 @@ def summary(found: Spread, model: str) -> list[str]:
     many = f"{found.rollouts} rollouts ({found.tasks} tasks)"
     lines = [f"{model} solved {found.solved} of {many}"]
     if found.failures:
-        lines.append("the others: " + ", ".join(f"{text} {count}×" for text, count in found.failures[:4]))
+        lines.append(
+            "the others: " + ", ".join(f"{text} {count}×" for text, count in found.failures[:4])
+        )
     groups = f"about {found.chance:.0%} of groups of {found.group_size} will have solved and unsolved episodes"
     meaning = {
         "ready": f"{groups}: a training can begin",
@@ -123,7 +129,9 @@ def summary(found: Spread, model: str) -> list[str]:
     if found.error:
         lines.append(f"the first error: {found.error}")
     if Outcome.AGENT_ERROR in dict(found.failures):
-        lines.append("nothing is learned where the agent raises: if the model caused it, catch it and return 0.0")
+        lines.append(
+            "nothing is learned where the agent raises: if the model caused it, catch it and return 0.0"
+        )
     return [*lines, meaning[found.verdict]]
 
 
@@ -133,7 +141,10 @@ def advice(found: Spread, *, solver: bool, model: str) -> list[tuple[str, str]]:
         return [("harder rows", "data/train.jsonl"), ("measure it", "agentrl eval")]
     if found.verdict in ("ready", "ungraded"):
         return []
-    own = ("warm start on the pack's solutions", "agentrl sft warm, then agentrl train --model warm")
+    own = (
+        "warm start on the pack's solutions",
+        "agentrl sft warm, then agentrl train --model warm",
+    )
     return [
         *([own] if solver else []),
         ("warm start from a stronger model", "agentrl sft warm --teacher http://HOST:8000/v1"),

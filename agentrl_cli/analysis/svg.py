@@ -25,12 +25,18 @@ class Curve:
     spans: Sequence[tuple[float, float, float]] = ()
 
 
-def chart_svg(title: str, curves: Sequence[Curve], *, unit: bool = False, size: tuple[int, int] = (420, 190)) -> str:
-    """Return a chart with its axes and a legend if there are several curves. Values that are not finite are left out.
+def chart_svg(
+    title: str, curves: Sequence[Curve], *, unit: bool = False, size: tuple[int, int] = (420, 190)
+) -> str:
+    """Return a chart with its axes and a legend if there are several curves.
+
+    Values that are not finite are left out.
     """
     width, height = size
     shown = [[(x, y) for x, y in curve.points if math.isfinite(y)] for curve in curves]
-    ys = [y for points in shown for _, y in points] + [y for curve in curves for span in curve.spans for y in span[1:]]
+    ys = [y for points in shown for _, y in points] + [
+        y for curve in curves for span in curve.spans for y in span[1:]
+    ]
     xs = [x for points in shown for x, _ in points]
     left, top, right, bottom = 60, 26 + 14 * (len(curves) > 1), width - 10, height - 22
     head = (
@@ -48,15 +54,21 @@ def chart_svg(title: str, curves: Sequence[Curve], *, unit: bool = False, size: 
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (x - first) / ((last - first) or 1.0)
-        return round(left + across * (right - left), 1), round(bottom - (y - low) / (high - low) * (bottom - top), 1)
+        return round(left + across * (right - left), 1), round(
+            bottom - (y - low) / (high - low) * (bottom - top), 1
+        )
 
     parts = [head]
     for value in (low, (low + high) / 2, high):
         y = at(first, value)[1]
         parts.append(f'<path d="M{left} {y}H{right}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#555555">{value:.2g}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#555555">{value:.2g}</text>'
+        )
     parts.append(f'<text x="{left}" y="{height - 6}" fill="#555555">{first:g}</text>')
-    parts.append(f'<text x="{right}" y="{height - 6}" text-anchor="end" fill="#555555">step {last:g}</text>')
+    parts.append(
+        f'<text x="{right}" y="{height - 6}" text-anchor="end" fill="#555555">step {last:g}</text>'
+    )
     for number, (curve, points) in enumerate(zip(curves, shown, strict=True)):
         color, dash = COLORS[number % len(COLORS)], DASHES[number % len(DASHES)]
         for x, below, above in curve.spans:
@@ -77,7 +89,9 @@ def chart_svg(title: str, curves: Sequence[Curve], *, unit: bool = False, size: 
     return "".join([*parts, "</svg>"])
 
 
-def bars_svg(title: str, rows: Sequence[tuple[str, Sequence[Estimate]]], names: Sequence[str]) -> str:
+def bars_svg(
+    title: str, rows: Sequence[tuple[str, Sequence[Estimate]]], names: Sequence[str]
+) -> str:
     """Rates from 0 to 1: a block for each row, in it a bar with its interval for each name, if it has data."""
     left, step, width = 170, 18, 620
     height = 44 + sum(24 + step * len(names) for _ in rows)
@@ -90,20 +104,28 @@ def bars_svg(title: str, rows: Sequence[tuple[str, Sequence[Estimate]]], names: 
     ]
     y = 32
     for row, estimates in rows:
-        parts.append(f'<text x="8" y="{y + 8}" font-weight="bold" fill="#222222">{escape(row)}</text>')
+        parts.append(
+            f'<text x="8" y="{y + 8}" font-weight="bold" fill="#222222">{escape(row)}</text>'
+        )
         y += 18
         for number, (name, one) in enumerate(zip(names, estimates, strict=True)):
             parts.append(
                 f'<text x="{left - 8}" y="{y + 9}" text-anchor="end" fill="#222222">{escape(name[-26:])}</text>'
             )
             if one.n:
-                low, mid, high = (round(left + scale * value, 1) for value in (one.low, one.value, one.high))
+                low, mid, high = (
+                    round(left + scale * value, 1) for value in (one.low, one.value, one.high)
+                )
                 color = COLORS[number % len(COLORS)]
                 parts.append(
                     f'<rect x="{left}" y="{y}" width="{mid - left:.1f}" height="11" fill="{color}" opacity="0.6"/>'
                 )
-                parts.append(f'<path d="M{low} {y + 5.5}H{high}" stroke="#222222" stroke-width="1.5"/>')
-                parts.append(f'<text x="{high + 6}" y="{y + 9}" fill="#222222">{one.value:.3f}</text>')
+                parts.append(
+                    f'<path d="M{low} {y + 5.5}H{high}" stroke="#222222" stroke-width="1.5"/>'
+                )
+                parts.append(
+                    f'<text x="{high + 6}" y="{y + 9}" fill="#222222">{one.value:.3f}</text>'
+                )
             y += step
         y += 6
     return "".join([*parts, "</svg>"])

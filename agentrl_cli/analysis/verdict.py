@@ -71,7 +71,14 @@ def _what_happened(train: Change, checked: Change | None, part: str, window: int
 
 def _moved(steps: Sequence[Mapping[str, Any]], window: int) -> str:
     """Return the reward part whose mean changed most."""
-    names = sorted({key for step in steps for key in step if key.startswith("rewards/") and key.endswith("/mean")})
+    names = sorted(
+        {
+            key
+            for step in steps
+            for key in step
+            if key.startswith("rewards/") and key.endswith("/mean")
+        }
+    )
     changes: dict[str, Change] = {}
     for name in names:
         values = [float(step[name]) for step in steps if name in step]
@@ -81,10 +88,14 @@ def _moved(steps: Sequence[Mapping[str, Any]], window: int) -> str:
     if not moved:
         return "no reward part moved"
     best = max(moved, key=lambda name: abs(moved[name].after - moved[name].before))
-    return f"of the reward parts, {best} moved most, by {moved[best].after - moved[best].before:+.2f}"
+    return (
+        f"of the reward parts, {best} moved most, by {moved[best].after - moved[best].before:+.2f}"
+    )
 
 
-def _what_next(train: Change, checked: Change | None, solved: Sequence[float], window: int, name: str) -> str:
+def _what_next(
+    train: Change, checked: Change | None, solved: Sequence[float], window: int, name: str
+) -> str:
     """What to do, from the training's and the validation's change."""
     if train.after < HARDLY:
         return (
@@ -94,7 +105,12 @@ def _what_next(train: Change, checked: Change | None, solved: Sequence[float], w
     if train.word == "fell":
         again = f"agentrl train{f' --model {name}@best' if checked else ''} --set algo.kl_coef=0.01"
         return f"It unlearned: try half of train.lr, or a KL penalty: `{again}`."
-    if checked is not None and train.word == "rose" and checked.word != "rose" and checked.after < NEARLY_ALL:
+    if (
+        checked is not None
+        and train.word == "rose"
+        and checked.word != "rose"
+        and checked.after < NEARLY_ALL
+    ):
         return (
             "It may have memorised its rows, or found a gap in the reward: read `agentrl replay best`, and add rows or"
             " close the gap."

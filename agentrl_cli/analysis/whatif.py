@@ -19,7 +19,16 @@ from agentrl_cli.learning.advantages import episode_advantage, grpo
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
 from agentrl_cli.rollout.world import run_reset, run_step
-from agentrl_cli.types import Episode, Message, RewardPart, StopReason, Task, Tokens, ToolResult, Turn
+from agentrl_cli.types import (
+    Episode,
+    Message,
+    RewardPart,
+    StopReason,
+    Task,
+    Tokens,
+    ToolResult,
+    Turn,
+)
 
 CUT_MARK = "[… "
 """Start of the mark in a truncated observation (rollout.cut_text)."""
@@ -47,14 +56,20 @@ class Rerun:
     @property
     def diverged(self) -> str:
         """`diverged at call n (name, turn)`; empty if the answer is the recorded one."""
-        place = f"call {self.call} ({self.name}, turn {self.turn})" if self.call else f"turn {self.turn} (the user)"
+        place = (
+            f"call {self.call} ({self.name}, turn {self.turn})"
+            if self.call
+            else f"turn {self.turn} (the user)"
+        )
         return "" if self.same else f"diverged at {place}"
 
     def diff(self) -> list[str]:
         """Lines of a unified diff of the two texts, without headers; empty if they are equal."""
         if self.before is None or self.same:
             return []
-        lines = difflib.unified_diff(self.before.text.splitlines(), self.after.text.splitlines(), lineterm="", n=1)
+        lines = difflib.unified_diff(
+            self.before.text.splitlines(), self.after.text.splitlines(), lineterm="", n=1
+        )
         return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
@@ -99,7 +114,9 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
             step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
             over = step.terminated or not step.messages
-            answers = next((episode.turns[n] for n, parent in enumerate(parents) if parent == place), None)
+            answers = next(
+                (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
+            )
             if turn.calls:
                 out += _again(turn, results_of(step), answers, calls)
                 calls += len(turn.calls)
@@ -132,29 +149,46 @@ async def step_of(env: Env, turn: AssistantTurn) -> Step:
 
 def results_of(step: Step) -> tuple[ToolResult, ...]:
     """Return a step's tool results, made from its messages if it has only those."""
-    texts = [str(message.get("content") or "") for message in step.messages if message["role"] == "tool"]
+    texts = [
+        str(message.get("content") or "") for message in step.messages if message["role"] == "tool"
+    ]
     return step.results or tuple(ToolResult(text) for text in texts)
 
 
-def _again(turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int) -> list[Rerun]:
+def _again(
+    turn: Turn, after: Sequence[ToolResult], answers: Turn | None, calls: int
+) -> list[Rerun]:
     """Return the reruns of a turn's calls; `calls` is the number of calls before the turn."""
     before: Sequence[ToolResult] = ()
     if answers is not None and answers.role == "tool":
-        before = answers.results or [ToolResult(str(message.get("content") or "")) for message in answers.messages]
+        before = answers.results or [
+            ToolResult(str(message.get("content") or "")) for message in answers.messages
+        ]
     return [
-        Rerun(calls + n + 1, turn.index, call.name, call.arguments, before[n] if n < len(before) else None, result)
+        Rerun(
+            calls + n + 1,
+            turn.index,
+            call.name,
+            call.arguments,
+            before[n] if n < len(before) else None,
+            result,
+        )
         for n, (call, result) in enumerate(zip(turn.calls, after, strict=False))
     ]
 
 
 def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
     """Return the rerun of a turn that was sent to the simulated user; empty without any answer."""
-    now = [str(message.get("content") or "") for message in step.messages if message["role"] == "user"]
+    now = [
+        str(message.get("content") or "") for message in step.messages if message["role"] == "user"
+    ]
     before = _content(answers) if answers is not None and answers.role == "user" else None
     if before is None and not now:
         return []
     after = ToolResult("\n".join(now), error=None if now else "silent")
-    return [Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)]
+    return [
+        Rerun(0, turn.index, "user", None, None if before is None else ToolResult(before), after)
+    ]
 
 
 def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
@@ -169,19 +203,33 @@ def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
     out: list[Turn] = []
     for place, turn in enumerate(turns):
         before = turns[place - 1] if place else None
-        asked = again.get(before.index, []) if before is not None and before.role == "assistant" else []
-        alone = turn.role == "assistant" and (place + 1 == len(turns) or turns[place + 1].role == "assistant")
-        heard = again.get(turn.index, []) if alone else [] if turn.results or turn.role == "assistant" else asked
+        asked = (
+            again.get(before.index, []) if before is not None and before.role == "assistant" else []
+        )
+        alone = turn.role == "assistant" and (
+            place + 1 == len(turns) or turns[place + 1].role == "assistant"
+        )
+        heard = (
+            again.get(turn.index, [])
+            if alone
+            else []
+            if turn.results or turn.role == "assistant"
+            else asked
+        )
         results = [
             replace(result, metrics=_mark(result.metrics, n < len(asked) and not asked[n].same))
             for n, result in enumerate(turn.results)
         ]
-        out.append(replace(turn, results=tuple(results), diverged=any(not item.same for item in heard)))
+        out.append(
+            replace(turn, results=tuple(results), diverged=any(not item.same for item in heard))
+        )
     return out
 
 
 def _mark(metrics: Mapping[str, float], diverged: bool) -> dict[str, float]:
-    return {k: v for k, v in metrics.items() if k != "diverged"} | ({"diverged": 1.0} if diverged else {})
+    return {k: v for k, v in metrics.items() if k != "diverged"} | (
+        {"diverged": 1.0} if diverged else {}
+    )
 
 
 async def rescore(
@@ -200,11 +248,17 @@ async def rescore(
     `weights`: as configured, over the pack's. `earned`: sum of the environment's step rewards.
     Raises EnvError, SandboxFault.
     """
-    said = [_content(turn) for turn in episode.chain(episode.main).turns if turn.role == "assistant"]
+    said = [
+        _content(turn) for turn in episode.chain(episode.main).turns if turn.role == "assistant"
+    ]
     tools = getattr(env, "context", None)
     session = tools.session if sandboxed and tools is not None else None
     context = RewardContext(
-        task, said[-1] if said else "", session, tools.state if tools is not None else {}, decode=decode
+        task,
+        said[-1] if said else "",
+        session,
+        tools.state if tools is not None else {},
+        decode=decode,
     )
     try:
         parts = [*await score(episode, rewards, context), *await env.rewards()]
@@ -237,10 +291,14 @@ def turns_before(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]
     kept = [item for item in episode.turns if item.index < turn]
     if not kept or turn > len(episode.turns):
         last = max(len(episode.turns) - 1, 1)
-        raise UsageError(f"Cannot continue from turn {turn}.", hint=f"Choose a turn from 1 to {last}.")
+        raise UsageError(
+            f"Cannot continue from turn {turn}.", hint=f"Choose a turn from 1 to {last}."
+        )
     if turn < len(episode.turns) and episode.turns[turn].role != "assistant":
         places = ", ".join(str(item.index) for item in episode.turns if item.role == "assistant")
-        raise UsageError(f"Turn {turn} is not the model's.", hint=f"The model's turns: {places or 'none'}.")
+        raise UsageError(
+            f"Turn {turn} is not the model's.", hint=f"The model's turns: {places or 'none'}."
+        )
     return kept, [episode.tokens.slice(item.start, item.end) for item in kept]
 
 

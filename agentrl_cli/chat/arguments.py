@@ -74,7 +74,9 @@ def example_arguments(schema: ToolSchema) -> dict[str, Any]:
     """Arguments of the right shape, with placeholder values: the required ones, or all if none is required."""
     parameters = parameters_of(schema)
     properties = parameters.get("properties", {})
-    names = [name for name in properties if name in parameters.get("required", ())] or list(properties)
+    names = [name for name in properties if name in parameters.get("required", ())] or list(
+        properties
+    )
     return {name: _example(properties[name]) for name in names}
 
 
@@ -83,12 +85,21 @@ def _example(schema: Mapping[str, Any]) -> Any:
         return schema["enum"][0]
     kinds = schema.get("type", "string")
     first = kinds[0] if isinstance(kinds, list) else kinds
-    return {"integer": 0, "number": 0, "boolean": True, "array": [], "object": {}, "null": None}.get(first, "...")
+    return {
+        "integer": 0,
+        "number": 0,
+        "boolean": True,
+        "array": [],
+        "object": {},
+        "null": None,
+    }.get(first, "...")
 
 
 @cache
 def _report(reason: str) -> None:
-    log.warning("The JSON Schema of a tool cannot be used, so its arguments are not checked: %s", reason)
+    log.warning(
+        "The JSON Schema of a tool cannot be used, so its arguments are not checked: %s", reason
+    )
 
 
 def _errors(schema: Mapping[str, Any], value: Any) -> Iterator[ValidationError]:
@@ -97,25 +108,32 @@ def _errors(schema: Mapping[str, Any], value: Any) -> Iterator[ValidationError]:
     from referencing import Registry
 
     validator = _strict(validator_for(schema, default=Draft202012Validator))
-    errors: Iterator[ValidationError] = validator(schema, registry=Registry()).iter_errors(value)  # fetches nothing
+    errors: Iterator[ValidationError] = validator(schema, registry=Registry()).iter_errors(
+        value
+    )  # fetches nothing
     return errors
 
 
 @cache
 def _strict(base: Any) -> Any:
-    """Return a validator of the library with JSON's types as Python values have them, and lenient about unknown types.
+    """Return a validator of the library with JSON's types as Python values have them, and lenient
+    about unknown types.
     """
     from jsonschema import ValidationError
     from jsonschema.validators import extend
 
-    def check_type(validator: Any, types: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    def check_type(
+        validator: Any, types: Any, value: Any, schema: Any
+    ) -> Iterator[ValidationError]:
         names = [types] if isinstance(types, str) else types
         if not any(name not in TYPES or validator.is_type(value, name) for name in names):
             yield ValidationError("")
 
     types = base.TYPE_CHECKER.redefine_many(
         {
-            "integer": lambda checker, value: isinstance(value, int) and not isinstance(value, bool),
+            "integer": lambda checker, value: (
+                isinstance(value, int) and not isinstance(value, bool)
+            ),
             "array": lambda checker, value: isinstance(value, (list, tuple)),
         }
     )
@@ -151,7 +169,9 @@ def _text(error: ValidationError) -> str:
         case "required":
             return f'argument "{_join(path, _missing(value, error.schema)[0])}" is missing'
         case "anyOf" | "oneOf" if error.context:
-            inner = _text(_first([one for one in error.context if one.relative_schema_path[0] == 0], value))
+            inner = _text(
+                _first([one for one in error.context if one.relative_schema_path[0] == 0], value)
+            )
             return inner if len(wanted) == 1 else f"{name} fits none of its types: {inner}"
         case validator if validator in LIMITS:
             return f"{name} {LIMITS[validator].format(wanted)}"
@@ -161,7 +181,11 @@ def _text(error: ValidationError) -> str:
 def _unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return the error for the first argument that the schema does not name, with the nearest name or all of them."""
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    first = next(key for key in value if key not in properties and not any(re.search(p, key) for p in patterns))
+    first = next(
+        key
+        for key in value
+        if key not in properties and not any(re.search(p, key) for p in patterns)
+    )
     close = nearest(str(first), _missing(value, schema) or properties, n=1)
     known = ", ".join(f'"{key}"' for key in properties) or "none"
     return f'unknown argument "{_join(path, first)}"' + (

@@ -44,7 +44,11 @@ class Conversations:
     @property
     def lacking(self) -> str:
         """What they cannot contain, in words."""
-        has = {"a second user message": self.users, "a system text": self.system, "tools": self.tools}
+        has = {
+            "a second user message": self.users,
+            "a system text": self.system,
+            "tools": self.tools,
+        }
         return " or ".join(name for name, there in has.items() if not there)
 
 
@@ -125,14 +129,20 @@ def _audit(chat: Chat, which: Conversations) -> AuditReport:
             difference = difference or found
     thinking = _drops_thinking(chat)
     if thinking:
-        notes.append("thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)")
+        notes.append(
+            "thinking of earlier turns is dropped by the template; appended ids keep it (drift by_design)"
+        )
     several = [user("u"), _calls(2), tool("r", "c00000000"), tool("s", "c00000001")]
     parallel = chat.able.results and _renders(chat, several)
     if chat.able.results and not parallel:
-        notes.append("the template accepts one tool call a turn; results of several are appended one by one")
+        notes.append(
+            "the template accepts one tool call a turn; results of several are appended one by one"
+        )
     if not chat.stops.closing:
         stops = ", ".join(chat.stops.texts)
-        notes.append(f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})")
+        notes.append(
+            f"nothing closes an assistant turn: the model stops with the next message's first token ({stops})"
+        )
     notes += _lacking(chat)
     return AuditReport(
         append_only=not problems,
@@ -184,7 +194,11 @@ def _answer(text: str) -> Message:
 
 def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
     calls = [
-        {"id": f"c{first + n:08d}", "type": "function", "function": {"name": "probe", "arguments": {"x": f"v{n}"}}}
+        {
+            "id": f"c{first + n:08d}",
+            "type": "function",
+            "function": {"name": "probe", "arguments": {"x": f"v{n}"}},
+        }
         for n in range(count)
     ]
     return {"role": "assistant", "content": text, "tool_calls": calls}
@@ -220,15 +234,30 @@ def _plays() -> list[tuple[str, list[Message], Conversations]]:
         ),
         ("a tool result", [user("one"), _calls(), tool("r")], called),
         ("two tool turns", tools_twice, called),
-        ("a system text", [{"role": "system", "content": "s"}, *tools_twice], replace(called, system=True)),
-        ("an answer after a tool", [user("one"), _calls(), tool("r"), _answer("done"), user("two")], talked),
+        (
+            "a system text",
+            [{"role": "system", "content": "s"}, *tools_twice],
+            replace(called, system=True),
+        ),
+        (
+            "an answer after a tool",
+            [user("one"), _calls(), tool("r"), _answer("done"), user("two")],
+            talked,
+        ),
         ("an answer", [user("one"), _answer("first")], nothing),
-        ("an answer to a system text", [{"role": "system", "content": "s"}, user("one"), _answer("first")], spoken),
+        (
+            "an answer to a system text",
+            [{"role": "system", "content": "s"}, user("one"), _answer("first")],
+            spoken,
+        ),
     ]
 
 
-def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
-    """Return the problem when `messages` are played as an episode (empty: none), and both texts from the difference on.
+def _play(
+    chat: Chat, messages: Sequence[Message], tools: Tools
+) -> tuple[str, tuple[str, str] | None]:
+    """Return the problem when `messages` are played as an episode (empty: none), and both texts
+    from the difference on.
     """
     try:
         whole = chat.conversation(messages, tools)
@@ -245,7 +274,9 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     both = chat.decode(full), chat.decode(appended)
     if both[0] == both[1]:
         return "", None  # the same text in other tokens: not the template's fault
-    if has_thinking("".join(both)) and any(bare(both[0]) == bare(both[1]) for bare in (squeezed, spaced)):
+    if has_thinking("".join(both)) and any(
+        bare(both[0]) == bare(both[1]) for bare in (squeezed, spaced)
+    ):
         return "", None  # empty blocks of thinking depend on the position of a turn: by design
     return (
         f"{_trait(chat, whole, at, asked)}: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
@@ -253,20 +284,29 @@ def _play(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, t
     )
 
 
-def _play_answer(chat: Chat, messages: Sequence[Message], tools: Tools) -> tuple[str, tuple[str, str] | None]:
+def _play_answer(
+    chat: Chat, messages: Sequence[Message], tools: Tools
+) -> tuple[str, tuple[str, str] | None]:
     """Return the same for an episode that ends with an answer, compared as the drift guard does."""
     try:
         whole = chat.conversation(messages, tools)
     except TemplateError as error:
         return error.message, None
     spans = enumerate(zip(messages, whole.spans, strict=True))
-    turns = tuple(Turn(n, role, (message,), start, end) for n, (message, (role, start, end)) in spans)
+    turns = tuple(
+        Turn(n, role, (message,), start, end) for n, (message, (role, start, end)) in spans
+    )
     episode = Episode("audit", "audit", turns=turns, tokens=Tokens.given(whole.ids, whole.origin))
-    lost = next((drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None)
+    lost = next(
+        (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
+    )
     if lost is None:
         return "", None
     texts = lost.expected, lost.got
-    return f"it rewrites the prompt: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}", texts
+    return (
+        f"it rewrites the prompt: a full rendering has {texts[0]!r} where appending gives {texts[1]!r}",
+        texts,
+    )
 
 
 def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:

@@ -21,13 +21,22 @@ from agentrl_cli.types import Message
 
 
 def render_delta(
-    syntax: TemplateSyntax, encoder: Encoder, messages: Sequence[Message], tools: Tools, last_id: int | None
+    syntax: TemplateSyntax,
+    encoder: Encoder,
+    messages: Sequence[Message],
+    tools: Tools,
+    last_id: int | None,
 ) -> Rendered:
-    """Return the delta of new messages after an assistant turn whose last token is `last_id`, which it does not repeat.
+    """Return the delta of new messages after an assistant turn whose last token is `last_id`, which
+    it does not repeat.
     """
     safe, safe_tools, hidden = syntax.guard.hide(messages, tools)
     text, plain = hidden.reveal(_after_turn(syntax, safe, safe_tools))
-    stop = next(stop for stop in sorted(syntax.closing_texts, key=len, reverse=True) if text.startswith(stop))
+    stop = next(
+        stop
+        for stop in sorted(syntax.closing_texts, key=len, reverse=True)
+        if text.startswith(stop)
+    )
     stop_id = encoder.tokenizer.id_of(stop)
     ids, offsets = encoder.encode(text, plain, messages)
     if not ids or ids[0] != stop_id:
@@ -38,15 +47,28 @@ def render_delta(
     keep = not syntax.stops.closing and last_id is not None and last_id != stop_id
     if not keep:
         ids, offsets = ids[1:], offsets[1:]
-    return encoder.rendered(ids, offsets, messages, regions, ends, text if keep else text[len(stop) :])
+    return encoder.rendered(
+        ids, offsets, messages, regions, ends, text if keep else text[len(stop) :]
+    )
 
 
-def _after_turn(syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, ask: bool = True) -> str:
+def _after_turn(
+    syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, ask: bool = True
+) -> str:
     """Return the template's text from the stop token of a dummy assistant turn on."""
-    results = [message for message in new if message.get("role") == "tool" and not message.get("lone")]
-    calls = [(str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results]
-    content = "" if calls else MARK  # with calls it is in the arguments: Gemma 4 writes content after the results
-    for called in (calls, calls[:1]):  # Llama 3 allows a single call in a turn; its results still render one by one
+    results = [
+        message for message in new if message.get("role") == "tool" and not message.get("lone")
+    ]
+    calls = [
+        (str(m.get("tool_call_id") or "c00000000"), str(m.get("name") or "tool")) for m in results
+    ]
+    content = (
+        "" if calls else MARK
+    )  # with calls it is in the arguments: Gemma 4 writes content after the results
+    for called in (
+        calls,
+        calls[:1],
+    ):  # Llama 3 allows a single call in a turn; its results still render one by one
         try:
             text = syntax.text([user("u"), assistant(content, called), *new], tools, ask)
             break
@@ -56,12 +78,17 @@ def _after_turn(syntax: TemplateSyntax, new: Sequence[Message], tools: Tools, as
     start = text.rfind(MARK) + len(MARK)
     places = [place for stop in syntax.closing_texts if (place := text.find(stop, start)) >= 0]
     if not places:
-        raise TemplateError("The chat template writes no stop token between an assistant turn and what follows.")
+        raise TemplateError(
+            "The chat template writes no stop token between an assistant turn and what follows."
+        )
     return text[min(places) :]
 
 
-def _ends(syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
-    """Return where each message ends in `text` (characters): the prefix shared with a delta of the messages up to it.
+def _ends(
+    syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, hidden: Hidden
+) -> list[int]:
+    """Return where each message ends in `text` (characters): the prefix shared with a delta of the
+    messages up to it.
     """
     ends: list[int] = []
     for count in range(1, len(new)):
@@ -69,5 +96,7 @@ def _ends(syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, h
             part = hidden.reveal(_after_turn(syntax, new[:count], tools, False))[0]
             ends.append(shared_prefix(part, text))
         else:
-            ends.append(ends[-1] if ends else 0)  # spans join messages of one role: this end is not used
+            ends.append(
+                ends[-1] if ends else 0
+            )  # spans join messages of one role: this end is not used
     return [*ends, len(text)]

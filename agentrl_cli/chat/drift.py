@@ -60,7 +60,9 @@ class Drift:
     @property
     def row(self) -> dict[str, Any]:
         """The columns of the store's drift table."""
-        return {name: getattr(self, name) for name in ("kind", "turn", "position", "expected", "got")}
+        return {
+            name: getattr(self, name) for name in ("kind", "turn", "position", "expected", "got")
+        }
 
 
 def worst(drifts: Sequence[Drift]) -> str:
@@ -99,7 +101,11 @@ def check_delta(
 
 
 def check_episode(
-    episode: Episode, chat: Chat, tools: Tools = None, *, others: Mapping[int, Tools] = MappingProxyType({})
+    episode: Episode,
+    chat: Chat,
+    tools: Tools = None,
+    *,
+    others: Mapping[int, Tools] = MappingProxyType({}),
 ) -> list[Drift]:
     """Compare a finished episode with one rendering of its whole conversation: a Drift per block that differs.
 
@@ -111,7 +117,9 @@ def check_episode(
         own = others.get(branch.turns[0], tools) if branch.turns else tools
         for drift in _check_chain(episode.chain(branch), chat, own):
             turn, position = _at(branch.turns, drift.turn), _at(branch.positions, drift.position)
-            found.setdefault((drift.kind, turn, position), replace(drift, turn=turn, position=position))
+            found.setdefault(
+                (drift.kind, turn, position), replace(drift, turn=turn, position=position)
+            )
     return list(found.values())
 
 
@@ -122,7 +130,9 @@ def _as_sampled(chat: Chat, messages: Sequence[Message]) -> Sequence[Message]:
     """
     if not chat.moves_text:
         return messages
-    return [{**message, "content": ""} if message.get("tool_calls") else message for message in messages]
+    return [
+        {**message, "content": ""} if message.get("tool_calls") else message for message in messages
+    ]
 
 
 def _at(places: Sequence[int] | Int64, index: int) -> int:
@@ -139,7 +149,9 @@ def _check_chain(episode: Episode, chat: Chat, tools: Tools) -> list[Drift]:
     got = [int(id_) for id_ in episode.tokens.ids]
     try:
         open_end = messages[-1].get("role") != "assistant"
-        expected = chat.rendered_ids(_as_sampled(chat, messages), tools, add_generation_prompt=open_end)
+        expected = chat.rendered_ids(
+            _as_sampled(chat, messages), tools, add_generation_prompt=open_end
+        )
     except TemplateError as error:
         return [_refused(error, -1, 0)]
     if expected[: len(got)] == got:
@@ -165,7 +177,9 @@ class _Segment:
         return self.end - (self.control is not None)
 
 
-def _segments(ids: Sequence[int], control: frozenset[int], between: Sequence[int], inside: bool) -> list[_Segment]:
+def _segments(
+    ids: Sequence[int], control: frozenset[int], between: Sequence[int], inside: bool
+) -> list[_Segment]:
     """Ids cut at control tokens, but not at the messages within a turn.
 
     `between`: ids that end one message of a turn and begin the next, if a turn may have several; `inside`: the first of
@@ -195,8 +209,14 @@ def _differences(
     markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
     control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
     between = chat.tokenizer.encode(chat.stops.next_message)
-    theirs, ours = (_segments(ids, control, between, inside=bool(model and model[0])) for ids in (expected, got))
-    swapped = {chat.tokenizer.id_of(text) for text in (chat.stops.texts[0], chat.stops.history) if chat.stops.history}
+    theirs, ours = (
+        _segments(ids, control, between, inside=bool(model and model[0])) for ids in (expected, got)
+    )
+    swapped = {
+        chat.tokenizer.id_of(text)
+        for text in (chat.stops.texts[0], chat.stops.history)
+        if chat.stops.history
+    }
     for number, own in enumerate(ours):
         last = number == len(ours) - 1
         if number >= len(theirs):
@@ -212,17 +232,31 @@ def _differences(
             # The model samples the one, the history has the other: sampled tokens are kept.
             yield "by_design", other.body_end, own.body_end
         elif own.control != other.control:
-            ended = last and (own.control is None or (other.control is None and own.control in chat.stop_ids))
+            ended = last and (
+                own.control is None or (other.control is None and own.control in chat.stop_ids)
+            )
             # In header style no token closes a turn: what a template writes at the very end is its own.
-            ended |= last and not chat.stops.closing and {own.control, other.control} <= set(chat.stop_ids)
+            ended |= (
+                last
+                and not chat.stops.closing
+                and {own.control, other.control} <= set(chat.stop_ids)
+            )
             if not ended:
-                yield "structural", other.start + shared_prefix(wanted, body), own.start + shared_prefix(wanted, body)
+                yield (
+                    "structural",
+                    other.start + shared_prefix(wanted, body),
+                    own.start + shared_prefix(wanted, body),
+                )
                 return
             if not sampled or own.control is None:
                 wanted = wanted[: len(body)]
         if body != wanted:
             at = shared_prefix(wanted, body)
-            yield _kind(chat, chat.decode(wanted), chat.decode(body), sampled), other.start + at, own.start + at
+            yield (
+                _kind(chat, chat.decode(wanted), chat.decode(body), sampled),
+                other.start + at,
+                own.start + at,
+            )
 
 
 def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
@@ -232,14 +266,21 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
     if not sampled:
         return "structural"
     theirs, ours = parse_text(expected, chat.parser), parse_text(got, chat.parser)
-    calls = [[(call.name, call.arguments, call.error and call.raw) for call in p.calls] for p in (theirs, ours)]
+    calls = [
+        [(call.name, call.arguments, call.error and call.raw) for call in p.calls]
+        for p in (theirs, ours)
+    ]
     broken = [call.raw for call in ours.calls if call.arguments is None]
     if broken and all(raw in expected for raw in broken):
         return "by_design"  # a malformed call is content, unchanged; the template decides what surrounds it
     if calls[0] != calls[1]:
         return "by_design" if same_but_thinking(theirs.content, ours.content) else "structural"
     if _squeezed(theirs.content) == _squeezed(ours.content):
-        return "reserialised" if _squeezed(theirs.thinking) == _squeezed(ours.thinking) else "by_design"
+        return (
+            "reserialised"
+            if _squeezed(theirs.thinking) == _squeezed(ours.thinking)
+            else "by_design"
+        )
     if calls[0] or same_but_thinking(theirs.content, ours.content):
         return "by_design"
     return "structural"
@@ -253,7 +294,15 @@ def _model_mask(origin: Int8) -> list[bool]:
     return [int(value) in {Origin.MODEL, Origin.FORCED} for value in origin]
 
 
-def _drift(chat: Chat, kind: str, turn: int, start: int, expected: Sequence[int], got: Sequence[int], at: int) -> Drift:
+def _drift(
+    chat: Chat,
+    kind: str,
+    turn: int,
+    start: int,
+    expected: Sequence[int],
+    got: Sequence[int],
+    at: int,
+) -> Drift:
     return Drift(
         kind,
         turn,

@@ -29,17 +29,31 @@ class DriftGuard:
         self.found: list[Drift] = []
 
     def turn(
-        self, turn_ids: Sequence[int], delta_ids: Sequence[int], messages: Sequence[Message], turn: int, position: int
+        self,
+        turn_ids: Sequence[int],
+        delta_ids: Sequence[int],
+        messages: Sequence[Message],
+        turn: int,
+        position: int,
     ) -> list[Drift]:
         """Check assistant turn number `turn`, which begins at `position`, and the delta after it.
 
         `messages` are the parsed assistant message and the new ones. Returns what was found and adds it to `found`.
         """
         found = check_delta(
-            self.chat, turn_ids, delta_ids, messages[0], messages[1:], self.tools, turn=turn, position=position
+            self.chat,
+            turn_ids,
+            delta_ids,
+            messages[0],
+            messages[1:],
+            self.tools,
+            turn=turn,
+            position=position,
         )
         end = position + len(turn_ids)
-        found = [replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found]
+        found = [
+            replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found
+        ]
         if self.chat.append_only and not self.exact_turns:
             found = [_accepted(drift) for drift in found]
         self.found += found
@@ -57,7 +71,9 @@ class DriftGuard:
             return False
         return all(drift.kind != "structural" for drift in found)
 
-    def end(self, episode: Episode, others: Mapping[int, Tools] = MappingProxyType({})) -> list[Drift]:
+    def end(
+        self, episode: Episode, others: Mapping[int, Tools] = MappingProxyType({})
+    ) -> list[Drift]:
         """Check the whole episode. Returns what no turn had shown and adds it to `found`.
 
         `others`: tools of the contexts that have other ones than the first, by the index of their first turn.

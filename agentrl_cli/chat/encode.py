@@ -23,13 +23,17 @@ class Encoder:
         self.tokenizer = tokenizer
         self.images = images
 
-    def encode(self, text: str, plain: Sequence[Range], messages: Sequence[Message]) -> tuple[list[int], Offsets]:
+    def encode(
+        self, text: str, plain: Sequence[Range], messages: Sequence[Message]
+    ) -> tuple[list[int], Offsets]:
         """Ids and offsets; each image is spelt as the model's processor writes it."""
         if self.images is None:
             return self.tokenizer.encode_offsets(text, plain)
         return self.images.spell(text, plain, messages, self.tokenizer)
 
-    def encode_after(self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()) -> list[int]:
+    def encode_after(
+        self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()
+    ) -> list[int]:
         """Ids of a text that follows `stop`: some tokenizers put a space at the start of a text."""
         shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
         return self.encode(stop + text, shifted, messages)[0][1:]

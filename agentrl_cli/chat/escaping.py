@@ -29,7 +29,9 @@ Range = tuple[int, int]
 class Guard:
     """Hides control-token texts inside messages and tools; `Hidden.reveal` puts them back into a rendering."""
 
-    def __init__(self, tokenizer: BaseTokenizer, markup: str, stop_texts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: BaseTokenizer, markup: str, stop_texts: Iterable[str] = ()
+    ) -> None:
         """`markup`: template source and parser markers; an added word counts as markup if it occurs in them."""
         control = [token.text for token in tokenizer.added if token.special]
         words = [
@@ -55,7 +57,10 @@ class Guard:
         pattern = {"assistant": self._model, "system": self._author, "developer": self._author}.get(
             str(role), self._outside
         )
-        return {key: value if key == "role" else hidden.replace(value, pattern) for key, value in message.items()}
+        return {
+            key: value if key == "role" else hidden.replace(value, pattern)
+            for key, value in message.items()
+        }
 
 
 class Hidden:
@@ -73,7 +78,10 @@ class Hidden:
         if isinstance(value, str):
             return pattern.sub(self._hide, value)
         if isinstance(value, dict):
-            return {self.replace(key, pattern): self.replace(item, pattern) for key, item in value.items()}
+            return {
+                self.replace(key, pattern): self.replace(item, pattern)
+                for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.replace(item, pattern) for item in value]
         return value

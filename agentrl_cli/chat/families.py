@@ -26,7 +26,11 @@ class Family:
 
 FAMILIES = {
     "chatml": Family(r"'<|im_start|>' + role + '\n'", r"'<|im_end|>\n'", "<|im_start|>"),
-    "llama3": Family(r"'<|start_header_id|>' + role + '<|end_header_id|>\n\n'", "'<|eot_id|>'", "<|start_header_id|>"),
+    "llama3": Family(
+        r"'<|start_header_id|>' + role + '<|end_header_id|>\n\n'",
+        "'<|eot_id|>'",
+        "<|start_header_id|>",
+    ),
     "gemma": Family(
         r"'<start_of_turn>' + ('model' if role == 'assistant' else role) + '\n'",
         r"'<end_of_turn>\n'",
@@ -40,7 +44,11 @@ FAMILIES = {
 def family_template(name: str) -> str:
     """Return the Jinja text of a family's template. Raises KeyError."""
     family = FAMILIES[name]
-    body = resources.files("agentrl_cli.chat").joinpath("templates/base.jinja").read_text(encoding="utf-8")
+    body = (
+        resources.files("agentrl_cli.chat")
+        .joinpath("templates/base.jinja")
+        .read_text(encoding="utf-8")
+    )
     return (
         f"{{%- macro opened(role) %}}{{{{- {family.opened} }}}}{{%- endmacro %}}\n"
         f"{{%- macro closed() %}}{{{{- {family.closed} }}}}{{%- endmacro %}}\n{body}"
@@ -49,4 +57,8 @@ def family_template(name: str) -> str:
 
 def family_of(tokenizer: BaseTokenizer) -> str:
     """Return the family whose tokens a tokenizer has; `plain` if it has none of them."""
-    return next(name for name, family in FAMILIES.items() if not family.token or tokenizer.id_of(family.token))
+    return next(
+        name
+        for name, family in FAMILIES.items()
+        if not family.token or tokenizer.id_of(family.token)
+    )

@@ -45,7 +45,11 @@ class Images:
     written: str = ""
 
     def spell(
-        self, text: str, plain: Sequence[Range], messages: Sequence[Message], tokenizer: BaseTokenizer
+        self,
+        text: str,
+        plain: Sequence[Range],
+        messages: Sequence[Message],
+        tokenizer: BaseTokenizer,
     ) -> tuple[list[int], Offsets]:
         """Ids of a rendering, each image as its processor writes it; offsets are those in `text`.
 
@@ -54,14 +58,20 @@ class Images:
         mark = tokenizer.token_text(self.token)
         parts = [part for message in messages for part in images_of(message)]
         pieces = [part.get("layout") or [("", part["tokens"])] for part in parts]
-        places = [m.span() for m in re.finditer(re.escape(self.written or mark), text) if not overlaps(m.span(), plain)]
+        places = [
+            m.span()
+            for m in re.finditer(re.escape(self.written or mark), text)
+            if not overlaps(m.span(), plain)
+        ]
         if len(places) != len(parts):
             raise TemplateError(
                 f"The chat template writes {len(places)} places for {len(parts)} images.",
                 hint="Use one that shows the images of tool results: --set model.chat_template=FILE.",
             )
         written = self.written or mark
-        spelt = ["".join(words + mark * bool(count) for words, count in layout) for layout in pieces]
+        spelt = [
+            "".join(words + mark * bool(count) for words, count in layout) for layout in pieces
+        ]
         if all(new == written for new in spelt):
             ids, offsets = tokenizer.encode_offsets(text, plain)
         else:
@@ -73,24 +83,39 @@ class Images:
             list(chain.from_iterable(map(repeat, offsets, times))),
         )
 
-    def shown(self, extend: Callable[[Sequence[Message], Sequence[Message]], Rendered], role: str = "tool") -> bool:
+    def shown(
+        self, extend: Callable[[Sequence[Message], Sequence[Message]], Rendered], role: str = "tool"
+    ) -> bool:
         """True if a template writes the images of tool results, or of another role's messages; `extend`: see Chat."""
         new = tool("") if role == "tool" else user("")
-        before = [user("u"), assistant("", [("c00000000", "probe")]) if role == "tool" else assistant("a")]
+        before = [
+            user("u"),
+            assistant("", [("c00000000", "probe")]) if role == "tool" else assistant("a"),
+        ]
         try:
-            return self.token in extend(before, [{**new, "content": [image_part(b"", 1, 1, 1)]}]).ids
+            return (
+                self.token in extend(before, [{**new, "content": [image_part(b"", 1, 1, 1)]}]).ids
+            )
         except TemplateError:
             return False
 
-    def mark(self, ids: Sequence[int], origins: Sequence[int], of: Sequence[tuple[int, int]]) -> list[int]:
+    def mark(
+        self, ids: Sequence[int], origins: Sequence[int], of: Sequence[tuple[int, int]]
+    ) -> list[int]:
         """Origins, those of the images filled in; `of`: (tokens, origin) of each image in order."""
         marked = np.asarray(origins, np.int64)
-        marked[np.asarray(ids) == self.token] = [origin for count, origin in of for _ in range(count)]
+        marked[np.asarray(ids) == self.token] = [
+            origin for count, origin in of for _ in range(count)
+        ]
         return [int(origin) for origin in marked]
 
 
 def _replaced(
-    text: str, plain: Sequence[Range], places: Sequence[Range], spelt: Sequence[str], tokenizer: BaseTokenizer
+    text: str,
+    plain: Sequence[Range],
+    places: Sequence[Range],
+    spelt: Sequence[str],
+    tokenizer: BaseTokenizer,
 ) -> tuple[list[int], Offsets]:
     """Ids of a text with other texts at some places, and their offsets in the text as it was."""
     parts: list[str] = []
@@ -129,7 +154,9 @@ def pictured(
     number = -1
     for message in messages:
         number += message["role"] == "tool"
-        given = results[number].images if message["role"] == "tool" and number < len(results) else ()
+        given = (
+            results[number].images if message["role"] == "tool" and number < len(results) else ()
+        )
         if given and images is None:
             raise EnvError(REFUSED)
         content = message.get("content")
@@ -150,7 +177,9 @@ def pictured(
     return [*out, *([{"role": "user", "content": later}] if later else [])], tuple(pixels)
 
 
-def _named(message: Message, images: Images | None, folder: Path | None) -> tuple[Message, list[bytes]]:
+def _named(
+    message: Message, images: Images | None, folder: Path | None
+) -> tuple[Message, list[bytes]]:
     """Return a message whose images and frames are read and measured."""
     if images is None:
         raise PolicyError(
@@ -169,7 +198,9 @@ def _named(message: Message, images: Images | None, folder: Path | None) -> tupl
             content.append(part)
             continue
         else:
-            raise EnvError(f"A message of the {message['role']} has a part of the kind {kind!r}: text, image or video.")
+            raise EnvError(
+                f"A message of the {message['role']} has a part of the kind {kind!r}: text, image or video."
+            )
         content += [image_part(data, *images.measure(data)) for data in found]
         pixels += found
     return {**message, "content": content}, pixels

@@ -48,7 +48,9 @@ def image_bytes(value: Any, folder: Path | None = None) -> bytes:
         return image_bytes(found, folder)
     if isinstance(value, str | Path):
         return _opened(str(value), folder)
-    raise EnvError(f"An image is a {type(value).__name__}; give a PIL image, bytes, a path or a data: URL.")
+    raise EnvError(
+        f"An image is a {type(value).__name__}; give a PIL image, bytes, a path or a data: URL."
+    )
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -74,8 +76,15 @@ def image_link(value: Any) -> str:
 def video_link(value: Any) -> Any:
     """Return a video of a row as JSON can hold it: a path, or the links of its frames. Raises EnvError."""
     if isinstance(value, Mapping):
-        value = next((value[name] for name in ("video", "frames", *NAMES) if value.get(name) is not None), None)
-    return [image_link(frame) for frame in value] if isinstance(value, list | tuple) else image_link(value)
+        value = next(
+            (value[name] for name in ("video", "frames", *NAMES) if value.get(name) is not None),
+            None,
+        )
+    return (
+        [image_link(frame) for frame in value]
+        if isinstance(value, list | tuple)
+        else image_link(value)
+    )
 
 
 def frames_of(value: Any, folder: Path | None = None, most: int = FRAMES) -> list[bytes]:
@@ -122,7 +131,9 @@ def _opened(text: str, folder: Path | None) -> bytes:
     if text.startswith("data:"):
         head, _, body = text.partition(",")
         try:
-            return base64.b64decode(body, validate=True) if head.endswith(";base64") else body.encode()
+            return (
+                base64.b64decode(body, validate=True) if head.endswith(";base64") else body.encode()
+            )
         except (ValueError, binascii.Error) as error:
             raise EnvError(f"The data: URL of an image cannot be decoded: {error}") from error
     if wrong := missing_file(text, folder or Path()):
@@ -130,10 +141,14 @@ def _opened(text: str, folder: Path | None) -> bytes:
     path = _path(text, folder or Path())
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise EnvError(f"The image {path} has {path.stat().st_size / 2**20:.0f} MiB; at most {MOST_BYTES >> 20}.")
+            raise EnvError(
+                f"The image {path} has {path.stat().st_size / 2**20:.0f} MiB; at most {MOST_BYTES >> 20}."
+            )
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise EnvError(f"The image {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise EnvError(
+            f"The image {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _path(text: str, folder: Path) -> Path:
@@ -145,9 +160,15 @@ def missing_file(link: str, folder: Path) -> str:
     if link.startswith("data:"):
         return ""
     if link.startswith(("http://", "https://")):
-        return f"The image {link[:80]} is not downloaded: save it beside the rows and give its path."
+        return (
+            f"The image {link[:80]} is not downloaded: save it beside the rows and give its path."
+        )
     try:
-        return "" if _path(link, folder).is_file() else f"The image {_path(link, folder)} does not exist."
+        return (
+            ""
+            if _path(link, folder).is_file()
+            else f"The image {_path(link, folder)} does not exist."
+        )
     except (OSError, ValueError) as error:
         return f"The image {link[:80]!r} is not a path: {error}."
 
@@ -166,6 +187,10 @@ def _decoded(data: bytes, most: int) -> list[bytes]:
             count = sum(1 for _ in opened.decode(video=0))
         wanted = set(spaced(count, most))
         with av.open(io.BytesIO(data)) as opened:
-            return [image_bytes(f.to_image()) for n, f in enumerate(opened.decode(video=0)) if n in wanted]
+            return [
+                image_bytes(f.to_image())
+                for n, f in enumerate(opened.decode(video=0))
+                if n in wanted
+            ]
     except (av.FFmpegError, IndexError) as error:
         raise EnvError(f"A video of {len(data)} bytes cannot be read: {error}") from error

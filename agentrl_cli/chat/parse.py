@@ -34,7 +34,12 @@ class Parsed:
 
 
 def parse_text(
-    text: str, parser: Parser, tools: Sequence[ToolSchema] | None = None, turn: int = 0, *, opened: str = ""
+    text: str,
+    parser: Parser,
+    tools: Sequence[ToolSchema] | None = None,
+    turn: int = 0,
+    *,
+    opened: str = "",
 ) -> Parsed:
     """Parse an assistant turn (no stop token). With `tools`, names and arguments are checked too. Never raises.
 
@@ -58,7 +63,11 @@ def parse_text(
     message: Message = {"role": "assistant", "content": content}
     if calls and not malformed:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in calls
         ]
     if found.thinking and not malformed:
@@ -94,11 +103,15 @@ def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolS
 @cache
 def _any_marker() -> re.Pattern[str]:
     marked = (load_parser(name) for name in PARSERS if name not in UNMARKED)
-    return re.compile("|".join(sorted({re.escape(marker) for parser in marked for marker in parser.markers})))
+    return re.compile(
+        "|".join(sorted({re.escape(marker) for parser in marked for marker in parser.markers}))
+    )
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
-    """Return the thinking at the start of a turn with its markers, and the rest. Unfinished thinking is all thinking.
+    """Return the thinking at the start of a turn with its markers, and the rest.
+
+    Unfinished thinking is all thinking.
     """
     head, mark, tail = text.rpartition(THINK_END)
     if mark:
@@ -115,7 +128,9 @@ def _checked(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
     schemas = {tool["function"]["name"]: tool for tool in tools}
     if call.name not in schemas:
         close = nearest(call.name, schemas, n=1)
-        known = f"did you mean {close[0]}?" if close else f"there are: {', '.join(schemas) or 'none'}"
+        known = (
+            f"did you mean {close[0]}?" if close else f"there are: {', '.join(schemas) or 'none'}"
+        )
         return replace(call, error=f'unknown tool "{call.name}"; {known}')
     problem = validate_arguments(schemas[call.name], call.arguments or {})
     return replace(call, error=problem) if problem else call
@@ -126,7 +141,9 @@ def _explained(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | Non
     if not call.error:
         return call
     schemas = {tool["function"]["name"]: tool for tool in tools or ()}
-    name = next(iter([*nearest(call.name, schemas, n=1), *schemas]), "")  # the tool that the error asks about
+    name = next(
+        iter([*nearest(call.name, schemas, n=1), *schemas]), ""
+    )  # the tool that the error asks about
     example = parser.example(name or "NAME", example_arguments(schemas[name]) if name else {})
     what = "Malformed tool call" if call.arguments is None else "Bad tool call"
     stop = "" if call.error.endswith("?") else "."

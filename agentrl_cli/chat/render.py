@@ -63,12 +63,22 @@ class Chat:
         self.append_only = append_only
         self.images = images
         templates = ModelTemplates(
-            tokenizer.chat_template, tokenizer.tool_template, tokenizer.specials, variables, now or datetime.now()
+            tokenizer.chat_template,
+            tokenizer.tool_template,
+            tokenizer.specials,
+            variables,
+            now or datetime.now(),
         )
         self.source = templates.source
-        reserved = [tokenizer.token_text(images.token), images.written] if images is not None else []
+        reserved = (
+            [tokenizer.token_text(images.token), images.written] if images is not None else []
+        )
         self._syntax = find_syntax(tokenizer, templates, parser, reserved)
-        self.parser, self.able, self.stops = self._syntax.parser, self._syntax.able, self._syntax.stops
+        self.parser, self.able, self.stops = (
+            self._syntax.parser,
+            self._syntax.able,
+            self._syntax.stops,
+        )
         self._encoder = Encoder(tokenizer, images)
         self._prompts: OrderedDict[str, Rendered] = OrderedDict()
         self._lock = threading.Lock()
@@ -126,7 +136,11 @@ class Chat:
         return found
 
     def rendered_ids(
-        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        add_generation_prompt: bool = False,
     ) -> list[int]:
         """Return the ids of `render` at a fraction of its cost, without origins and spans."""
         safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
@@ -134,13 +148,19 @@ class Chat:
         return self._encoder.encode(text, plain, messages)[0]
 
     def render(
-        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        add_generation_prompt: bool = False,
     ) -> Rendered:
         """Return a full rendering. The drift guard compares with this; training data never comes from it."""
         safe, safe_tools, hidden = self._syntax.guard.hide(messages, tools)
         text, plain = hidden.reveal(self._syntax.text(safe, safe_tools, add_generation_prompt))
         ids, offsets = self._encoder.encode(text, plain, messages)
-        regions = locate(text, messages, lambda other: self._syntax.text(other, tools, add_generation_prompt))
+        regions = locate(
+            text, messages, lambda other: self._syntax.text(other, tools, add_generation_prompt)
+        )
         ends = self._ends(text, safe, safe_tools, hidden)
         return self._encoder.rendered(ids, offsets, messages, regions, ends, text)
 
@@ -160,13 +180,21 @@ class Chat:
         """
         if messages_so_far and messages_so_far[-1].get("role") != "assistant":
             raise TemplateError("A conversation is extended after an assistant turn only.")
-        if not self.able.lone_results and messages_so_far and not messages_so_far[-1].get("tool_calls"):
+        if (
+            not self.able.lone_results
+            and messages_so_far
+            and not messages_so_far[-1].get("tool_calls")
+        ):
             new_messages = [{**message, "lone": True} for message in new_messages]
         return render_delta(self._syntax, self._encoder, new_messages, tools, last_id)
 
     def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
         """Tokens (origin FORCED) that close an assistant turn of `ids` which did not end with a stop token itself."""
-        if stop_reason is StopReason.STOP or not self.stops.closing or (len(ids) and int(ids[-1]) in self.stop_ids):
+        if (
+            stop_reason is StopReason.STOP
+            or not self.stops.closing
+            or (len(ids) and int(ids[-1]) in self.stop_ids)
+        ):
             return []
         return [*(self._before_stop if len(self.said(ids)) == len(ids) else []), self.stop_ids[0]]
 
@@ -182,7 +210,9 @@ class Chat:
         """Return the ids of an assistant turn without what ends it: the stop token, and a token that precedes it."""
         own = ids[:-1] if len(ids) and int(ids[-1]) in self.stop_ids else ids
         before = len(self._before_stop)
-        return own[: len(own) - before] if before and list(own[-before:]) == self._before_stop else own
+        return (
+            own[: len(own) - before] if before and list(own[-before:]) == self._before_stop else own
+        )
 
     @cached_property
     def _before_stop(self) -> list[int]:
@@ -194,7 +224,11 @@ class Chat:
         return self.tokenizer.decode(ids)
 
     def continuation(
-        self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the template's own ids, after a generation prompt, for an assistant message and what follows it.
 
@@ -204,7 +238,9 @@ class Chat:
         text, plain = self._syntax.continuation(messages, tools, add_generation_prompt)
         return self._encoder.encode_after(self.stops.texts[0], text, plain, messages)
 
-    def assistant_text(self, message: Message, tools: Tools = None, *, thinking: bool | None = None) -> str:
+    def assistant_text(
+        self, message: Message, tools: Tools = None, *, thinking: bool | None = None
+    ) -> str:
         """Return the text that a model would have to sample for an assistant message, without its stop token.
 
         If the generation prompt opens a thinking block that the message lacks, the text closes it at once; `thinking`
@@ -212,15 +248,23 @@ class Chat:
         """
         return self._syntax.assistant_turn(message, tools, thinking)[0]
 
-    def assistant_ids(self, message: Message | str, tools: Tools = None, *, thinking: bool | None = None) -> list[int]:
+    def assistant_ids(
+        self, message: Message | str, tools: Tools = None, *, thinking: bool | None = None
+    ) -> list[int]:
         """Return the ids that a model would have to sample for an assistant turn, its stop token included.
 
         A string is the model's own text, markup and all.
         """
         text, plain = (
-            (message, []) if isinstance(message, str) else self._syntax.assistant_turn(message, tools, thinking)
+            (message, [])
+            if isinstance(message, str)
+            else self._syntax.assistant_turn(message, tools, thinking)
         )
-        called = "tool_calls" in message if isinstance(message, dict) else bool(self.parser.parse(text).calls)
+        called = (
+            "tool_calls" in message
+            if isinstance(message, dict)
+            else bool(self.parser.parse(text).calls)
+        )
         stop = self.stops.after_call if called and self.stops.after_call else self.stops.texts[0]
         stop_id = self.tokenizer.id_of(stop)
         ids = self._encoder.encode_after(self.stops.texts[0], text, plain)
@@ -238,13 +282,20 @@ class Chat:
         for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
             opened = parts[-1].text.rstrip().endswith(THINK)
             ids = self.assistant_ids(messages[at], tools, thinking=opened)
-            parts.append(Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),)))
+            parts.append(
+                Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),))
+            )
             if at + 1 < following:
-                parts.append(self.extend(messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]))
+                parts.append(
+                    self.extend(
+                        messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]
+                    )
+                )
         return joined(parts)
 
     def _ends(self, text: str, messages: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
-        """Return where each message ends in `text` (characters): the prefix shared with a rendering of those up to it.
+        """Return where each message ends in `text` (characters): the prefix shared with a rendering
+        of those up to it.
         """
         ends: list[int] = []
         for count in range(1, len(messages)):

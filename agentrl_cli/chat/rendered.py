@@ -23,11 +23,15 @@ class Rendered:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def by_role(self, messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
+    def by_role(
+        self, messages: Sequence[Message]
+    ) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
         """Role, messages and tokens of each span; `messages` are those of the whole rendering."""
         left = list(messages)
         for role, start, end in self.spans:
-            count = next((n for n, message in enumerate(left) if message["role"] != role), len(left))
+            count = next(
+                (n for n, message in enumerate(left) if message["role"] != role), len(left)
+            )
             own, left = tuple(left[:count]), left[count:]
             yield role, own, Tokens.given(self.ids[start:end], self.origin[start:end])
 

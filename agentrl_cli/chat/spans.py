@@ -34,7 +34,9 @@ ORIGINS = {
 """Role to the origin of its content in a prompt. An assistant message of a prompt was not sampled here."""
 
 
-def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[Region]:
+def locate(
+    text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+) -> list[Region]:
     """Return the regions of `text` that are contents of `messages`, in order. `render` renders other messages the same
     way.
     """
@@ -50,7 +52,9 @@ def locate(text: str, messages: Sequence[Message], render: Callable[[Sequence[Me
     regions: list[Region] = []
     position = len(literals[0])
     for (index, content), literal in zip(contents, literals[1:], strict=True):
-        found = next((v for v in _variants(content) if text.startswith(v + literal, position)), None)
+        found = next(
+            (v for v in _variants(content) if text.startswith(v + literal, position)), None
+        )
         if found is None:
             return regions + _search(text, contents[len(regions) :], position)
         regions.append((position, position + len(found), index))
@@ -69,7 +73,9 @@ def _marked(message: Message, index: int, contents: list[tuple[int, str]]) -> Me
 
     content = message.get("content")
     if isinstance(content, list):
-        parts = [{**part, "text": mark(part["text"])} if "text" in part else part for part in content]
+        parts = [
+            {**part, "text": mark(part["text"])} if "text" in part else part for part in content
+        ]
         return {**message, "content": parts}
     return {**message, "content": mark(content)} if content else dict(message)
 
@@ -117,7 +123,15 @@ def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
 def _variants(content: str) -> tuple[str, ...]:
     """Return how templates may write a content: unchanged, trimmed, or as JSON text."""
     quoted = json.dumps(content, ensure_ascii=False)
-    return content, content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), quoted, quoted[1:-1]
+    return (
+        content,
+        content.strip(),
+        content.rstrip(),
+        content.lstrip("\n"),
+        content.strip("\n"),
+        quoted,
+        quoted[1:-1],
+    )
 
 
 def _search(text: str, contents: Sequence[tuple[int, str]], position: int = 0) -> list[Region]:

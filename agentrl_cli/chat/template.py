@@ -43,12 +43,24 @@ class ChatTemplate:
         """`variables` are further names (`enable_thinking`). Raises TemplateError if the source does not compile."""
         self.source = source
         self._now = now or datetime.now()
-        self._variables = {"bos_token": "", "eos_token": "", **(specials or {}), **(variables or {})}
+        self._variables = {
+            "bos_token": "",
+            "eos_token": "",
+            **(specials or {}),
+            **(variables or {}),
+        }
         self._arguments_as_text = False
-        names = (name for name in THOUGHTS if re.search(rf"""(?:message|m)\.{name}\b|['"]{name}['"]""", source))
+        names = (
+            name
+            for name in THOUGHTS
+            if re.search(rf"""(?:message|m)\.{name}\b|['"]{name}['"]""", source)
+        )
         self._thinking = next(names, THOUGHTS[0])
         environment = self._environment = LimitedEnvironment(
-            {"tojson": _tojson}, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+            {"tojson": _tojson},
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = self._now.strftime
@@ -57,8 +69,13 @@ class ChatTemplate:
             with environment.budget():
                 self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise TemplateError(f"The chat template does not compile: {error} (line {error.lineno}).") from error
-        except (SyntaxError, *FAILURES) as error:  # Python's own limits: blocks, and levels of an expression
+            raise TemplateError(
+                f"The chat template does not compile: {error} (line {error.lineno})."
+            ) from error
+        except (
+            SyntaxError,
+            *FAILURES,
+        ) as error:  # Python's own limits: blocks, and levels of an expression
             raise TemplateError(f"The chat template does not compile: {_kind(error)}.") from error
         self._content_as_parts = self._wants_parts()
 
@@ -103,7 +120,11 @@ class ChatTemplate:
         return False
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool, as_text: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        generation: bool,
+        as_text: bool,
     ) -> str:
         try:
             with self._environment.budget():
@@ -115,7 +136,8 @@ class ChatTemplate:
                 )
         except TooMuch as error:
             raise TemplateError(
-                f"The chat template is refused: {error}.", hint="Use another: --set model.chat_template=FILE"
+                f"The chat template is refused: {error}.",
+                hint="Use another: --set model.chat_template=FILE",
             ) from error
         except FAILURES as error:
             raise TemplateError(f"The chat template failed: {_kind(error)}.") from error
@@ -132,12 +154,20 @@ class ModelTemplates:
     ) -> None:  # fmt: skip
         now = now or datetime.now()
         self._plain = ChatTemplate(source, specials, variables=variables, now=now)
-        self._tool = ChatTemplate(tool_source, specials, variables=variables, now=now) if tool_source else self._plain
+        self._tool = (
+            ChatTemplate(tool_source, specials, variables=variables, now=now)
+            if tool_source
+            else self._plain
+        )
         self.source = source + (tool_source or "")
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ask: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ask: bool
+    ) -> str:
         """Return the text of a conversation; `ask` adds the generation prompt."""
-        return (self._tool if tools else self._plain).render(messages, tools, add_generation_prompt=ask)
+        return (self._tool if tools else self._plain).render(
+            messages, tools, add_generation_prompt=ask
+        )
 
 
 def plain_message(message: Message, arguments_as_text: bool = False) -> Message:
@@ -164,7 +194,11 @@ def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, A
         with contextlib.suppress(json.JSONDecodeError):  # text that is not JSON is shown unchanged
             arguments = json.loads(arguments)
     function["arguments"] = {} if arguments is None else arguments
-    return {"type": "function", **{k: v for k, v in call.items() if k in {"id", "type"}}, "function": function}
+    return {
+        "type": "function",
+        **{k: v for k, v in call.items() if k in {"id", "type"}},
+        "function": function,
+    }
 
 
 class _Generation(Extension):
@@ -184,7 +218,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _kind(error: BaseException) -> str:

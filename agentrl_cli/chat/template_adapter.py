@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import Parser
-from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, RESULT, RenderText, assistant, tool, user
+from agentrl_cli.chat.template_probe import (
+    MARK,
+    PROBE_TOOL,
+    RESULT,
+    RenderText,
+    assistant,
+    tool,
+    user,
+)
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message, ToolSchema
 
@@ -54,7 +62,9 @@ class Abilities:
 def find_abilities(render: RenderText) -> Abilities:
     """Probe a template. One that refuses everything has no abilities, and raises when it is used."""
 
-    def shows(word: str, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> bool:
+    def shows(
+        word: str, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+    ) -> bool:
         try:
             return word in render(messages, tools, True)
         except TemplateError:
@@ -63,7 +73,9 @@ def find_abilities(render: RenderText) -> Abilities:
     def tail(turn: Message) -> str | None:
         """Return the text after a result that follows this turn; None if the result is not written."""
         try:
-            _, found, after = render([user("u"), turn, tool(RESULT)], [PROBE_TOOL], True).rpartition(RESULT)
+            _, found, after = render(
+                [user("u"), turn, tool(RESULT)], [PROBE_TOOL], True
+            ).rpartition(RESULT)
         except TemplateError:
             return None
         return after if found else None
@@ -73,7 +85,8 @@ def find_abilities(render: RenderText) -> Abilities:
     return Abilities(
         system=shows(MARK, [{"role": "system", "content": MARK}, user("u")]),
         schemas=shows("probe", [user("u")], [PROBE_TOOL]),
-        calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL]) or shows(MARK, [user("u"), call], [PROBE_TOOL]),
+        calls=shows(MARK, [user("u"), call, tool("r")], [PROBE_TOOL])
+        or shows(MARK, [user("u"), call], [PROBE_TOOL]),
         results=shows(RESULT, [user("u"), call, tool(RESULT)], [PROBE_TOOL]),
         lone_results=alone is not None and after_call in (None, alone),
     )
@@ -100,9 +113,13 @@ def adapted(
     return found, tools
 
 
-def _described(messages: list[Message], tools: Sequence[ToolSchema], parser: Parser) -> list[Message]:
+def _described(
+    messages: list[Message], tools: Sequence[ToolSchema], parser: Parser
+) -> list[Message]:
     """Return the tools at the end of the system text."""
-    schemas = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    schemas = "\n".join(
+        json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
+    )
     text = TOOLS_TEXT.format(schemas=schemas, example=parser.example("NAME", {"ARGUMENT": "VALUE"}))
     if messages and messages[0].get("role") == "system":
         return [_prefixed(messages[0], "", f"\n\n{text}"), *messages[1:]]
@@ -138,9 +155,16 @@ def _as_user(messages: list[Message]) -> list[Message]:
         role = str(message.get("role"))
         if role == "tool":
             message = {"role": "user", "content": _tagged(message.get("content") or "")}
-        joins = found and found[-1]["role"] == "user" == message.get("role") and "tool" in (role, previous)
+        joins = (
+            found
+            and found[-1]["role"] == "user" == message.get("role")
+            and "tool" in (role, previous)
+        )
         if joins:
-            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], "\n", message.get("content") or "")}
+            found[-1] = {
+                **found[-1],
+                "content": _joined(found[-1]["content"], "\n", message.get("content") or ""),
+            }
         else:
             found.append(message)
         previous = role
@@ -174,7 +198,10 @@ def _merged(messages: list[Message]) -> list[Message]:
         return messages
     text = messages[0].get("content") or ""
     if len(messages) > 1 and messages[1].get("role") == "user":
-        return [{**messages[1], "content": _joined(text, "\n\n", messages[1].get("content") or "")}, *messages[2:]]
+        return [
+            {**messages[1], "content": _joined(text, "\n\n", messages[1].get("content") or "")},
+            *messages[2:],
+        ]
     return [{"role": "user", "content": text}, *messages[1:]]
 
 
@@ -190,5 +217,7 @@ def _joined(first: Any, between: str, second: Any) -> Any:
     parts: list[Message] = []
     for content in (first, between, second):
         if content:
-            parts += [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            parts += (
+                [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            )
     return parts

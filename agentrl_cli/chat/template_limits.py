@@ -36,7 +36,17 @@ MACRO = 4
 ITEM = 32
 """Characters that an item of a list counts as, besides its own."""
 
-_WRITES = ("string", "pprint", "xmlattr", "format", "urlencode", "escape", "e", "forceescape", "safe")
+_WRITES = (
+    "string",
+    "pprint",
+    "xmlattr",
+    "format",
+    "urlencode",
+    "escape",
+    "e",
+    "forceescape",
+    "safe",
+)
 """Filters that write a value as text, and all that is inside it."""
 _ANY_NUMBER = ("default", "d", "truncate")
 """Filters that make nothing of the size of a number that they are given."""
@@ -84,7 +94,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         for name in _LEFT_OUT:
             del self.filters[name]
-        self.filters |= {name: self._filter(name, function) for name, function in self.filters.items()}
+        self.filters |= {
+            name: self._filter(name, function) for name, function in self.filters.items()
+        }
         tests: dict[str, Any] = self.tests
         self.tests |= {name: self._test(tests[name]) for name in _COMPARES}
 
@@ -110,7 +122,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def written(self, value: Any) -> Any:
-        """Return the value, if it is not too large to be written as text. Texts are counted as pieces of their output.
+        """Return the value, if it is not too large to be written as text.
+
+        Texts are counted as pieces of their output.
         """
         if not isinstance(value, str):
             self.step(_written_length(value))
@@ -135,7 +149,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps `format`
+        owner = getattr(
+            getattr(__obj, "__wrapped__", __obj), "__self__", None
+        )  # the sandbox wraps `format`
         if isinstance(owner, str):
             if __obj.__name__ == "join" and args:
                 args = ([*args[0]],)
@@ -230,7 +246,9 @@ class _Counting(NodeTransformer):
 
 def _call(at: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Call:
     """Return a call of a method of the environment, which no name of the template can hide."""
-    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None, lineno=at.lineno)
+    return nodes.Call(
+        nodes.EnvironmentAttribute(name), list(args), [], None, None, lineno=at.lineno
+    )
 
 
 def _length(value: Any) -> int:
@@ -301,7 +319,9 @@ def _made(name: str, value: Any, args: Sequence[Any]) -> int:
         case "format" | "format_map":
             return _format_length(text, args)
         case "translate":
-            return len(text) * max((_length(v) for a in args if isinstance(a, dict) for v in a.values()), default=1)
+            return len(text) * max(
+                (_length(v) for a in args if isinstance(a, dict) for v in a.values()), default=1
+            )
         case "encode":
             raise TooMuch("it makes bytes, which no conversation has")
     return _written_length(value) if name in _WRITES else 0
@@ -311,5 +331,7 @@ def _format_length(text: str, args: Sequence[Any]) -> int:
     """Characters of a format with its values: each place may take the longest value, or as many as a number says."""
     places = text.count("{") + text.count("%")
     widths = [int(number[:12]) for number in _NUMBER.findall(text)]
-    values = [max(_written_length(arg), _whole(arg)) for arg in args if not isinstance(arg, Undefined)]
+    values = [
+        max(_written_length(arg), _whole(arg)) for arg in args if not isinstance(arg, Undefined)
+    ]
     return len(text) + places * max([0, *widths, *values])

@@ -68,7 +68,8 @@ def assistant(text: str, calls: Sequence[tuple[str, str]] = ()) -> Message:
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
-            {"id": id_, "type": "function", "function": {"name": name, "arguments": {"x": MARK}}} for id_, name in calls
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": {"x": MARK}}}
+            for id_, name in calls
         ]
     return message
 
@@ -79,7 +80,9 @@ def tool(text: str, id_: str = "c00000000", name: str = "probe") -> Message:
 
 def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[str]) -> Stops:
     """Return how assistant turns of this template end. Raises TemplateError if no special token ends them."""
-    control = [token.text for token in tokenizer.added if token.special and token.text not in markers]
+    control = [
+        token.text for token in tokenizer.added if token.special and token.text not in markers
+    ]
     followed = render([user("u"), assistant(MARK), user("v")], None, False)
     alone = render([user("u"), assistant(MARK)], None, False)
     found = _first(followed, control)
@@ -106,19 +109,25 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     return Stops(texts, closing, suffix if closing else "", after_call, history, between)
 
 
-def _own_end(stop: str, suffix: str, texts: Sequence[str], tokenizer: BaseTokenizer) -> tuple[str, str]:
+def _own_end(
+    stop: str, suffix: str, texts: Sequence[str], tokenizer: BaseTokenizer
+) -> tuple[str, str]:
     """Return the stop token and the text before it, where the model's own end token directly follows the first one.
 
     Command R7B ends its text with `<|END_RESPONSE|>` and its turn with `<|END_OF_TURN_TOKEN|>`.
     """
     ends = [token.text for token in tokenizer.added if token.id in tokenizer.eos_ids]
     for end in ends:
-        if stop not in ends and all(text.rpartition(MARK)[2].startswith(suffix + stop + end) for text in texts):
+        if stop not in ends and all(
+            text.rpartition(MARK)[2].startswith(suffix + stop + end) for text in texts
+        ):
             return end, suffix + stop
     return stop, suffix
 
 
-def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer) -> tuple[str, str]:
+def _sampled(
+    written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer
+) -> tuple[str, str]:
     """Return the stop token that a model samples, and what the history has instead (empty: the same).
 
     They differ if the very last turn ends with another token than the turns before it, and only that one is an end
@@ -131,7 +140,9 @@ def _sampled(written: str, last: tuple[str, str] | None, tokenizer: BaseTokenize
 
 
 def find_called(
-    render: RenderText, write: Callable[[Message], str] | None = None, ends: re.Pattern[str] | None = None
+    render: RenderText,
+    write: Callable[[Message], str] | None = None,
+    ends: re.Pattern[str] | None = None,
 ) -> str:
     """Return the text of a turn that calls the probe: by `write`, else all that the template adds, up to one of `ends`.
 

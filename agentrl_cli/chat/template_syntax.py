@@ -51,7 +51,12 @@ class TemplateSyntax:
         """
         self.tokenizer, self.templates, self.able, self.parser = tokenizer, templates, able, parser
         self.stops = find_stops(self.text, tokenizer, parser.markers)
-        ends = [*self.stops.texts, self.stops.history, tokenizer.specials.get("eos_token", ""), *reserved]
+        ends = [
+            *self.stops.texts,
+            self.stops.history,
+            tokenizer.specials.get("eos_token", ""),
+            *reserved,
+        ]
         self.guard = Guard(tokenizer, templates.source + " ".join(parser.markers), ends)
 
     def text(self, messages: Sequence[Message], tools: Tools, ask: bool) -> str:
@@ -62,7 +67,9 @@ class TemplateSyntax:
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end an assistant turn: the template's own first, then the tokenizer's end tokens."""
         own = [self.tokenizer.id_of(text) for text in self.stops.texts]
-        return tuple(dict.fromkeys([*(id_ for id_ in own if id_ is not None), *self.tokenizer.eos_ids]))
+        return tuple(
+            dict.fromkeys([*(id_ for id_ in own if id_ is not None), *self.tokenizer.eos_ids])
+        )
 
     @cached_property
     def opens(self) -> str:
@@ -89,7 +96,9 @@ class TemplateSyntax:
             text = self.text([user("u"), called, tool(RESULT)], [PROBE_TOOL], True)
         except TemplateError:
             return False
-        between = text[text.find(MARK) :].partition(TEXT)[0] if MARK in text and TEXT in text else ""
+        between = (
+            text[text.find(MARK) :].partition(TEXT)[0] if MARK in text and TEXT in text else ""
+        )
         return RESULT in between and self.stops.texts[0] not in between
 
     @cached_property
@@ -100,7 +109,9 @@ class TemplateSyntax:
         write = partial(self.assistant_text, tools=[PROBE_TOOL], thinking=False)
         return reads(self.parser, find_called(self.text, write, self._end_pattern))
 
-    def continuation(self, messages: Sequence[Message], tools: Tools, ask: bool) -> tuple[str, list[Range]]:
+    def continuation(
+        self, messages: Sequence[Message], tools: Tools, ask: bool
+    ) -> tuple[str, list[Range]]:
         """Return the text of an assistant message and what follows it, after the generation prompt; and its plain
         ranges.
 
@@ -114,17 +125,25 @@ class TemplateSyntax:
         if not full.startswith(start):
             at = shared_prefix(start, full)
             both = f"it asks with {start[at:][:40]!r} where the turn has {full[at:][:40]!r}"
-            raise TemplateError(f"The chat template's generation prompt is not how its assistant turns begin: {both}.")
+            raise TemplateError(
+                f"The chat template's generation prompt is not how its assistant turns begin: {both}."
+            )
         return hidden.reveal(full[len(start) :])
 
     def assistant_text(self, message: Message, tools: Tools, thinking: bool | None) -> str:
         """Return the text of `assistant_turn`."""
         return self.assistant_turn(message, tools, thinking)[0]
 
-    def assistant_turn(self, message: Message, tools: Tools, thinking: bool | None) -> tuple[str, list[Range]]:
+    def assistant_turn(
+        self, message: Message, tools: Tools, thinking: bool | None
+    ) -> tuple[str, list[Range]]:
         """Return the text of an assistant turn up to its stop token, and its plain ranges; `thinking`: see Chat."""
         text, plain = self.continuation([message], tools, False)
-        ends = [match.start() for match in self._end_pattern.finditer(text) if not overlaps(match.span(), plain)]
+        ends = [
+            match.start()
+            for match in self._end_pattern.finditer(text)
+            if not overlaps(match.span(), plain)
+        ]
         text = text[: ends[0]] if ends else text
         thinking = bool(self.opens) if thinking is None else thinking
         if not thinking or THINK_END in text:

@@ -26,7 +26,10 @@ MARKERS = tuple(marker for block in BLOCKS for marker in block)
 _OPENED, _CLOSED = ("|".join(re.escape(block[end]) for block in BLOCKS) for end in (0, 1))
 _EMPTY = re.compile(rf"(?:(?:{_OPENED})\s*)?(?:{_CLOSED})\s*")
 _GIVEN = re.compile(rf"(?:{_OPENED})\s*(?:(?:{_CLOSED})\s*)?\Z")
-_WHOLE = re.compile("|".join(rf"{re.escape(a)}(?:(?!{re.escape(a)}).)*?{re.escape(b)}" for a, b in BLOCKS), re.DOTALL)
+_WHOLE = re.compile(
+    "|".join(rf"{re.escape(a)}(?:(?!{re.escape(a)}).)*?{re.escape(b)}" for a, b in BLOCKS),
+    re.DOTALL,
+)
 _MARK = re.compile("|".join(map(re.escape, MARKERS)))
 _LEADING = re.compile(rf"\A(?:(?!{_OPENED}).)*?(?:{_CLOSED})", re.DOTALL)
 
@@ -42,7 +45,9 @@ def without_given(start: str, full: str) -> str:
         return start
     bare = start[: given.start()]
     opening = next(block[0] for block in BLOCKS if given[0].startswith(block[0]))
-    if given[0].rstrip() == opening:  # an open block: the turn continues inside it if the template opens it here too
+    if (
+        given[0].rstrip() == opening
+    ):  # an open block: the turn continues inside it if the template opens it here too
         return bare + opening if full.startswith(bare + opening) else bare
     rest = full[len(bare) :]
     empty = _EMPTY.match(rest, len(rest) - len(rest.lstrip()))
@@ -94,5 +99,11 @@ def family_thinking(source: str) -> Callable[[str], str] | None:
     block = next((block for block in BLOCKS if block[0] in source), None)
     if block is None:
         return None
-    line, after = ("\n", "\n\n") if block[0] == "<think>" else ("\n", "") if "thought" in block[0] else ("", "")
+    line, after = (
+        ("\n", "\n\n")
+        if block[0] == "<think>"
+        else ("\n", "")
+        if "thought" in block[0]
+        else ("", "")
+    )
     return lambda text: f"{block[0]}{line}{text}{line}{block[1]}{after}"

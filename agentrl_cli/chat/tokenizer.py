@@ -75,7 +75,9 @@ class BaseTokenizer:
     json: str = ""
     """Text of tokenizer.json, for the store."""
 
-    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+    def encode_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], Offsets]:
         """Ids and offsets of `text`; inside the `plain` character ranges no added token is recognised."""
         raise NotImplementedError
 
@@ -112,7 +114,12 @@ class BaseTokenizer:
     @cached_property
     def hash(self) -> str:
         """16 hex digits over vocabulary and templates: equal if the same text gives the same ids."""
-        parts = (self.json, self.chat_template, self.tool_template, json.dumps(dict(self.specials), sort_keys=True))
+        parts = (
+            self.json,
+            self.chat_template,
+            self.tool_template,
+            json.dumps(dict(self.specials), sort_keys=True),
+        )
         return hashlib.sha256("\0".join(part or "" for part in parts).encode()).hexdigest()[:16]
 
     @cached_property
@@ -163,7 +170,9 @@ class Tokenizer(BaseTokenizer):
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not folder.is_dir():
-            raise ModelError(f"No model folder {folder}.", hint="Use a local folder or a Hugging Face id.")
+            raise ModelError(
+                f"No model folder {folder}.", hint="Use a local folder or a Hugging Face id."
+            )
         if not path.is_file():
             raise ModelError(
                 f"{folder} has no tokenizer.json.",
@@ -181,7 +190,9 @@ class Tokenizer(BaseTokenizer):
             eos_ids=[id_ for id_ in eos if isinstance(id_, int)],
         )
 
-    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+    def encode_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], Offsets]:
         if not plain:
             encoding = _encoded(self._tk, text)
             return list(encoding.ids), list(encoding.offsets)
@@ -220,7 +231,9 @@ class Tokenizer(BaseTokenizer):
             token["content"] = f"{self._nonce}x{token['id']}x"
         backend = _backend(json.dumps(data))
         ids = {backend.token_to_id(f"{self._nonce}x{token.id}x"): token.id for token in self.added}
-        return backend, {renamed: original for renamed, original in ids.items() if renamed is not None}
+        return backend, {
+            renamed: original for renamed, original in ids.items() if renamed is not None
+        }
 
     def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, MovedText]:
         """`text` with its markup outside `plain` renamed, and the map of positions back."""
@@ -265,7 +278,14 @@ class ByteTokenizer(BaseTokenizer):
     """
 
     CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    WORDS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+    WORDS = (
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<think>",
+        "</think>",
+    )
 
     def __init__(
         self,
@@ -277,7 +297,9 @@ class ByteTokenizer(BaseTokenizer):
         bos: str = "",
     ) -> None:
         texts = [*control, *words]
-        self.added = tuple(AddedToken(256 + n, text, n < len(control)) for n, text in enumerate(texts))
+        self.added = tuple(
+            AddedToken(256 + n, text, n < len(control)) for n, text in enumerate(texts)
+        )
         self.vocab_size = 256 + len(texts)
         self.chat_template = tiny_template() if template is None else template
         pad = "<|endoftext|>" if "<|endoftext|>" in texts else eos
@@ -286,7 +308,9 @@ class ByteTokenizer(BaseTokenizer):
         end = self.id_of(eos)
         self.eos_ids = () if end is None else (end,)
 
-    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+    def encode_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], Offsets]:
         ids: list[int] = []
         offsets: Offsets = []
         done = 0
@@ -324,7 +348,11 @@ def tiny_template(images: bool = False) -> str:
 
     `images`: it shows images, too.
     """
-    text = resources.files("agentrl_cli.chat").joinpath("templates/tiny.jinja").read_text(encoding="utf-8")
+    text = (
+        resources.files("agentrl_cli.chat")
+        .joinpath("templates/tiny.jinja")
+        .read_text(encoding="utf-8")
+    )
     if not images:
         return text
     for before in ("<tool_response>\\n' + ", "message.role + '\\n' + "):
@@ -345,7 +373,9 @@ def _backend(tokenizer_json: str) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises plain Exception for any bad file
-        raise ModelError(f"tokenizer.json cannot be read: {error}", hint="Download the model folder again.") from error
+        raise ModelError(
+            f"tokenizer.json cannot be read: {error}", hint="Download the model folder again."
+        ) from error
     backend.no_padding()
     backend.no_truncation()
     return backend
@@ -357,7 +387,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not JSON: {error}", hint="Download the model folder again.") from error
+        raise ModelError(
+            f"{path} is not JSON: {error}", hint="Download the model folder again."
+        ) from error
     return data if isinstance(data, dict) else {}
 
 
@@ -379,8 +411,14 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str
         return path.read_text(encoding="utf-8"), None
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, Mapping)
+        }
         return named.get("default"), named.get("tool_use")
     if template is not None and not isinstance(template, str):
-        raise TemplateError(f"chat_template in {folder}/tokenizer_config.json is neither a string nor a list.")
+        raise TemplateError(
+            f"chat_template in {folder}/tokenizer_config.json is neither a string nor a list."
+        )
     return template, None

@@ -48,7 +48,9 @@ def cut_results(
 
 def _text(content: Any) -> str:
     """Return the text of a tool's answer, which follows its images if it has any."""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def _with_text(content: Any, text: str) -> Any:

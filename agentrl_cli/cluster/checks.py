@@ -11,7 +11,9 @@ from agentrl_cli.cluster.service import hello
 from agentrl_cli.errors import EnvironmentProblem, StoreError
 from agentrl_cli.tasks import Pack
 
-NETWORK = frozenset("nfs nfs4 cifs smb3 smbfs 9p lustre ceph glusterfs afs beegfs gpfs fuse.sshfs".split())
+NETWORK = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p lustre ceph glusterfs afs beegfs gpfs fuse.sshfs".split()
+)
 """File systems on which SQLite's locks and its shared memory do not work."""
 
 
@@ -37,7 +39,8 @@ def require_same(packs: Mapping[str, Pack], hellos: Sequence[Hello]) -> None:
     if wrong:
         text = "; ".join(dict.fromkeys(f"{node} has {what}" for node, what in wrong))
         raise EnvironmentProblem(
-            f"Workers differ from this process: {text}.", hint="Install the same versions on every node."
+            f"Workers differ from this process: {text}.",
+            hint="Install the same versions on every node.",
         )
 
 

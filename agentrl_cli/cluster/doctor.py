@@ -24,14 +24,18 @@ async def check_workers(config: Config, base: Path, db: Path) -> list[Found]:
     """Start the workers, compare each with this process, and let each make one episode, which is not stored."""
     kind = network_disk(db.parent)
     fix = "put it on a local disk: --db or store.path" if kind else ""
-    found: list[Found] = [("store", "fail" if kind else "ok", f"{db} on {kind or 'a local disk'}", fix)]
+    found: list[Found] = [
+        ("store", "fail" if kind else "ok", f"{db} on {kind or 'a local disk'}", fix)
+    ]
     try:
         async with open_parts(config, base) as parts:
             loaded = load_policy(None, config, base=base)
             try:
                 async with open_pool(config, base, loaded, parts.packs, same=False) as pool:
                     found += await _compare(pool, parts)
-                    rollout = AgentRollout(loaded.policy, loaded.chat, parts.packs, config).with_(workers=pool)
+                    rollout = AgentRollout(loaded.policy, loaded.chat, parts.packs, config).with_(
+                        workers=pool
+                    )
                     found += await _attempts(pool, rollout, config)
             finally:
                 await loaded.policy.close()
@@ -51,7 +55,9 @@ async def _compare(pool: WorkerPool, parts: Parts) -> list[Found]:
         found.append((name, "ok", f"{text}; a message there and back {delay * 1000:.1f} ms", ""))
         wrong = [what for _, what in differences(parts.packs, [worker.hello])]
         fix = "install the same versions on every node" if wrong else ""
-        found.append((f"{name} versions", "fail" if wrong else "ok", "; ".join(wrong) or "as here", fix))
+        found.append(
+            (f"{name} versions", "fail" if wrong else "ok", "; ".join(wrong) or "as here", fix)
+        )
         far = abs(ahead) > max(SKEW, delay)
         text, fix = f"{ahead:+.3f} s from this one", "synchronise it (NTP)" if far else ""
         found.append((f"{name} clock", "warn" if far else "ok", text, fix))

@@ -58,7 +58,9 @@ class ClusterPolicy:
         images: Sequence[bytes] = (),
     ) -> Generation:
         """One turn, sampled here."""
-        return await self.inner.generate(key, ids, sampling, group=group, on_token=on_token, images=images)
+        return await self.inner.generate(
+            key, ids, sampling, group=group, on_token=on_token, images=images
+        )
 
     async def release(self, key: str) -> None:
         await self.inner.release(key)

@@ -64,7 +64,11 @@ class WorkerPool:
     """N workers. Use `open_pool`."""
 
     def __init__(
-        self, workers: Sequence[RemoteWorker], config: Config, store: Store | None, save: Save | None = None
+        self,
+        workers: Sequence[RemoteWorker],
+        config: Config,
+        store: Store | None,
+        save: Save | None = None,
     ) -> None:
         """`save` makes the trained weights of a model what workers can load."""
         self.workers = workers
@@ -134,7 +138,9 @@ class WorkerPool:
             raise failed
         return self._give_up(job, lost[-1], context)
 
-    async def attempt_by(self, worker: RemoteWorker, job: Job, context: RolloutContext) -> Attempted:
+    async def attempt_by(
+        self, worker: RemoteWorker, job: Job, context: RolloutContext
+    ) -> Attempted:
         """Return a job's episode by a certain worker. Raises WorkerLost, and what an attempt raises."""
         shaped = any(isinstance(hook, Shaping) for hook in context.hooks.hooks)
         variant = Variant(context.temperature, context.with_tools, shaped, context.run)
@@ -167,7 +173,9 @@ class WorkerPool:
             now = time.monotonic()
             self._alone_since = now if ready else self._alone_since
             if now - self._alone_since > ALL_LOST:
-                errors = "; ".join(sorted({worker.seen.error for worker in self.workers if worker.seen.error}))
+                errors = "; ".join(
+                    sorted({worker.seen.error for worker in self.workers if worker.seen.error})
+                )
                 raise RunFailed(
                     f"No worker could be reached for {now - self._alone_since:.0f} s: {errors}",
                     hint="`agentrl doctor --cluster` checks them; `agentrl train --resume last` continues the run.",
@@ -196,7 +204,11 @@ class WorkerPool:
         """Return a deterministic engine makes a job in its own slot only: a worker where that is free comes first."""
         slot, most = job.slot, self.config.rollout.concurrency
         fixed = self.config.deterministic and slot >= 0
-        same = sum(one.order.job.slot % most == slot % most for one in worker.running.values()) if fixed else 0
+        same = (
+            sum(one.order.job.slot % most == slot % most for one in worker.running.values())
+            if fixed
+            else 0
+        )
         return same, len(worker.running)
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -245,7 +257,9 @@ class WorkerPool:
         await worker.open()
         while not worker.ready:
             version, weights = self.version, self.weights
-            await worker.load(version, weights)  # without the lock: an update waits for no worker that starts
+            await worker.load(
+                version, weights
+            )  # without the lock: an update waits for no worker that starts
             async with self._changing:
                 if worker.lost is not None and worker.lost.done():
                     raise worker.lost.result()
@@ -320,7 +334,9 @@ def summed(workers: Sequence[RemoteWorker]) -> dict[str, float]:
             for name, value in found.items():
                 old = own.get(name, 0.0)
                 level = name == SERVERS or name.startswith("rollout/kv")
-                own[name] = max(old, value) if name.endswith("peak") else value if level else old + value
+                own[name] = (
+                    max(old, value) if name.endswith("peak") else value if level else old + value
+                )
         worker.metrics.clear()
         for name, value in own.items():
             old = total.get(name, 0.0)
@@ -354,24 +370,33 @@ async def open_pool(
         )
     name = spec or config.model.name
     where = str(loaded.folder) if "@" in name and loaded.folder is not None else name
-    rollout = config.rollout.model_copy(update={"async_staleness": 0})  # a worker's model is not trained: no copy of it
+    rollout = config.rollout.model_copy(
+        update={"async_staleness": 0}
+    )  # a worker's model is not trained: no copy of it
     import torch
 
     threads = torch.get_num_threads()  # with deterministic the same arithmetic as here
     threads = threads if config.deterministic else max(1, threads // config.cluster.workers)
     trainable = trainable and not served  # servers have the weights: a worker loads none
-    setup = Setup(config.model_copy(update={"rollout": rollout}), base, where, trainable, threads=threads)
+    setup = Setup(
+        config.model_copy(update={"rollout": rollout}), base, where, trainable, threads=threads
+    )
     recorder, discard = None, (lambda episode_id: None)
     if store is not None:
         require_local(Path(store.path))
         recorder, discard = StoreRecorder(store), store.episodes.discard
     with resolve("workers", LINKS, kind)(config, base) as (links, save):
-        workers = [RemoteWorker(number, link, setup, recorder, discard) for number, link in enumerate(links)]
+        workers = [
+            RemoteWorker(number, link, setup, recorder, discard)
+            for number, link in enumerate(links)
+        ]
         pool = WorkerPool(workers, config, store, save)
         try:
             await pool.open(loaded.policy.weights_version)
             if same:
-                require_same(packs, [worker.hello for worker in workers if worker.hello is not None])
+                require_same(
+                    packs, [worker.hello for worker in workers if worker.hello is not None]
+                )
             yield pool
         finally:
             await pool.close()

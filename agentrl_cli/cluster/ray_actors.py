@@ -130,7 +130,11 @@ def losses() -> Iterator[None]:
         yield
     except (RayError, ConnectionError) as error:
         found = error.cause if isinstance(error, RayTaskError) else error
-        lines = [line.strip() for line in str(found).splitlines() if line.strip() and not line.startswith("\t")]
+        lines = [
+            line.strip()
+            for line in str(found).splitlines()
+            if line.strip() and not line.startswith("\t")
+        ]
         text = " ".join(lines).rpartition("Worker exit detail: ")[2]
         raise WorkerLost(f"{type(found).__name__}: {text[:300]}") from error
 
@@ -151,11 +155,21 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
     connect(config.cluster, base)
     try:
         each = reserved(config.cluster)
-        require_room(config.cluster.workers, each, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        require_room(
+            config.cluster.workers,
+            each,
+            [node["Resources"] for node in ray.nodes() if node["Alive"]],
+        )
         actor = ray.remote(RolloutActor)
-        wanted = {"num_cpus": each.pop("CPU", 0.0), "num_gpus": each.pop("GPU", 0.0), "resources": each}
+        wanted = {
+            "num_cpus": each.pop("CPU", 0.0),
+            "num_gpus": each.pop("GPU", 0.0),
+            "resources": each,
+        }
         links: list[Callable[[], Link]] = [
-            partial(ActorLink, actor.options(**wanted, max_restarts=0, scheduling_strategy=place).remote)
+            partial(
+                ActorLink, actor.options(**wanted, max_restarts=0, scheduling_strategy=place).remote
+            )
             for place in places(config.cluster)
         ]
         yield links, to_object_store
@@ -178,7 +192,9 @@ def require_inside(config: Config) -> None:
 def connect(cluster: ClusterConfig, base: Path) -> None:
     """Join the Ray cluster of the settings. Raises ConfigError, EnvironmentProblem."""
     import ray
-    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    from ray._private.authentication.authentication_token_setup import (
+        maybe_enable_token_auth_if_token_available,
+    )
 
     address = cluster.address
     known = os.environ.get("RAY_ADDRESS", "") or _current() if address == "auto" else address
@@ -200,7 +216,9 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
         ray.shutdown()
         text = " ".join(str(error).split())[:400]
         hint = next((better for part, better in HINTS.items() if part in text), hint)
-        raise EnvironmentProblem(f"The Ray cluster at {address} cannot be used: {text}", hint=hint) from error
+        raise EnvironmentProblem(
+            f"The Ray cluster at {address} cannot be used: {text}", hint=hint
+        ) from error
 
 
 def _current() -> str:
@@ -223,11 +241,15 @@ def require_answer(address: str, hint: str, within: float = REACHABLE) -> None:
         with socket.create_connection((host, int(port)), within) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(PREFACE)
-                if connection.recv(4)[3:] != b"\x04":  # the type of its first frame, which must be SETTINGS
+                if (
+                    connection.recv(4)[3:] != b"\x04"
+                ):  # the type of its first frame, which must be SETTINGS
                     raise ConnectionError("what answers there is not Ray")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise EnvironmentProblem(f"No Ray cluster answers at {address}: {reason}.", hint=hint) from error
+        raise EnvironmentProblem(
+            f"No Ray cluster answers at {address}: {reason}.", hint=hint
+        ) from error
 
 
 def reserved(cluster: ClusterConfig) -> dict[str, float]:
@@ -236,9 +258,14 @@ def reserved(cluster: ClusterConfig) -> dict[str, float]:
     return {name: each for name, each in wanted.items() if each}
 
 
-def require_room(workers: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+def require_room(
+    workers: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
+) -> None:
     """Raise ConfigError if the nodes together have no room for the workers, even with nothing else on them."""
-    fit = [min((node.get(name, 0.0) / size for name, size in each.items()), default=workers) for node in nodes]
+    fit = [
+        min((node.get(name, 0.0) / size for name, size in each.items()), default=workers)
+        for node in nodes
+    ]
     if sum(int(number + 1e-6) for number in fit) < workers:
         have = [", ".join(f"{node.get(name, 0.0):g} {name}" for name in each) for node in nodes]
         raise ConfigError(

@@ -41,7 +41,9 @@ class Relay:
         for turn in episode.turns:
             if self.sent.get(turn.index) is not turn:
                 self.turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end))
-        self.emit(("finish", self.number, pack_head(episode), [turn.index for turn in episode.turns]))
+        self.emit(
+            ("finish", self.number, pack_head(episode), [turn.index for turn in episode.turns])
+        )
 
 
 class Delivery:

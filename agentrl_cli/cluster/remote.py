@@ -204,7 +204,9 @@ class RemoteWorker:
         if name in self._answers and name in ("ready", "loaded", "held", "echo"):
             self._answer(name, tuple(values))
         elif name == "refused":
-            self._answer("ready", error_of(values[0], f"Worker {self.number}: {values[1]}", values[2]))
+            self._answer(
+                "ready", error_of(values[0], f"Worker {self.number}: {values[1]}", values[2])
+            )
         elif name == "beat":
             self._beat(values[0])
         elif (one := self.running.get(values[0])) is None or one.done.done():
@@ -237,7 +239,9 @@ class RemoteWorker:
         for number, one in self.running.items():
             one.missed = 0 if number in status.running else one.missed + 1
             if one.missed > 3 and not one.done.done():  # it or its answer was lost on the way
-                one.done.set_exception(WorkerLost(f"Worker {self.number} does not know order {number}."))
+                one.done.set_exception(
+                    WorkerLost(f"Worker {self.number} does not know order {number}.")
+                )
 
     async def _lose(self, reason: str) -> None:
         """The worker is of no use any more: end it, and hand the error to everything that waits for it."""

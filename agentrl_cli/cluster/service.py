@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.cluster.protocol import Emit, Hello, Message, Order, Setup, Status, Variant, Weights
+from agentrl_cli.cluster.protocol import (
+    Emit,
+    Hello,
+    Message,
+    Order,
+    Setup,
+    Status,
+    Variant,
+    Weights,
+)
 from agentrl_cli.cluster.relay import Relay
 from agentrl_cli.errors import AgentRLError, NotFound, device_fault
 from agentrl_cli.hooks import HookList
@@ -72,7 +81,9 @@ def hello(packs: dict[str, Pack]) -> Hello:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     hashes = {name: pack_hash(pack.dir) for name, pack in packs.items()}
-    return Hello(socket.gethostname(), os.getpid(), platform.python_version(), found, time.time(), hashes)
+    return Hello(
+        socket.gethostname(), os.getpid(), platform.python_version(), found, time.time(), hashes
+    )
 
 
 def pack_hash(folder: Path) -> str:
@@ -162,7 +173,9 @@ class Service:
         """Open everything and answer `ready`, or `refused` with the reason."""
         try:
             self._setup = setup
-            self._parts = await self._stack.enter_async_context(open_parts(setup.config, setup.base))
+            self._parts = await self._stack.enter_async_context(
+                open_parts(setup.config, setup.base)
+            )
             self._loaded = open_policy(setup)
             self._stack.push_async_callback(self._loaded.policy.close)
             self.status.version = self._loaded.policy.weights_version
@@ -207,7 +220,9 @@ class Service:
             found = await rollout.attempt(pack, order.job).run()
         except AgentRLError as error:
             self.emit(("failed", order.number, *problem(error)))
-            if device_fault(error):  # only another process can use this GPU again; the run starts one
+            if device_fault(
+                error
+            ):  # only another process can use this GPU again; the run starts one
                 self._inbox.put_nowait(("close",))
         except asyncio.CancelledError:
             self.emit(("failed", order.number, "CancelledError", "", ""))
@@ -226,10 +241,17 @@ class Service:
         """Return the rollout of a variant; one is kept for each."""
         assert self._parts is not None and self._loaded is not None and self._setup is not None
         run = variant.run
-        key = (variant.temperature, variant.with_tools, variant.shaped, run.id if run is not None else None)
+        key = (
+            variant.temperature,
+            variant.with_tools,
+            variant.shaped,
+            run.id if run is not None else None,
+        )
         if key not in self._rollouts:
             parts, config = self._parts, self._setup.config
-            hooks = HookList([*parts.hooks.hooks, Shaping(config)]) if variant.shaped else parts.hooks
+            hooks = (
+                HookList([*parts.hooks.hooks, Shaping(config)]) if variant.shaped else parts.hooks
+            )
             self._rollouts[key] = AgentRollout(
                 self._loaded.policy,
                 self._loaded.chat,
@@ -253,7 +275,9 @@ class Service:
             status = self.status
             policy = self._loaded.policy if self._loaded is not None else None
             metrics = policy.take_metrics() if isinstance(policy, TrainablePolicy) else {}
-            found = Status(status.version, tuple(self._known), status.finished, status.tokens, metrics)
+            found = Status(
+                status.version, tuple(self._known), status.finished, status.tokens, metrics
+            )
             self.emit(("beat", found))
 
 

@@ -29,35 +29,115 @@ from agentrl_cli.registry.plugins import offers
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (panel, module:object, help)
-    "demo": ("Start", "agentrl_cli.commands.demo:command", "Learn a tool in minutes: init, train and eval in one"),
-    "init": ("Start", "agentrl_cli.commands.init:command", "Copy a pack into a project folder that you edit"),
-    "check": ("Start", "agentrl_cli.commands.check:command", "Validate a pack: rows, schema, rewards"),
-    "doctor": ("Start", "agentrl_cli.commands.doctor:command", "Check this machine, a store, a chat template"),
-    "config": ("Start", "agentrl_cli.commands.config:app", "Show settings and where each came from"),
+    "demo": (
+        "Start",
+        "agentrl_cli.commands.demo:command",
+        "Learn a tool in minutes: init, train and eval in one",
+    ),
+    "init": (
+        "Start",
+        "agentrl_cli.commands.init:command",
+        "Copy a pack into a project folder that you edit",
+    ),
+    "check": (
+        "Start",
+        "agentrl_cli.commands.check:command",
+        "Validate a pack: rows, schema, rewards",
+    ),
+    "doctor": (
+        "Start",
+        "agentrl_cli.commands.doctor:command",
+        "Check this machine, a store, a chat template",
+    ),
+    "config": (
+        "Start",
+        "agentrl_cli.commands.config:app",
+        "Show settings and where each came from",
+    ),
     "rollout": ("Run", "agentrl_cli.commands.rollout:command", "Sample episodes into the store"),
-    "train": ("Run", "agentrl_cli.commands.train:command", "Train with GRPO on the local GPU or CPU"),
-    "eval": ("Run", "agentrl_cli.commands.eval:command", "pass@k with intervals, base against checkpoint"),
-    "bench": ("Run", "agentrl_cli.commands.bench:command", "Models on a named set of packs, in one table"),
-    "chat": ("Run", "agentrl_cli.commands.chat:command", "Talk to a model with its tools, or act as the model"),
-    "sft": ("Run", "agentrl_cli.commands.sft:command", "Warm-start a model on the packs' demonstrations"),
-    "serve": ("Run", "agentrl_cli.commands.serve:command", "The model for any OpenAI or Anthropic client"),
-    "rescore": ("Run", "agentrl_cli.commands.rescore:command", "A run under other rewards, without generating"),
-    "import": ("Run", "agentrl_cli.commands.import_model:command", "Another project's model (minimind), and back"),
-    "merge": ("Run", "agentrl_cli.commands.merge:command", "Write a checkpoint as a plain Hugging Face folder"),
+    "train": (
+        "Run",
+        "agentrl_cli.commands.train:command",
+        "Train with GRPO on the local GPU or CPU",
+    ),
+    "eval": (
+        "Run",
+        "agentrl_cli.commands.eval:command",
+        "pass@k with intervals, base against checkpoint",
+    ),
+    "bench": (
+        "Run",
+        "agentrl_cli.commands.bench:command",
+        "Models on a named set of packs, in one table",
+    ),
+    "chat": (
+        "Run",
+        "agentrl_cli.commands.chat:command",
+        "Talk to a model with its tools, or act as the model",
+    ),
+    "sft": (
+        "Run",
+        "agentrl_cli.commands.sft:command",
+        "Warm-start a model on the packs' demonstrations",
+    ),
+    "serve": (
+        "Run",
+        "agentrl_cli.commands.serve:command",
+        "The model for any OpenAI or Anthropic client",
+    ),
+    "rescore": (
+        "Run",
+        "agentrl_cli.commands.rescore:command",
+        "A run under other rewards, without generating",
+    ),
+    "import": (
+        "Run",
+        "agentrl_cli.commands.import_model:command",
+        "Another project's model (minimind), and back",
+    ),
+    "merge": (
+        "Run",
+        "agentrl_cli.commands.merge:command",
+        "Write a checkpoint as a plain Hugging Face folder",
+    ),
     "watch": ("Look", "agentrl_cli.commands.watch:command", "Live dashboard of a training"),
-    "replay": ("Look", "agentrl_cli.commands.replay:command", "Step through an episode, token by token"),
+    "replay": (
+        "Look",
+        "agentrl_cli.commands.replay:command",
+        "Step through an episode, token by token",
+    ),
     "ls": ("Look", "agentrl_cli.commands.ls:command", "List episodes, runs, tasks, checkpoints"),
     "show": ("Look", "agentrl_cli.commands.show:command", "Print one episode or run"),
     "tools": ("Look", "agentrl_cli.commands.tools:app", "List, show and call tools"),
     "grep": ("Look", "agentrl_cli.commands.grep:command", "Search the text of episodes"),
-    "compare": ("Look", "agentrl_cli.commands.compare:command", "Two runs beside each other, task by task"),
-    "report": ("Look", "agentrl_cli.commands.reports:command", "What a run learned, as one HTML file or Markdown"),
+    "compare": (
+        "Look",
+        "agentrl_cli.commands.compare:command",
+        "Two runs beside each other, task by task",
+    ),
+    "report": (
+        "Look",
+        "agentrl_cli.commands.reports:command",
+        "What a run learned, as one HTML file or Markdown",
+    ),
     "query": ("Look", "agentrl_cli.commands.query:command", "Read-only SQL on the store"),
-    "export": ("Look", "agentrl_cli.commands.export:command", "Write episodes as JSONL or as an HTML page"),
-    "screens": ("Look", "agentrl_cli.commands.screens:command", "The screens in a browser, on this machine"),
+    "export": (
+        "Look",
+        "agentrl_cli.commands.export:command",
+        "Write episodes as JSONL or as an HTML page",
+    ),
+    "screens": (
+        "Look",
+        "agentrl_cli.commands.screens:command",
+        "The screens in a browser, on this machine",
+    ),
     "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
     "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
-    "sandbox": ("Manage", "agentrl_cli.commands.sandbox:app", "Run and attack the sandbox of this machine"),
+    "sandbox": (
+        "Manage",
+        "agentrl_cli.commands.sandbox:app",
+        "Run and attack the sandbox of this machine",
+    ),
 }
 
 PANELS = ("Start", "Run", "Look", "Manage")
@@ -68,7 +148,12 @@ def commands() -> dict[str, tuple[str, str, str]]:
     """Return every command, those of plugins included, as the front page lists them: by panel, the core's first."""
     known = {**offers("commands"), **COMMANDS}
     found = [(name, known[name]) for name in (*COMMANDS, *sorted(known.keys() - COMMANDS))]
-    return dict(sorted(found, key=lambda item: PANELS.index(item[1][0]) if item[1][0] in PANELS else len(PANELS)))
+    return dict(
+        sorted(
+            found,
+            key=lambda item: PANELS.index(item[1][0]) if item[1][0] in PANELS else len(PANELS),
+        )
+    )
 
 
 ABOUT = "Train tool-using language-model agents with reinforcement learning on one machine, and see what happened."
@@ -89,7 +174,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS and not args[0].startswith("-") and args[0] not in commands():
             near = nearest(args[0], commands())
-            ctx.fail(f"No command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+            ctx.fail(
+                f"No command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
+            )
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -100,7 +187,11 @@ class LazyGroup(TyperGroup):
         from typer._click.shell_completion import CompletionItem  # Typer has no public name for it
 
         known = commands().items()
-        words = [CompletionItem(name, help=text) for name, (_, _, text) in known if name.startswith(incomplete)]
+        words = [
+            CompletionItem(name, help=text)
+            for name, (_, _, text) in known
+            if name.startswith(incomplete)
+        ]
         return words or super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
@@ -113,7 +204,12 @@ class LazyGroup(TyperGroup):
         return value
 
 
-app = typer.Typer(name="agentrl", cls=LazyGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    name="agentrl",
+    cls=LazyGroup,
+    help=ABOUT,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -129,7 +225,9 @@ def root(
         if db is None:
             typer.echo(ctx.get_help())
             if _new_project():
-                typer.echo("This project has no runs yet: `agentrl train --watch` starts the first.")
+                typer.echo(
+                    "This project has no runs yet: `agentrl train --watch` starts the first."
+                )
         else:
             from agentrl_cli.tui.app import start
 
@@ -180,7 +278,9 @@ def load_command(name: str) -> Any:
         sub.command(name=name)(target)
     command = get_command(sub)
     command.name = name
-    command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+    command.params = [
+        p for p in command.params if p.name not in ("install_completion", "show_completion")
+    ]
     with_examples(command, name)
     return command
 
@@ -224,12 +324,16 @@ def report(error: BaseException) -> int:
         case typer.TyperException():
             return _usage_error(error)
         case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
-            return _fail(f"The package {error.name} is not installed.", pip_line(error.name), 3, error)
+            return _fail(
+                f"The package {error.name} is not installed.", pip_line(error.name), 3, error
+            )
         case Exception() if (problem := disk_problem(error)) is not None:
             _silence_stdout()  # the flush at exit would fail again
             return _fail(problem.message, problem.hint, problem.exit_code, error)
         case PermissionError() if error.filename:
-            return _fail(f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error)
+            return _fail(
+                f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error
+            )
         case _:
             return _unexpected(error)
 
@@ -241,14 +345,18 @@ def _silence_stdout() -> None:
 
 def _usage_error(error: typer.TyperException) -> int:
     """Typer's own errors: an unknown option, a wrong value, a missing argument."""
-    message = error.format_message().replace("Value error, ", "", 1)  # pydantic's, of a parameter's type
+    message = error.format_message().replace(
+        "Value error, ", "", 1
+    )  # pydantic's, of a parameter's type
     context = getattr(error, "ctx", None)
     hint = f"`{context.command_path} --help` lists what there is." if context is not None else ""
     wrong = re.search("'([^']*)' is not one of (.*)", message)
     near = nearest(wrong[1], re.findall("'([^']*)'", wrong[2])) if wrong else []
     if near:
         hint = f"Did you mean {' or '.join(near)}? {hint}".rstrip()
-    return _fail(message, hint, error.exit_code) if message else error.exit_code  # empty: the help is printed already
+    return (
+        _fail(message, hint, error.exit_code) if message else error.exit_code
+    )  # empty: the help is printed already
 
 
 def _fail(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
@@ -310,10 +418,18 @@ def _front_page(ctx: Any) -> str:
     lines = [ABOUT, "", f"{bold('Usage:')} agentrl COMMAND [OPTIONS]", ""]
     for panel in dict.fromkeys(panel for panel, _, _ in known.values()):
         lines.append(bold(panel))
-        lines += [f"  {name:{width}}{text}" for name, (group, _, text) in known.items() if group == panel]
+        lines += [
+            f"  {name:{width}}{text}" for name, (group, _, text) in known.items() if group == panel
+        ]
         lines.append("")
-    lines += [bold("Options"), "  -h, --help            this page; `agentrl COMMAND --help` for one command"]
+    lines += [
+        bold("Options"),
+        "  -h, --help            this page; `agentrl COMMAND --help` for one command",
+    ]
     lines += ["  --version             the version"]
     lines += ["  --show-completion     print what completes commands, runs, episodes and settings"]
-    lines += ["  --install-completion  write that into this shell's start file, ~/.bashrc for bash", ""]
+    lines += [
+        "  --install-completion  write that into this shell's start file, ~/.bashrc for bash",
+        "",
+    ]
     return "\n".join([*lines, EPILOG, ""])

@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
 BENCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "math": {"math-task": ("test", "heldout", "test-4shot", "test-calculator", "test-python")},
-    "math-hub": {"math-task": ("gsm8k", "gsm8k-8shot", "gsm8k-calculator", "math500", "math500-python")},
+    "math-hub": {
+        "math-task": ("gsm8k", "gsm8k-8shot", "gsm8k-calculator", "math500", "math500-python")
+    },
     "tools": {
-        name: ("test", "heldout") for name in ("calc-task", "code-task", "file-task", "parallel-task", "sql-task")
+        name: ("test", "heldout")
+        for name in ("calc-task", "code-task", "file-task", "parallel-task", "sql-task")
     },
 }
 """Name → the splits of each pack."""
@@ -79,16 +82,31 @@ def command(
     if name not in BENCHES:
         raise NotFound.of("bench", name, BENCHES)
     several = tuple(dict.fromkeys([*(model or []), *(endpoint or [])]))
-    flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature, "seed": seed}
+    flags: dict[str, Any] = {
+        "eval.k": samples,
+        "eval.limit": limit,
+        "eval.temperature": temperature,
+        "seed": seed,
+    }
     flags["model.name"] = model[0] if model else None
     rows: list[tuple[str, str, list[Any]]] = []
     tests: list[dict[str, Any]] = []
     results: list[EvalResult] = []
     with data_stdout():
         for pack, splits in BENCHES[name].items():
-            context = open_project(project, db, config, sets, {**flags, "task.packs": [pack]}, required=False)
+            context = open_project(
+                project, db, config, sets, {**flags, "task.packs": [pack]}, required=False
+            )
             narrate(f"{pack}: {', '.join(splits)}")
-            plan = make_plan(context, Asked(several=several or (None,)), splits, None, True, resume, limit is not None)
+            plan = make_plan(
+                context,
+                Asked(several=several or (None,)),
+                splits,
+                None,
+                True,
+                resume,
+                limit is not None,
+            )
             results = run_plan(context, plan)
             for split in results[0].splits:
                 rows.append((pack, split, [result.scores[split].pass_at[1] for result in results]))
@@ -100,17 +118,31 @@ def command(
 
 
 def _show(
-    bench: str, rows: list[tuple[str, str, list[Any]]], tests: list[dict[str, Any]], names: list[str], *, as_json: bool
+    bench: str,
+    rows: list[tuple[str, str, list[Any]]],
+    tests: list[dict[str, Any]],
+    names: list[str],
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
         results = [
-            {"pack": pack, "split": split, "models": {n: _values(one) for n, one in zip(names, found, strict=True)}}
+            {
+                "pack": pack,
+                "split": split,
+                "models": {n: _values(one) for n, one in zip(names, found, strict=True)},
+            }
             for pack, split, found in rows
         ]
         echo_json({"bench": bench, "results": results, "comparisons": tests})
         return
     shown = [
-        [pack, split, "/".join(dict.fromkeys(str(one.n) for one in found)), *(interval(one) for one in found)]
+        [
+            pack,
+            split,
+            "/".join(dict.fromkeys(str(one.n) for one in found)),
+            *(interval(one) for one in found),
+        ]
         for pack, split, found in rows
     ]
     for line in aligned(["pack", "split", "n", *names], shown):

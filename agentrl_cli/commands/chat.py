@@ -29,15 +29,22 @@ def command(
     model: ModelOption = None,
     pack: PackOption = None,
     task: Annotated[
-        str | None, typer.Option("--task", "-t", help="Open with this task's prompt; /reward scores it.")
+        str | None,
+        typer.Option("--task", "-t", help="Open with this task's prompt; /reward scores it."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="Replaces the system message.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-T", min=0.0, help="0 is greedy.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-T", min=0.0, help="0 is greedy.")
+    ] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Ask before a tool runs.")] = False,
-    script: Annotated[Path | None, typer.Option(help="Replies of `--model scripted`: a JSON list of texts.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Replies of `--model scripted`: a JSON list of texts.")
+    ] = None,
     say: Annotated[
         list[str] | None,
-        typer.Option("--say", help="Send this (a text, or a command such as /reward) and leave; repeatable."),
+        typer.Option(
+            "--say", help="Send this (a text, or a command such as /reward) and leave; repeatable."
+        ),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, no screen.")] = False,
     json: JsonOption = False,
@@ -62,7 +69,13 @@ def command(
     path = find_db(project, db, must_exist=False)
     model = model or (None if _at_server(project, config) else _trained(path, sets))
     arguments = ["--db", str(path), "--seed", str(seed or 0)]
-    single = {"--model": model, "--task": task, "--system": system, "--project": project, "--script": script}
+    single = {
+        "--model": model,
+        "--task": task,
+        "--system": system,
+        "--project": project,
+        "--script": script,
+    }
     for name, value in {**single, "--temperature": temperature}.items():
         if value is not None:
             arguments += [name, str(value)]
@@ -71,10 +84,18 @@ def command(
             arguments += [name, str(value)]
     if approve:
         arguments.append("--approve")
-    _talk(path, arguments, say, plain=plain or json or say is not None or not is_terminal(), as_json=json)
+    _talk(
+        path,
+        arguments,
+        say,
+        plain=plain or json or say is not None or not is_terminal(),
+        as_json=json,
+    )
 
 
-def _talk(path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool) -> None:
+def _talk(
+    path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool
+) -> None:
     """Runs the chat, line by line or on the screen."""
     from agentrl_cli.tui.chat.client import ChatClient
 
@@ -96,13 +117,19 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
         return bool(os.environ["AGENTRL_REMOTE__BACKEND"])
     folder = find_project(override=project)
     files = [*([folder / PROJECT_FILE] if folder else []), *(config or ())]
-    said = [found for file in files if (found := read_yaml(file, only="remote").get("remote.backend")) is not None]
+    said = [
+        found
+        for file in files
+        if (found := read_yaml(file, only="remote").get("remote.backend")) is not None
+    ]
     return bool(said and said[-1].value)
 
 
 def _trained(path: Path, sets: list[str] | None) -> str | None:
     """Return the best checkpoint of the newest training, as in `eval`; None if absent or if a model was set."""
-    if not path.is_file() or any(text.startswith(("model.name=", "remote.")) for text in sets or ()):
+    if not path.is_file() or any(
+        text.startswith(("model.name=", "remote.")) for text in sets or ()
+    ):
         return None
     from agentrl_cli.commands.checkpoints import full_name
     from agentrl_cli.store import Store
@@ -127,7 +154,11 @@ def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
 
     def show(text: Text) -> None:
         if out.is_terminal:
-            safe = text if not STEERS.search(text.plain) else Text(STEERS.sub("", text.plain), text.style)
+            safe = (
+                text
+                if not STEERS.search(text.plain)
+                else Text(STEERS.sub("", text.plain), text.style)
+            )
             out.print(safe, soft_wrap=True)
         else:
             echo(text.plain)

@@ -30,12 +30,21 @@ if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
 
 EveryOption = Annotated[
-    bool, typer.Option("--all", help="Run the solution and the empty answer on all rows, not just 4 of each family.")
+    bool,
+    typer.Option(
+        "--all",
+        help="Run the solution and the empty answer on all rows, not just 4 of each family.",
+    ),
 ]
 RolloutsOption = Annotated[
-    int, typer.Option("--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none.")
+    int,
+    typer.Option(
+        "--rollouts", min=0, help="Rollouts that estimate what a training can learn from; 0: none."
+    ),
 ]
-PacksArgument = Annotated[list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")]
+PacksArgument = Annotated[
+    list[str] | None, typer.Argument(help="Packs by name or folder; default: this project's.")
+]
 
 
 def command(
@@ -90,7 +99,9 @@ def _try(
     narrate(f"{result['pack']}: {tasks * min(ATTEMPTS, rollouts)} rollouts of {name} …")
     try:
         here = dataclasses.replace(context, config=config)
-        _, episodes = asyncio.run(sample(here, model, tasks, min(ATTEMPTS, rollouts), config.task.split_train, True))
+        _, episodes = asyncio.run(
+            sample(here, model, tasks, min(ATTEMPTS, rollouts), config.task.split_train, True)
+        )
     except (ModelError, EnvironmentProblem, PolicyError) as problem:
         warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
         return None
@@ -120,7 +131,12 @@ async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> l
             narrate(f"checking {pack.name} …")
             problems = await check_pack(pack, sandbox, every=every)
             agent = pack.agent.text if pack.agent is not None else ""
-            found = {"pack": pack.name, "folder": str(pack.dir), "solver": pack.solver, "agent": agent}
+            found = {
+                "pack": pack.name,
+                "folder": str(pack.dir),
+                "solver": pack.solver,
+                "agent": agent,
+            }
             results.append({**found, "problems": problems})
     finally:
         if sandbox is not None:
@@ -142,4 +158,7 @@ def _report(results: list[dict[str, Any]]) -> None:
                 untried = f"its episodes are made by {result['agent']}, which was not run: `agentrl rollout -n 1` does"
             narrate(f"{result['pack']}: {untried}")
         count = len(result["problems"])
-        narrate(f"{result['pack']}: " + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine"))
+        narrate(
+            f"{result['pack']}: "
+            + (f"{count} problem{'s' if count > 1 else ''}" if count else "fine")
+        )

@@ -15,7 +15,10 @@ WITHIN_A_RUN = ("best", "last", "base")
 
 def newest_run(store: Store) -> RunRow | None:
     """Return the newest training that has a checkpoint; None if absent."""
-    return next((row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)), None)
+    return next(
+        (row for row in store.runs.all() if row.kind == "train" and store.runs.checkpoints(row.id)),
+        None,
+    )
 
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
@@ -31,7 +34,8 @@ def full_name(store: Store, name: str | None, run: str | None = None) -> str | N
         if name in (None, "base"):
             return None
         raise NotFound(
-            f"No checkpoint {name!r}: nothing was trained yet in {store.path}.", hint="`agentrl train` trains."
+            f"No checkpoint {name!r}: nothing was trained yet in {store.path}.",
+            hint="`agentrl train` trains.",
         )
     kinds = {checkpoint.kind for checkpoint in store.runs.checkpoints(row.id)}
     return f"{row.name}@{name or ('best' if 'best' in kinds else 'last')}"
@@ -59,4 +63,6 @@ def served(config: Config, candidate: str | None) -> tuple[str | None, Config]:
     model = config.model
     if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
         model = model.model_copy(update={"name": "tiny"})
-    return None, config.model_copy(update={"model": model, "remote": config.remote.model_copy(update=there)})
+    return None, config.model_copy(
+        update={"model": model, "remote": config.remote.model_copy(update=there)}
+    )

@@ -58,13 +58,19 @@ if TYPE_CHECKING:
 
 ProjectOption = Annotated[
     Path | None,
-    typer.Option("--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: found upwards."),
+    typer.Option(
+        "--project", "-p", envvar="AGENTRL_PROJECT", help="Project folder; default: found upwards."
+    ),
 ]
 DbOption = Annotated[
-    Path | None, typer.Option("--db", envvar="AGENTRL_DB", help="The store; default: runs/agentrl.db of the project.")
+    Path | None,
+    typer.Option(
+        "--db", envvar="AGENTRL_DB", help="The store; default: runs/agentrl.db of the project."
+    ),
 ]
 ConfigOption = Annotated[
-    list[Path] | None, typer.Option("--config", "-c", help="YAML over the project's agentrl.yaml; repeat for more.")
+    list[Path] | None,
+    typer.Option("--config", "-c", help="YAML over the project's agentrl.yaml; repeat for more."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -78,21 +84,35 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", "-r", help="A run by name, id or unique prefix.", autocompletion=completion.runs),
+    typer.Option(
+        "--run", "-r", help="A run by name, id or unique prefix.", autocompletion=completion.runs
+    ),
 ]
-PackOption = Annotated[list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")]
+PackOption = Annotated[
+    list[str] | None, typer.Option("--pack", help="A pack by name or folder; repeatable.")
+]
 AgentOption = Annotated[
-    str | None, typer.Option("--agent", metavar="FILE.py:FUNCTION", help="The program that makes the episodes.")
+    str | None,
+    typer.Option(
+        "--agent", metavar="FILE.py:FUNCTION", help="The program that makes the episodes."
+    ),
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help='"tiny", a Hugging Face id, a folder, or RUN@STEP.', autocompletion=completion.models
+        "--model",
+        "-m",
+        help='"tiny", a Hugging Face id, a folder, or RUN@STEP.',
+        autocompletion=completion.models,
     ),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The one seed.")]
 AcceptOption = Annotated[
-    bool, typer.Option("--accept-changes", help="Resume with changed rows, code or tokenizer; cut groups are replaced.")
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Resume with changed rows, code or tokenizer; cut groups are replaced.",
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many.")]
@@ -135,7 +155,9 @@ def open_project(
     from agentrl_cli.config import load_config
 
     folder = find_project(override=project)
-    says_packs = bool((flags or {}).get("task.packs")) or any(text.startswith("task.packs=") for text in sets or ())
+    says_packs = bool((flags or {}).get("task.packs")) or any(
+        text.startswith("task.packs=") for text in sets or ()
+    )
     if folder is None and required and not config and not says_packs:
         raise ConfigError(
             f"No configuration: no {PROJECT_FILE} here or in a folder above.",
@@ -193,7 +215,11 @@ def echo(text: str = "", *, painted: bool = False) -> None:
     `painted`: the line has AgentRL's own colours, and foreign text in it is `harmless` already.
     """
     out = _data or sys.stdout
-    print((_UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text, file=out, flush=True)
+    print(
+        (_UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text,
+        file=out,
+        flush=True,
+    )
 
 
 def echo_json(value: Any) -> None:
@@ -300,5 +326,7 @@ def packs_of(context: Context, packs: list[str] | None) -> dict[str, Pack]:
     """`packs`, or the project's, inside a project."""
     from agentrl_cli.tasks import load_packs
 
-    names = packs or (context.config.task.packs if (context.project / "agentrl.yaml").is_file() else [])
+    names = packs or (
+        context.config.task.packs if (context.project / "agentrl.yaml").is_file() else []
+    )
     return load_packs(names, base=context.project)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, echo, echo_json, narrate
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    echo,
+    echo_json,
+    narrate,
+)
 from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned, cell, fitting
 from agentrl_cli.errors import UsageError
@@ -23,11 +30,17 @@ MOST = 22
 
 
 def command(
-    before: Annotated[str, typer.Argument(help="A run: name, id or unique prefix.", autocompletion=completion.runs)],
+    before: Annotated[
+        str,
+        typer.Argument(help="A run: name, id or unique prefix.", autocompletion=completion.runs),
+    ],
     after: Annotated[
-        str, typer.Argument(help="The run to compare it with; `last`.", autocompletion=completion.runs)
+        str,
+        typer.Argument(help="The run to compare it with; `last`.", autocompletion=completion.runs),
     ] = "last",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Tasks to print, flipped ones first.")] = 30,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Tasks to print, flipped ones first.")
+    ] = 30,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -48,7 +61,9 @@ def command(
         found = compare_runs(store, before, after)
     if found.before.id == found.after.id:
         name = found.before.name
-        raise UsageError(f"{name} would be compared with itself.", hint="Name two runs: agentrl runs list.")
+        raise UsageError(
+            f"{name} would be compared with itself.", hint="Name two runs: agentrl runs list."
+        )
     if json:
         echo_json(found.report())
     else:
@@ -58,12 +73,20 @@ def command(
 def _print(found: RunComparison, limit: int) -> None:
     one, two = "A", "B"
     echo(f"A  {found.before.name}\nB  {found.after.name}\n")
-    if settings := [line for line in found.settings if not any(isinstance(value, dict) for value in line[1:])]:
+    if settings := [
+        line for line in found.settings if not any(isinstance(value, dict) for value in line[1:])
+    ]:
         _table(["setting", one, two], [[name, _short(a), _short(b)] for name, a, b in settings])
     if found.metrics:
-        _table([f"mean of the last {10} steps", one, two], [[name, a, b] for name, a, b in found.metrics])
+        _table(
+            [f"mean of the last {10} steps", one, two],
+            [[name, a, b] for name, a, b in found.metrics],
+        )
     if found.evals:
-        _table(["evaluation", one, two], [[name, _interval(a), _interval(b)] for name, a, b in found.evals])
+        _table(
+            ["evaluation", one, two],
+            [[name, _interval(a), _interval(b)] for name, a, b in found.evals],
+        )
     if found.difference is None:
         narrate("The runs have no attempted task in common.")
         return
@@ -87,10 +110,21 @@ def _print(found: RunComparison, limit: int) -> None:
         ]
         for line in found.tasks[:limit]
     ]
-    heads = ["flip", "task", one, two, f"reward {one}", f"reward {two}", f"replay {one}", f"replay {two}"]
+    heads = [
+        "flip",
+        "task",
+        one,
+        two,
+        f"reward {one}",
+        f"reward {two}",
+        f"replay {one}",
+        f"replay {two}",
+    ]
     dropped: list[str] = []
     if sys.stdout.isatty():
-        places, dropped = fitting(heads, rows, ("reward A", "reward B", "replay A"), shutil.get_terminal_size().columns)
+        places, dropped = fitting(
+            heads, rows, ("reward A", "reward B", "replay A"), shutil.get_terminal_size().columns
+        )
         heads, rows = [heads[n] for n in places], [[row[n] for n in places] for row in rows]
     _table(heads, rows)
     if dropped:
@@ -114,6 +148,8 @@ def _short(value: object) -> str:
 def _interval(row: EvalRow | None) -> str:
     if row is None or row.pass_rate is None:
         return "-"
-    between = f" [{row.low:.3f}, {row.high:.3f}]" if row.low is not None and row.high is not None else ""
+    between = (
+        f" [{row.low:.3f}, {row.high:.3f}]" if row.low is not None and row.high is not None else ""
+    )
     where = row.name.rpartition("@")[2]
     return f"{row.pass_rate:.3f}{between} @{where}"

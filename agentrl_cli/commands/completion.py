@@ -21,7 +21,9 @@ MOST = 50
 def runs(incomplete: str) -> list[str]:
     """Names of runs."""
     with _store() as store:
-        return [run.name for run in _newest(store) if run.name.startswith(incomplete)] if store else []
+        return (
+            [run.name for run in _newest(store) if run.name.startswith(incomplete)] if store else []
+        )
 
 
 def packs(incomplete: str) -> list[str]:
@@ -48,12 +50,18 @@ def episodes_and_runs(incomplete: str) -> list[str]:
 
 def episodes(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the newest episodes, with task and outcome, and the words for some of them."""
-    words = [(word, "an episode") for word in ("last", "best", "worst") if word.startswith(incomplete)]
+    words = [
+        (word, "an episode") for word in ("last", "best", "worst") if word.startswith(incomplete)
+    ]
     with _store() as store:
         if store is None:
             return words
         rows = store.episodes.rows(store.episodes.ids("", "-time")[:MOST])
-        return words + [(row.id, f"{row.task_id} {row.outcome}") for row in rows if row.id.startswith(incomplete)]
+        return words + [
+            (row.id, f"{row.task_id} {row.outcome}")
+            for row in rows
+            if row.id.startswith(incomplete)
+        ]
 
 
 def checkpoints(incomplete: str) -> list[str]:
@@ -72,7 +80,9 @@ def models(incomplete: str) -> list[str]:
 
     bundled = [path.parent.name for path in models_dir().glob("*/config.json")]
     return [
-        name for name in ("tiny", *bundled, *(c for c in checkpoints("") if "@" in c)) if name.startswith(incomplete)
+        name
+        for name in ("tiny", *bundled, *(c for c in checkpoints("") if "@" in c))
+        if name.startswith(incomplete)
     ]
 
 

@@ -21,9 +21,15 @@ from agentrl_cli.errors import ConfigError, nearest
 
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
 
-Changed = Annotated[bool, typer.Option("--changed", help="Only settings that do not come from the defaults.")]
-Every = Annotated[bool, typer.Option("--all", help="Every setting, not only those that people change first.")]
-YamlOption = Annotated[bool, typer.Option("--yaml", help="As a YAML file that reproduces this configuration.")]
+Changed = Annotated[
+    bool, typer.Option("--changed", help="Only settings that do not come from the defaults.")
+]
+Every = Annotated[
+    bool, typer.Option("--all", help="Every setting, not only those that people change first.")
+]
+YamlOption = Annotated[
+    bool, typer.Option("--yaml", help="As a YAML file that reproduces this configuration.")
+]
 
 
 @app.command()
@@ -52,7 +58,9 @@ def show(
         listed = [row for row in listed if row[0] == key or row[0].startswith(f"{key}.")]
         if not listed:
             near = nearest(key, known)
-            raise ConfigError(f"unknown key {key}", hint=f"Did you mean {' or '.join(near)}?" if near else "")
+            raise ConfigError(
+                f"unknown key {key}", hint=f"Did you mean {' or '.join(near)}?" if near else ""
+            )
     if changed:
         listed = [row for row in listed if row[2] != "default"]
     if as_json:
@@ -60,7 +68,11 @@ def show(
     elif as_yaml:
         said = {name for name, _, _ in listed} if key is not None else None
         settings = non_defaults(context.config, context.sources)
-        echo(to_yaml({name: value for name, value in settings.items() if said is None or name in said}).rstrip())
+        echo(
+            to_yaml(
+                {name: value for name, value in settings.items() if said is None or name in said}
+            ).rstrip()
+        )
     elif listed:
         wide = max(len(name) for name, _, _ in listed)
         left = 0
@@ -70,14 +82,18 @@ def show(
                 continue
             echo(f"{name:{wide}}  {scalar(value):24}  {_short(source)}")
         if left:
-            narrate(f"{left} more: agentrl config show --all, or a section: agentrl config show algo")
+            narrate(
+                f"{left} more: agentrl config show --all, or a section: agentrl config show algo"
+            )
     else:
         narrate("Everything is at its default.")
 
 
 @app.command()
 def validate(
-    files: Annotated[list[Path] | None, typer.Argument(help="Files; default: the project's agentrl.yaml.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files; default: the project's agentrl.yaml.")
+    ] = None,
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -22,7 +22,9 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import print_rows, size
 from agentrl_cli.errors import StoreError, UsageError
 
-app = typer.Typer(name="db", help="The store: path, status, backup, prune, vacuum.", no_args_is_help=True)
+app = typer.Typer(
+    name="db", help="The store: path, status, backup, prune, vacuum.", no_args_is_help=True
+)
 
 
 @app.command("path")
@@ -37,7 +39,9 @@ def path_(json: JsonOption = False, project: ProjectOption = None, db: DbOption 
 
 @app.command()
 def status(
-    check: Annotated[bool, typer.Option("--check", help="Also check for damage; reads the whole file.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also check for damage; reads the whole file.")
+    ] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -51,13 +55,22 @@ def status(
     else:
         dead = f", {found.interrupted} interrupted" if found.interrupted else ""
         free = f", {size(found.free_bytes)} of it free" if found.free_bytes else ""
-        echo(f"{found.path}   {size(found.bytes)}{free}   log {size(found.wal_bytes)}   schema {found.schema}")
-        echo(f"arrays per token about {size(found.token_bytes)}   {found.running} episodes running{dead}")
-        print_rows(["table", "rows"], [[name, count] for name, count in found.rows.items() if count])
+        echo(
+            f"{found.path}   {size(found.bytes)}{free}   log {size(found.wal_bytes)}   schema {found.schema}"
+        )
+        echo(
+            f"arrays per token about {size(found.token_bytes)}   {found.running} episodes running{dead}"
+        )
+        print_rows(
+            ["table", "rows"], [[name, count] for name, count in found.rows.items() if count]
+        )
         if found.check:
             echo(f"check: {found.check}")
     if found.check not in ("", "ok"):
-        raise StoreError(f"The store is damaged: {found.check}.", hint="`agentrl db backup copy.db` saves the rest.")
+        raise StoreError(
+            f"The store is damaged: {found.check}.",
+            hint="`agentrl db backup copy.db` saves the rest.",
+        )
 
 
 @app.command()
@@ -80,14 +93,24 @@ def backup(
 @app.command()
 def prune(
     what: Annotated[
-        str, typer.Option("--what", help="half | alternatives | numbers | episodes: drop least to most.")
+        str,
+        typer.Option(
+            "--what", help="half | alternatives | numbers | episodes: drop least to most."
+        ),
     ] = "numbers",
-    older_than: Annotated[str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")
+    ] = None,
     keep: Annotated[
         str,
-        typer.Option("--keep", help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none."),
+        typer.Option(
+            "--keep",
+            help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
+        ),
     ] = "best,worst,tagged,noted",
-    filter: Annotated[str, typer.Option("--filter", "-f", help="Only these; as in `agentrl ls`.")] = "",
+    filter: Annotated[
+        str, typer.Option("--filter", "-f", help="Only these; as in `agentrl ls`.")
+    ] = "",
     run: RunOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many.")] = False,
     yes: YesOption = False,
@@ -108,7 +131,13 @@ def prune(
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
     with Store.open(find_db(project, db)) as store:
-        ids = prunable(store, older_days=days, keep=words, filter=filter, run=store.runs.get(run).id if run else None)
+        ids = prunable(
+            store,
+            older_days=days,
+            keep=words,
+            filter=filter,
+            run=store.runs.get(run).id if run else None,
+        )
         question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
         if done:
@@ -118,7 +147,10 @@ def prune(
     elif done:
         narrate(f"{len(ids):,} episodes pruned. `agentrl db vacuum` frees the space.")
     else:
-        narrate(f"{len(ids):,} episodes would be pruned ({WHAT[what]})." + ("" if dry_run else " Nothing was changed."))
+        narrate(
+            f"{len(ids):,} episodes would be pruned ({WHAT[what]})."
+            + ("" if dry_run else " Nothing was changed.")
+        )
 
 
 @app.command()

@@ -17,10 +17,18 @@ from agentrl_cli.commands.common import echo, narrate, open_project
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import PROJECT_FILE
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")]
-WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps; default: the pack's.")]
-PackOption = Annotated[str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")]
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="[DIR]", help="The project's folder; made if it is missing.")
+]
+WeakOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Training steps; default: the pack's.")
+]
+PackOption = Annotated[
+    str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")
+]
 
 
 def command(
@@ -41,7 +49,9 @@ def command(
     if (folder / PROJECT_FILE).is_file():
         narrate(f"{folder} is a project already.")
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not a project.", hint="Name another folder: agentrl demo DIR")
+        raise UsageError(
+            f"{folder} exists and is not a project.", hint="Name another folder: agentrl demo DIR"
+        )
     else:
         try:
             init.command(pack, folder, yes=yes)
@@ -85,7 +95,11 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, typer.Exit) and (name := _cut_short(folder)):
-            program = "agentrl" if shutil.which("agentrl") else str(Path(sys.executable).with_name("agentrl"))
+            program = (
+                "agentrl"
+                if shutil.which("agentrl")
+                else str(Path(sys.executable).with_name("agentrl"))
+            )
             again = f"cd {shlex.quote(str(folder.resolve()))} && {shlex.quote(program)} train --resume last"
             narrate(f"The demo's training {name} was cut short. It continues with: {again}")
         raise

@@ -33,25 +33,41 @@ if TYPE_CHECKING:
     from agentrl_cli.doctor import Check
 
 TemplateOption = Annotated[
-    Path | None, typer.Option("--template", metavar="FOLDER", help="Audit the chat template of a model folder.")
+    Path | None,
+    typer.Option("--template", metavar="FOLDER", help="Audit the chat template of a model folder."),
 ]
 SandboxOption = Annotated[
-    bool, typer.Option("--sandbox", help="Attack the sandbox and show what it guarantees here (about ten seconds).")
+    bool,
+    typer.Option(
+        "--sandbox", help="Attack the sandbox and show what it guarantees here (about ten seconds)."
+    ),
 ]
 LevelOption = Annotated[
-    str | None, typer.Option("--level", help="With --sandbox: ns, docker or landlock; default: the strongest here.")
+    str | None,
+    typer.Option(
+        "--level", help="With --sandbox: ns, docker or landlock; default: the strongest here."
+    ),
 ]
 ClusterOption = Annotated[
-    bool, typer.Option("--cluster", help="Start the project's workers, compare them, send each a job.")
+    bool,
+    typer.Option("--cluster", help="Start the project's workers, compare them, send each a job."),
 ]
 GpuOption = Annotated[
-    bool, typer.Option("--gpu", help="Sample and update on the GPU for a minute, beside transformers; keep the result.")
+    bool,
+    typer.Option(
+        "--gpu",
+        help="Sample and update on the GPU for a minute, beside transformers; keep the result.",
+    ),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="With --gpu: a device of torch (cuda:1, cpu); default: the first GPU.")
+    str | None,
+    typer.Option(
+        "--device", help="With --gpu: a device of torch (cuda:1, cpu); default: the first GPU."
+    ),
 ]
 SecondsOption = Annotated[
-    float | None, typer.Option("--seconds", min=0, help="With --gpu: seconds of sampling; default: 20.")
+    float | None,
+    typer.Option("--seconds", min=0, help="With --gpu: seconds of sampling; default: 20."),
 ]
 MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 WIDTH = 18
@@ -84,9 +100,14 @@ def command(
     "would_skip": []}
     """
     if level is not None and not sandbox:
-        raise UsageError("--level chooses what --sandbox attacks.", hint=f"agentrl doctor --sandbox --level {level}")
+        raise UsageError(
+            "--level chooses what --sandbox attacks.",
+            hint=f"agentrl doctor --sandbox --level {level}",
+        )
     if not gpu and (device is not None or seconds is not None):
-        raise UsageError("--device and --seconds belong to --gpu.", hint="agentrl doctor --gpu --device cuda:0")
+        raise UsageError(
+            "--device and --seconds belong to --gpu.", hint="agentrl doctor --gpu --device cuda:0"
+        )
     if template is not None:
         _audit(template, as_json)
         return
@@ -173,7 +194,9 @@ def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | Non
     for one in found:
         share = one.share or 0.0
         status = "ok" if share >= OFTEN else "warn"
-        detail = f"{one.shown} of {one.attempts} attempts" if one.attempts else "no time for an attempt"
+        detail = (
+            f"{one.shown} of {one.attempts} attempts" if one.attempts else "no time for an attempt"
+        )
         checks.append(Check(one.name, status, detail))
     said = verdict(found)
     return [*checks, Check("verdict", "ok" if said.startswith("RL can begin") else "fail", said)]
@@ -189,7 +212,9 @@ def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Che
     context = open_project(project, sets=sets)
     if context.config.cluster.kind == "here":
         text = "cluster.kind is here: the process of a run makes the episodes itself"
-        return [Check("cluster", "ok", text, "--set cluster.kind=processes or ray asks for workers")]
+        return [
+            Check("cluster", "ok", text, "--set cluster.kind=processes or ray asks for workers")
+        ]
     narrate(f"starting {context.config.cluster.workers} workers ({context.config.cluster.kind})")
     found = asyncio.run(check_workers(context.config, context.project, db))
     return [Check(*one) for one in found]
@@ -221,7 +246,10 @@ def _audit(folder: Path, as_json: bool) -> None:
         echo(f"{_mark(mark)} turns can be appended: {shown}", painted=True)
         stop = report.stop_token_trained
         echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}", painted=True)
-        echo(f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}", painted=True)
+        echo(
+            f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}",
+            painted=True,
+        )
         echo(
             f"{_mark('warn' if report.would_skip else 'ok')} text, thinking and mistakes around a call are trained: "
             f"{not report.would_skip}",
@@ -231,7 +259,9 @@ def _audit(folder: Path, as_json: bool) -> None:
             echo(f"  {text}")
         if not report.append_only:
             when = f"packs that have {without}" if without else "it"
-            echo(f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is")
+            echo(
+                f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is"
+            )
     if not report.append_only and not report.append_only_without:
         raise typer.Exit(1)
 

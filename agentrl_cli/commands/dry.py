@@ -24,16 +24,27 @@ SURE = 3.0
 """Factor to both sides of the estimated time: speeds of machines and lengths of episodes differ."""
 
 
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")]
-FitOption = Annotated[bool, typer.Option("--fit", help="Change what does not fit into memory, and print the changes.")]
+DryOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print memory and time (-v: and settings); train nothing.")
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="With --dry-run: print every setting.")
+]
+FitOption = Annotated[
+    bool, typer.Option("--fit", help="Change what does not fit into memory, and print the changes.")
+]
 GpuMemoryOption = Annotated[
-    str | None, typer.Option("--gpu-memory", metavar="SIZE", help="With --dry-run: plan for a GPU of this size: 8GiB.")
+    str | None,
+    typer.Option(
+        "--gpu-memory", metavar="SIZE", help="With --dry-run: plan for a GPU of this size: 8GiB."
+    ),
 ]
 PresetOption = Annotated[
     str | None,
     typer.Option(
-        "--preset", help="Settings for a model and a GPU, over the project's.", autocompletion=completion.presets
+        "--preset",
+        help="Settings for a model and a GPU, over the project's.",
+        autocompletion=completion.presets,
     ),
 ]
 
@@ -54,11 +65,19 @@ class Wanted:
         given = {"--preset": self.preset, "--fit": self.fit, "--gpu-memory": self.gpu_memory}
         if self.resumes and any(given.values()):
             name = next(name for name, value in given.items() if value)
-            raise UsageError(f"{name} is for a new run: a resumed one keeps its settings.", hint=f"Leave out {name}.")
+            raise UsageError(
+                f"{name} is for a new run: a resumed one keeps its settings.",
+                hint=f"Leave out {name}.",
+            )
         if self.accept and not self.resumes:
-            raise UsageError("--accept-changes is for a resume.", hint="agentrl train --resume last --accept-changes")
+            raise UsageError(
+                "--accept-changes is for a resume.",
+                hint="agentrl train --resume last --accept-changes",
+            )
         if self.gpu_memory is not None and not self.dry_run:
-            raise UsageError("--gpu-memory plans for a GPU that may be absent.", hint="Add --dry-run.")
+            raise UsageError(
+                "--gpu-memory plans for a GPU that may be absent.", hint="Add --dry-run."
+            )
 
     @property
     def files(self) -> list[Path]:
@@ -88,7 +107,9 @@ class Wanted:
             can = self.gpu_memory is not None or quantises(before)
             config, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
         changed = changes(before, config)
-        narrate(f"{'fit':9}  {'; '.join(changed)}" if changed else f"{'fit':9}  nothing has to change")
+        narrate(
+            f"{'fit':9}  {'; '.join(changed)}" if changed else f"{'fit':9}  nothing has to change"
+        )
         if not planned.fits and not self.dry_run:
             raise EnvironmentProblem(
                 "This run does not fit into memory with any setting that --fit changes.",
@@ -97,7 +118,9 @@ class Wanted:
         return dataclasses.replace(context, config=config)
 
 
-def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose: bool = False) -> None:
+def dry_run(
+    context: Context, wanted: Wanted, *, as_json: bool = False, verbose: bool = False
+) -> None:
     """Print memory and time, with `verbose` all settings before.
 
     Raises EnvironmentProblem, with what to change, if the run will not fit, and as `check_trainable` does if this
@@ -116,7 +139,11 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
         check(config.algo)
         if wanted.gpu_bytes is None:
             check_trainable(config, pick_device(config.model.device))
-        found = plan(config, model_folder(config.model.name, config, base=context.project), gpu_bytes=wanted.gpu_bytes)
+        found = plan(
+            config,
+            model_folder(config.model.name, config, base=context.project),
+            gpu_bytes=wanted.gpu_bytes,
+        )
         if as_json:
             echo_json({"config": config.model_dump(mode="json"), **_report(found)})
         elif verbose:
@@ -127,8 +154,12 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
     if found.checkpointing:
         narrate("activations are recomputed in the backward pass (train.checkpointing)")
     if verbose:
-        narrate(f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB")
-    narrate(f"{'model':9}  {found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}")
+        narrate(
+            f"without the runtime, which torch's allocator does not see: {_parts(found.allocated)} MiB"
+        )
+    narrate(
+        f"{'model':9}  {found.parameters:,} parameters, {found.trainable:,} trained, on {found.device}"
+    )
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         narrate(f"{name:9}{sum(phase.values()) / MiB:7,.0f} MiB   {_parts(phase)}")
     narrate(f"available{found.available / MiB:7,.0f} MiB")
@@ -139,7 +170,9 @@ def dry_run(context: Context, wanted: Wanted, *, as_json: bool = False, verbose:
         narrate(prompts)
     if not found.fits:
         advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
-        raise EnvironmentProblem("This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice))
+        raise EnvironmentProblem(
+            "This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice)
+        )
 
 
 def _time(seconds: float, steps: int) -> str:
@@ -163,13 +196,26 @@ def _prompts(config: Config, most: int) -> tuple[str, bool]:
         text = f"a group's prompt is computed once in the update: at most {whole:,} tokens a group, and {most:,} fit"
         return text, True
     times = min(group, -(-group * after // max(after, most - prompt)))
-    return f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times", False
+    return (
+        f"{rule}; with {rollout.max_tokens:,} tokens an episode up to {whole:,}, and then {times} times",
+        False,
+    )
 
 
 def _report(found: Plan) -> dict[str, Any]:
     """Return the plan as JSON; bytes and seconds."""
-    memory = {name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")}
-    names = ("parameters", "trainable", "checkpointing", "aside", "row_tokens", "seconds_per_step", "fits")
+    memory = {
+        name: getattr(found, name) for name in ("rollout", "update", "available", "allocated")
+    }
+    names = (
+        "parameters",
+        "trainable",
+        "checkpointing",
+        "aside",
+        "row_tokens",
+        "seconds_per_step",
+        "fits",
+    )
     return {"memory": memory, **{name: getattr(found, name) for name in names}}
 
 

@@ -52,27 +52,46 @@ NamedArgument = Annotated[
     ),
 ]
 CheckpointOption = Annotated[
-    str | None, typer.Option("--checkpoint", help="The same.", autocompletion=completion.checkpoints)
+    str | None,
+    typer.Option("--checkpoint", help="The same.", autocompletion=completion.checkpoints),
 ]
 CompareOption = Annotated[
     str | None,
     typer.Option(
-        "--compare-to", help="Likewise, or none; default: base.", autocompletion=completion.checkpoints
+        "--compare-to",
+        help="Likewise, or none; default: base.",
+        autocompletion=completion.checkpoints,
     ),
 ]
 SplitOption = Annotated[
-    list[str] | None, typer.Option("--split", help="Default: eval.split, heldout. Repeatable; gates use the first.")
+    list[str] | None,
+    typer.Option("--split", help="Default: eval.split, heldout. Repeatable; gates use the first."),
 ]
-FamiliesOption = Annotated[str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")]
-KOption = Annotated[int | None, typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k.")]
-TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
+FamiliesOption = Annotated[
+    str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")
+]
+KOption = Annotated[
+    int | None,
+    typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k."),
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")
+]
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
 GateOption = Annotated[
     float | None,
-    typer.Option("--fail-under", min=0, max=1, help="Exit 4 if pass@1 of the checkpoint, or of any model, is lower."),
+    typer.Option(
+        "--fail-under",
+        min=0,
+        max=1,
+        help="Exit 4 if pass@1 of the checkpoint, or of any model, is lower.",
+    ),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Reuse the same evaluation's earlier attempts even if it finished.")
+    bool,
+    typer.Option(
+        "--resume", help="Reuse the same evaluation's earlier attempts even if it finished."
+    ),
 ]
 
 ModelsOption = Annotated[
@@ -92,7 +111,9 @@ EndpointOption = Annotated[
         help="A model of an OpenAI-compatible server, beside the others. Repeatable; its key: remote.api_key_env.",
     ),
 ]
-SvgOption = Annotated[Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")]
+SvgOption = Annotated[
+    Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")
+]
 
 SHOWN = 20
 """Flipped tasks on the screen; --json has all."""
@@ -132,7 +153,12 @@ def command(
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
     """
     models = list(dict.fromkeys(model or []))
-    flags: dict[str, Any] = {"eval.k": samples, "eval.limit": limit, "eval.temperature": temperature, "seed": seed}
+    flags: dict[str, Any] = {
+        "eval.k": samples,
+        "eval.limit": limit,
+        "eval.temperature": temperature,
+        "seed": seed,
+    }
     flags |= {"eval.fail_under": fail_under, "task.packs": pack or None, "task.agent": agent}
     flags["model.name"] = models[0] if models else None
     context = open_project(project, db, config, sets, flags)
@@ -145,7 +171,11 @@ def command(
         announce_loading()
         results = run_plan(context, plan)
         if svg is not None:
-            write_svg(svg, [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits], results)
+            write_svg(
+                svg,
+                [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits],
+                results,
+            )
         report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
 
 
@@ -197,9 +227,13 @@ def make_plan(
     from agentrl_cli.tasks import load_packs
 
     settings = Settings.of(context.config, with_tools=with_tools)
-    packs = load_packs(context.config.task.packs, base=context.project, agent=context.config.task.agent)
+    packs = load_packs(
+        context.config.task.packs, base=context.project, agent=context.config.task.agent
+    )
     splits = list(split or [context.config.eval.split])
-    if not split and any((pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()):
+    if not split and any(
+        (pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()
+    ):
         splits = list(dict.fromkeys([*splits, HELDOUT]))
     families = families or context.config.task.families
     limits = [context.config.eval.limit, None if limited else context.config.task.limit]
@@ -221,7 +255,11 @@ def require_alone(asked: Asked, *, twice: bool = False) -> None:
     for flag, value, hint in (
         ("--checkpoint", asked.checkpoint, "Write --model RUN@STEP."),
         ("--run", asked.run, "Write --model RUN@best."),
-        ("--compare-to", asked.compare_to, "Name it with --model: every pair of models is compared."),
+        (
+            "--compare-to",
+            asked.compare_to,
+            "Name it with --model: every pair of models is compared.",
+        ),
     ):
         if asked.several and value is not None:
             raise UsageError(f"{flag} and several models exclude each other.", hint=hint)
@@ -252,10 +290,14 @@ def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> N
         name, config = served(context.config, candidate)
         if config is not context.config:
             if not config.remote.model:
-                raise UsageError(f"--endpoint {candidate} names no model.", hint="Write --endpoint NAME@URL.")
+                raise UsageError(
+                    f"--endpoint {candidate} names no model.", hint="Write --endpoint NAME@URL."
+                )
             continue
         if (name or context.config.model.name) != "scripted":
-            model_folder(name or context.config.model.name, context.config, base=context.project, store=store)
+            model_folder(
+                name or context.config.model.name, context.config, base=context.project, store=store
+            )
 
 
 async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:
@@ -288,7 +330,9 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
     for split, numbers in result.scores.items():
         if numbers.errors:
             counts = ", ".join(f"{outcome} {count}" for outcome, count in numbers.errors.items())
-            warn(f"{name}, {split}: attempts that failed twice and are excluded from all numbers: {counts}")
+            warn(
+                f"{name}, {split}: attempts that failed twice and are excluded from all numbers: {counts}"
+            )
     return result
 
 
@@ -302,9 +346,14 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
     last = results[-1]
     both = [compare(*pair, split) for split in last.splits for pair in combinations(results, 2)]
     gated = results if plan.several else [last]
-    low = [one for one in gated if gate is not None and (one.pass_rate is None or one.pass_rate < gate)]
+    low = [
+        one for one in gated if gate is not None and (one.pass_rate is None or one.pass_rate < gate)
+    ]
     if as_json:
-        settings = {name: getattr(plan.settings, name) for name in ("k", "temperature", "seed", "with_tools")}
+        settings = {
+            name: getattr(plan.settings, name)
+            for name in ("k", "temperature", "seed", "with_tools")
+        }
         echo_json(
             {
                 "settings": {**settings, "tasks": len(plan.tasks), "splits": list(last.splits)},
@@ -320,7 +369,10 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
                 if comparison.split == split:
                     _print_comparison(comparison, alone=len(results) == 2)
     if low:
-        rates = ", ".join(f"{one.name} {'unknown' if one.pass_rate is None else f'{one.pass_rate:.3f}'}" for one in low)
+        rates = ", ".join(
+            f"{one.name} {'unknown' if one.pass_rate is None else f'{one.pass_rate:.3f}'}"
+            for one in low
+        )
         raise GateNotMet(f"pass@1 on {last.splits[0]} is under {gate:g}: {rates}.")
 
 
@@ -329,8 +381,13 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     last = results[-1]
     title = "held-out families, never trained on" if split == "heldout" else f"split {split}"
     tools = "" if last.with_tools else ", without tools"
-    echo(f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}")
-    rows = [[f"pass@{at}", *(interval(one.pass_at[at]) for one in scores)] for at in range(1, last.k + 1)]
+    echo(
+        f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}"
+    )
+    rows = [
+        [f"pass@{at}", *(interval(one.pass_at[at]) for one in scores)]
+        for at in range(1, last.k + 1)
+    ]
     rows += [[name, *(_plain(one, key) for one in scores)] for name, key in _MEANS]
     if any(one.errors for one in scores):
         rows.append(["errors, excluded", *(str(sum(one.errors.values())) for one in scores)])
@@ -340,7 +397,11 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
     echo()
     families = [{**result.packs(split), **result.families(split)} for result in results]
     rows = [
-        [name, str(one.n_tasks), *(interval(group[name].pass_at[1]) if name in group else "-" for group in families)]
+        [
+            name,
+            str(one.n_tasks),
+            *(interval(group[name].pass_at[1]) if name in group else "-" for group in families),
+        ]
         for name, one in sorted(families[-1].items())
     ]
     for line in aligned(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows):
@@ -396,4 +457,6 @@ _MEANS = (
 
 def _plain(numbers: Score, key: str) -> str:
     value: float = getattr(numbers, key)
-    return "-" if value != value else f"{value:.3f}" if key != "tokens" else f"{value:.1f}"  # NaN is not itself
+    return (
+        "-" if value != value else f"{value:.3f}" if key != "tokens" else f"{value:.1f}"
+    )  # NaN is not itself

@@ -36,7 +36,10 @@ class Kind(StrEnum):
 
 EpisodesArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="Episodes (id, last, best, worst); none: by filter.", autocompletion=completion.episodes),
+    typer.Argument(
+        help="Episodes (id, last, best, worst); none: by filter.",
+        autocompletion=completion.episodes,
+    ),
 ]
 
 
@@ -44,14 +47,25 @@ def command(
     episodes: EpisodesArgument = None,
     filter: Annotated[str, typer.Option("--filter", "-f", help="As in `agentrl ls`.")] = "",
     run: RunOption = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    group: Annotated[bool, typer.Option("--group", help="Include each episode's whole group.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")] = True,
-    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
+    group: Annotated[
+        bool, typer.Option("--group", help="Include each episode's whole group.")
+    ] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")
+    ] = True,
+    mask: Annotated[
+        bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")
+    ] = True,
     format: Annotated[
         Kind,
-        typer.Option("--format", help="jsonl; html: one page that needs nothing else; sequences: rows for trainers."),
+        typer.Option(
+            "--format",
+            help="jsonl; html: one page that needs nothing else; sequences: rows for trainers.",
+        ),
     ] = Kind.jsonl,
     html: Annotated[bool, typer.Option("--html", help="The same as --format html.")] = False,
     json: JsonOption = False,
@@ -103,7 +117,12 @@ def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
     if out is None:
         raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
     return export_html(
-        store, ids, out, token_texts, title=f"agentrl {ids[0] if len(ids) == 1 else out.stem}", masked=mask
+        store,
+        ids,
+        out,
+        token_texts,
+        title=f"agentrl {ids[0] if len(ids) == 1 else out.stem}",
+        masked=mask,
     )
 
 

@@ -32,11 +32,19 @@ WIDTH = 160
 def command(
     pattern: Annotated[str, typer.Argument(help="A regular expression (Python's).")],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
-    role: Annotated[str | None, typer.Option("--role", help="Only turns of system, user, assistant or tool.")] = None,
-    filter: Annotated[str, typer.Option("--filter", "-f", help="Only these episodes; as in `agentrl ls`.")] = "",
+    role: Annotated[
+        str | None, typer.Option("--role", help="Only turns of system, user, assistant or tool.")
+    ] = None,
+    filter: Annotated[
+        str, typer.Option("--filter", "-f", help="Only these episodes; as in `agentrl ls`.")
+    ] = "",
     run: RunOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")] = 100,
-    ids: Annotated[bool, typer.Option("--ids", "-l", help="Only the ids of episodes that match.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")
+    ] = 100,
+    ids: Annotated[
+        bool, typer.Option("--ids", "-l", help="Only the ids of episodes that match.")
+    ] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,

@@ -12,9 +12,15 @@ from agentrl_cli.commands.outputs import writing
 from agentrl_cli.errors import UsageError
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="minimind")]
-SourceArgument = Annotated[Path, typer.Argument(metavar="SOURCE", help="Its model folder, or its .pth file.")]
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, or a .pth file.")]
-TokenizerOption = Annotated[Path | None, typer.Option("--tokenizer", help="The folder of a .pth file's tokenizer.")]
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="Its model folder, or its .pth file.")
+]
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write, or a .pth file.")
+]
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", help="The folder of a .pth file's tokenizer.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is in OUT.")]
 
 
@@ -31,7 +37,9 @@ def command(
     JSON: {"out", "parameters"}
     """
     if kind != "minimind":
-        raise UsageError(f"Unknown kind of model {kind!r}.", hint="agentrl import minimind SOURCE OUT")
+        raise UsageError(
+            f"Unknown kind of model {kind!r}.", hint="agentrl import minimind SOURCE OUT"
+        )
     source, out = source.expanduser(), out.expanduser()
     if out.exists() and (out.is_file() or any(out.iterdir())) and not force:
         raise UsageError(f"{out} exists.", hint="Name another one, or use --force.")
@@ -46,4 +54,7 @@ def command(
                 count = import_minimind(source, folder, tokenizer)
     if as_json:
         echo_json({"out": str(out), "parameters": count})
-    narrate(f"{out}: {count:,} weights." + ("" if out.suffix == ".pth" else f" Try it: agentrl chat --model {out}"))
+    narrate(
+        f"{out}: {count:,} weights."
+        + ("" if out.suffix == ".pth" else f" Try it: agentrl chat --model {out}")
+    )

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import JsonOption, ModelOption, confirm, echo, echo_json, narrate, warn
+from agentrl_cli.commands.common import (
+    JsonOption,
+    ModelOption,
+    confirm,
+    echo,
+    echo_json,
+    narrate,
+    warn,
+)
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
 from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, packs_dir
 
@@ -19,7 +27,14 @@ NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 
 TOOL_MODEL = "tiny-tools"
 """The bundled model that calls tools it has never seen: the default of a user's own task."""
-ALWAYS_WRITTEN = ("model.name", "rollout.group_size", "train.steps", "train.lr", "train.eval_every", "seed")
+ALWAYS_WRITTEN = (
+    "model.name",
+    "rollout.group_size",
+    "train.steps",
+    "train.lr",
+    "train.eval_every",
+    "seed",
+)
 """Settings that agentrl.yaml shows even at their defaults, since people change them first."""
 
 HEADER = """\
@@ -28,14 +43,22 @@ HEADER = """\
 """
 
 PackArgument = Annotated[
-    str | None, typer.Argument(help="A pack by name or folder; see --list.", autocompletion=completion.packs)
+    str | None,
+    typer.Argument(help="A pack by name or folder; see --list.", autocompletion=completion.packs),
 ]
-FolderArgument = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")]
+FolderArgument = Annotated[
+    Path | None, typer.Argument(metavar="[DIR]", help="The new folder; default: ./PACK.")
+]
 ListOption = Annotated[bool, typer.Option("--list", help="List the packs that ship.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")]
-WeakOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")]
+WeakOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
+]
 BlankOption = Annotated[
-    str | None, typer.Option("--blank", metavar="NAME", help="A task of your own: a small working example to change.")
+    str | None,
+    typer.Option(
+        "--blank", metavar="NAME", help="A task of your own: a small working example to change."
+    ),
 ]
 FromOption = Annotated[
     list[str] | None,
@@ -47,10 +70,16 @@ FromOption = Annotated[
     ),
 ]
 PythonOption = Annotated[
-    str, typer.Option("--python", metavar="PATH", help="Interpreter that has verifiers or inspect_ai; default: this.")
+    str,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Interpreter that has verifiers or inspect_ai; default: this.",
+    ),
 ]
 LevelOption = Annotated[
-    str | None, typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare.")
+    str | None,
+    typer.Option("--min-level", help="Weakest sandbox to accept: docker, ns, landlock, bare."),
 ]
 
 
@@ -104,12 +133,16 @@ def command(
     _report(target, source.name, [*files], as_json)
 
 
-def _new_pack(target: Path, name: str, sources: list[str], python: str, place: Path) -> tuple[Path, list[str]]:
+def _new_pack(
+    target: Path, name: str, sources: list[str], python: str, place: Path
+) -> tuple[Path, list[str]]:
     """Write a pack for `target` under `place`; returns its folder, and what the user should know."""
     from agentrl_cli.tasks.scaffold import Draft, add_source, blank, build, finish
 
     if not name.strip(".") or not name.isprintable():
-        raise UsageError(f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens.")
+        raise UsageError(
+            f"{name!r} cannot be the name of a task.", hint="Take letters, digits and hyphens."
+        )
     draft = Draft(name, target=target)
     for source in sources:
         add_source(draft, source, python)
@@ -133,7 +166,9 @@ def _write(target: Path, files: dict[Path, bytes]) -> None:
             (target / name).write_bytes(content)
 
 
-def _report(target: Path, pack: str, files: list[Path], as_json: bool, notes: Sequence[str] = ()) -> None:
+def _report(
+    target: Path, pack: str, files: list[Path], as_json: bool, notes: Sequence[str] = ()
+) -> None:
     following = [f"cd {target}", "agentrl check", "agentrl train --watch"]
     if any("data/train.jsonl" in note for note in notes):  # its only row is a placeholder
         following.insert(1, "$EDITOR data/train.jsonl")
@@ -151,7 +186,10 @@ def _report(target: Path, pack: str, files: list[Path], as_json: bool, notes: Se
 
 
 def _list(as_json: bool) -> None:
-    rows = [{"name": name, "description": _head(packs_dir() / name).get("description", "")} for name in pack_names()]
+    rows = [
+        {"name": name, "description": _head(packs_dir() / name).get("description", "")}
+        for name in pack_names()
+    ]
     if as_json:
         echo_json(rows)
         return
@@ -169,7 +207,9 @@ def _head(folder: Path) -> dict[str, Any]:
 def _files(source: Path) -> dict[Path, bytes]:
     """Return a pack's files, by path relative to it."""
     paths = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
-    return {path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)}
+    return {
+        path: (source / path).read_bytes() for path in paths if NOT_COPIED.isdisjoint(path.parts)
+    }
 
 
 def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
@@ -178,7 +218,11 @@ def _refuse_loss(target: Path, files: dict[Path, bytes], force: bool) -> None:
         raise UsageError(f"{target} is a file.", hint="Name another folder: agentrl init PACK DIR")
     if force:
         return
-    differ = [name for name, text in files.items() if (target / name).exists() and (target / name).read_bytes() != text]
+    differ = [
+        name
+        for name, text in files.items()
+        if (target / name).exists() and (target / name).read_bytes() != text
+    ]
     if differ:
         shown = ", ".join(str(name) for name in differ[:4]) + (" …" if len(differ) > 4 else "")
         raise UsageError(
@@ -201,8 +245,14 @@ def _settings(source: Path, model: str | None, isolation: dict[str, str]) -> str
         flags |= {"rollout.max_new_tokens": 256, "rollout.max_tokens": 2048}
     config, sources = load_config(flags=flags)
     tree = config.model_dump(mode="json")
-    settings = {key: get(tree, key) for key in ALWAYS_WRITTEN} | non_defaults(config, sources) | {"task.packs": ["."]}
-    if Path(config.model.name).is_relative_to(source):  # the pack's adapter, which is copied into the project
+    settings = (
+        {key: get(tree, key) for key in ALWAYS_WRITTEN}
+        | non_defaults(config, sources)
+        | {"task.packs": ["."]}
+    )
+    if Path(config.model.name).is_relative_to(
+        source
+    ):  # the pack's adapter, which is copied into the project
         settings["model.name"] = str(Path(config.model.name).relative_to(source))
     return f"{HEADER}\n{to_yaml(settings)}"
 
@@ -223,7 +273,9 @@ def _isolation(source: Path, wanted: str | None, yes: bool) -> dict[str, str]:
     least = load_config(flags={"task.packs": [str(source)]})[0].sandbox.min_level
     weak = STRENGTH[level] < STRENGTH[least]
     if STRENGTH[level] < STRENGTH["ns"]:
-        warn(f"The model's code would run here with weaker isolation than namespaces: {level}. {why}")
+        warn(
+            f"The model's code would run here with weaker isolation than namespaces: {level}. {why}"
+        )
         warn(f"To get a stronger one: {fix}")
     if wanted is not None and STRENGTH[level] < STRENGTH[wanted]:
         if problem := _missing(wanted):
@@ -247,7 +299,9 @@ def _missing(level: str) -> str:
     from agentrl_cli.sandbox import Sandbox
 
     async def probe() -> None:
-        await (await Sandbox.open(SandboxConfig.model_validate({"workers": 1, "min_level": level}))).close()
+        await (
+            await Sandbox.open(SandboxConfig.model_validate({"workers": 1, "min_level": level}))
+        ).close()
 
     try:
         asyncio.run(probe())

@@ -44,8 +44,12 @@ def command(
             autocompletion=completion.filters,
         ),
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")] = "-time",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")] = 20,
+    sort: Annotated[
+        str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")
+    ] = "-time",
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="At most this many lines; 0: all.")
+    ] = 20,
     run: RunOption = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     json: JsonOption = False,
@@ -73,7 +77,9 @@ def command(
         _say_rest(len(rows), len(shown))
 
 
-def _episodes(store: Store, filter: str, sort: str, limit: int, run: str | None, format: Format) -> None:
+def _episodes(
+    store: Store, filter: str, sort: str, limit: int, run: str | None, format: Format
+) -> None:
     ids = store.episodes.ids(filter, sort, run)
     rows = store.episodes.rows(ids[:limit] if limit else ids)
     if format in (Format.json, Format.jsonl):
@@ -126,14 +132,26 @@ def _line(row: EpisodeRow, runs: dict[str, RunRow]) -> list[Any]:
 def _runs(store: Store, run: str | None) -> Rows:
     names = ["name", "kind", "status", "step", "of", "model", "pack", "started", "id"]
     return names, [
-        [row.name, row.kind, row.state, row.step, row.total_steps, row.model, row.pack, clock(row.started), row.id]
+        [
+            row.name,
+            row.kind,
+            row.state,
+            row.step,
+            row.total_steps,
+            row.model,
+            row.pack,
+            clock(row.started),
+            row.id,
+        ]
         for row in store.runs.all()
         if run in (None, row.id)
     ]
 
 
 def _tasks(store: Store, run: str | None) -> Rows:
-    return ["task", "pack", "family", "split", "episodes", "reward", "solved"], store.stats.tasks(run)
+    return ["task", "pack", "family", "split", "episodes", "reward", "solved"], store.stats.tasks(
+        run
+    )
 
 
 def _checkpoints(store: Store, run: str | None) -> Rows:

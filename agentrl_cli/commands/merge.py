@@ -33,9 +33,14 @@ SourceArgument = Annotated[
         autocompletion=completion.checkpoints,
     ),
 ]
-OutArgument = Annotated[Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+OutArgument = Annotated[
+    Path | None, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)
+]
 DtypeOption = Annotated[
-    str, typer.Option("--dtype", help="auto (as stored; an adapter: as its base), float32, bfloat16, float16.")
+    str,
+    typer.Option(
+        "--dtype", help="auto (as stored; an adapter: as its base), float32, bfloat16, float16."
+    ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 
@@ -59,7 +64,9 @@ def command(
     JSON: {"folder", "source", "adapter": true, "dtype": "float32", "files": […]}
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise UsageError(f"Unknown --dtype {dtype}.", hint="Choose auto, float32, bfloat16 or float16.")
+        raise UsageError(
+            f"Unknown --dtype {dtype}.", hint="Choose auto, float32, bfloat16 or float16."
+        )
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
     context = open_project(project, db, config, sets, required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):
@@ -73,13 +80,24 @@ def command(
                 hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"
                 raise NotFound("Nothing was trained here yet.", hint=hint)
             done = merge(
-                full, target.expanduser(), context.config, base=context.project, store=store, dtype=dtype, force=force
+                full,
+                target.expanduser(),
+                context.config,
+                base=context.project,
+                store=store,
+                dtype=dtype,
+                force=force,
             )
         finally:
             if store is not None:
                 store.close()
         if as_json:
-            echo_json({name: getattr(done, name) for name in ("folder", "source", "adapter", "dtype", "files")})
+            echo_json(
+                {
+                    name: getattr(done, name)
+                    for name in ("folder", "source", "adapter", "dtype", "files")
+                }
+            )
         else:
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"

@@ -39,7 +39,11 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
         yield
         return
     with Store.open(db) as store:
-        runs = [run for run in store.runs.all() if run.dir and out.is_relative_to(Path(run.dir).resolve())]
+        runs = [
+            run
+            for run in store.runs.all()
+            if run.dir and out.is_relative_to(Path(run.dir).resolve())
+        ]
         with store.claims.hold(runs[0].id, doing) if runs else contextlib.nullcontext():
             yield
 

@@ -9,7 +9,9 @@ from agentrl_cli.errors import NotFound
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project
 
 
-def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: bool = True) -> Path:
+def find_db(
+    project: Path | None = None, db: Path | None = None, *, must_exist: bool = True
+) -> Path:
     """Return the store for a command that only reads: `--db`, else the project's (`store.path`, else runs/agentrl.db).
 
     Raises NotFound if `must_exist` and the file is missing.
@@ -17,7 +19,9 @@ def find_db(project: Path | None = None, db: Path | None = None, *, must_exist: 
     folder = None if db else find_project(override=project)
     path = db.expanduser() if db else _project_db(folder)
     if must_exist and not path.is_file():
-        makes = "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
+        makes = (
+            "`agentrl rollout` or `agentrl train` in a project makes one; --db names another file."
+        )
         init = "" if db or folder else "This is not a project: `agentrl init code-task` makes one. "
         raise NotFound(f"No store at {path}.", hint=init + makes)
     return path.absolute()

@@ -36,7 +36,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -52,4 +55,8 @@ class Progress:
         if now - self._said >= EVERY:
             self._said = now
             left = (now - self._started) / self.done * (self.total - self.done)
-            print(f"{self.what} {self.done}/{self.total} {note}  ETA {left:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{self.what} {self.done}/{self.total} {note}  ETA {left:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -32,25 +32,37 @@ EpisodeArgument = Annotated[
         autocompletion=completion.episodes,
     ),
 ]
-FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")]
+FilterOption = Annotated[
+    str, typer.Option("--filter", "-f", help="Episodes for n/N and the list: reward:<0.5 …")
+]
 SortOption = Annotated[str, typer.Option(help="Order of the list: -time, reward, -tokens …")]
 LayerOption = Annotated[str, typer.Option(help="What to colour tokens by, with --plain.")]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print it; no screen.")]
-TokensOption = Annotated[bool, typer.Option("--tokens", help="Print every token as a JSON line, with all numbers.")]
+TokensOption = Annotated[
+    bool, typer.Option("--tokens", help="Print every token as a JSON line, with all numbers.")
+]
 WhatIfOption = Annotated[
     str | None,
     typer.Option(
-        "--whatif", help="`rerun`: repeat its calls and compare; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`."
+        "--whatif",
+        help="`rerun`: repeat its calls and compare; or `turn=2 n=4 T=1 seed=0 model=RUN@best edit=TEXT`.",
     ),
 ]
 VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="Run its tool calls again and compare; exit 1 if one diverged.")
+    bool,
+    typer.Option("--verify", help="Run its tool calls again and compare; exit 1 if one diverged."),
 ]
-ScriptOption = Annotated[Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")]
+ScriptOption = Annotated[
+    Path | None, typer.Option(help="With --whatif: replies of `model=scripted`, a JSON list.")
+]
 SvgOption = Annotated[Path | None, typer.Option(help="Write the screen as an SVG file and leave.")]
 
 MaskOption = Annotated[
-    bool, typer.Option("--mask/--no-mask", help="With --svg: refuse episodes that contain what looks like a secret.")
+    bool,
+    typer.Option(
+        "--mask/--no-mask",
+        help="With --svg: refuse episodes that contain what looks like a secret.",
+    ),
 ]
 
 
@@ -79,11 +91,15 @@ def command(
     children of the episode. With --json it prints one event a line: {"ev": "rerun" | "rewards" | "child" | "done", …}.
     """
     if not mask and svg is None:
-        raise UsageError("--no-mask works only with --svg.", hint="The screen itself masks nothing.")
+        raise UsageError(
+            "--no-mask works only with --svg.", hint="The screen itself masks nothing."
+        )
     path = find_db(project, db)
     if whatif is not None or verify:
         request = _request(whatif, verify)
-        raise typer.Exit(_whatif(path, episode or "last", run, request, script, project, as_json=json))
+        raise typer.Exit(
+            _whatif(path, episode or "last", run, request, script, project, as_json=json)
+        )
     if tokens or (svg is None and (plain or json or not is_terminal())):
         listed = episode is None or (filter_ and episode == "last")
         wanted = _first(path, run, filter_, sort) if listed else episode or "last"
@@ -96,7 +112,13 @@ def command(
 
 
 def _open(
-    path: Path, episode: str | None, run: str | None, filter_: str, sort: str, svg: Path | None, mask: bool
+    path: Path,
+    episode: str | None,
+    run: str | None,
+    filter_: str,
+    sort: str,
+    svg: Path | None,
+    mask: bool,
 ) -> None:
     """Open the screen, or write it as an SVG file. Raises UsageError if `mask` and the picture shows a secret."""
     from agentrl_cli.store import Store
@@ -111,7 +133,10 @@ def _open(
         found = store.episodes.resolve(episode, run_id) if episode else None
         if svg is not None and mask and found is not None and holds_secret(store, found):
             hint = f"`agentrl export {found} --format html -o FILE` masks it; --no-mask writes the picture anyway."
-            raise UsageError(f"{found} contains what looks like a secret, and a picture masks nothing.", hint=hint)
+            raise UsageError(
+                f"{found} contains what looks like a secret, and a picture masks nothing.",
+                hint=hint,
+            )
     place = _place(episode or "")
     from agentrl_cli.tui.app import AgentApp, save_svg
     from agentrl_cli.tui.common.episode_list import Browse
@@ -152,7 +177,9 @@ def _request(whatif: str | None, verify: bool) -> list[str]:
     if whatif is None:
         return ["--verify"]
     if verify:
-        raise UsageError("--verify runs the calls again, as `--whatif rerun` does: give only one of the two.")
+        raise UsageError(
+            "--verify runs the calls again, as `--whatif rerun` does: give only one of the two."
+        )
     return whatif_arguments(whatif)
 
 
@@ -201,7 +228,11 @@ def _whatif(
             await client.kill()
         if request != ["--verify"]:
             return 0
-        same = f"all {ran} calls answer as recorded" if ran else "the episode has no tool calls to run again"
+        same = (
+            f"all {ran} calls answer as recorded"
+            if ran
+            else "the episode has no tool calls to run again"
+        )
         narrate(f"{diverged} of {ran} calls diverged" if diverged else same)
         return 1 if diverged else 0
 
@@ -235,7 +266,9 @@ def _print(path: Path, episode: str, run: str | None, layer: str, tokens: bool) 
         width = out.width if out.is_terminal else 100
         for text in replay_lines(store, found, layer=layer, width=width):
             if out.is_terminal:
-                text.plain = STEERS.sub(lambda found: " " * len(found[0]), text.plain)  # same length: keeps styles
+                text.plain = STEERS.sub(
+                    lambda found: " " * len(found[0]), text.plain
+                )  # same length: keeps styles
                 out.print(text, soft_wrap=True)
             else:
                 echo(text.plain)

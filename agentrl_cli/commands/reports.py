@@ -28,13 +28,19 @@ def command(
     run: Annotated[str, typer.Argument(help="A run: name, id or unique prefix; `last`.")] = "last",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file, or a folder for it; default: report-RUN.html or .md, here."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file, or a folder for it; default: report-RUN.html or .md, here.",
+        ),
     ] = None,
     format: Annotated[
         Form, typer.Option("--format", help="html: one file; md: with SVG pictures beside it.")
     ] = Form.html,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    mask: Annotated[bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")] = True,
+    mask: Annotated[
+        bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")
+    ] = True,
     json: JsonOption = False,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -60,15 +66,26 @@ def command(
         if format is Form.html:
             _write(path, html_page(found))
         else:
-            folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
+            folder = (
+                path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
+            )
             _pictures(folder, found)
             _write(path, markdown_page(found, folder.name))
     except OSError as error:
-        raise StoreError(f"{path} could not be written: {error.strerror}.", hint="Choose another place.") from error
+        raise StoreError(
+            f"{path} could not be written: {error.strerror}.", hint="Choose another place."
+        ) from error
     if json:
         pictures = [name for name, _ in found.pictures]
         episodes = {sample.why: sample.row.id for sample in found.samples}
-        echo_json({"path": path, "pictures": pictures, "episodes": episodes, "flipped": len(found.flipped)})
+        echo_json(
+            {
+                "path": path,
+                "pictures": pictures,
+                "episodes": episodes,
+                "flipped": len(found.flipped),
+            }
+        )
     else:
         narrate(found.verdict)
         narrate(f"The report of {found.run.name} is in {path}.")

@@ -34,27 +34,42 @@ if TYPE_CHECKING:
 
 RewardOption = Annotated[
     list[str] | None,
-    typer.Option("--reward", metavar="FN", help="module:object or file.py:fn; NAME=FN replaces a part; repeatable."),
+    typer.Option(
+        "--reward",
+        metavar="FN",
+        help="module:object or file.py:fn; NAME=FN replaces a part; repeatable.",
+    ),
 ]
 AdvantageOption = Annotated[
     list[str] | None,
-    typer.Option("--advantage", help="Another estimator: rloo, gigpo …; repeat to put several side by side."),
+    typer.Option(
+        "--advantage", help="Another estimator: rloo, gigpo …; repeat to put several side by side."
+    ),
 ]
-FilterOption = Annotated[str, typer.Option("--filter", "-f", help="Only these episodes, e.g. step:10..20.")]
+FilterOption = Annotated[
+    str, typer.Option("--filter", "-f", help="Only these episodes, e.g. step:10..20.")
+]
 NameOption = Annotated[str | None, typer.Option("--name", help="The name of the score set.")]
 
 
 def command(
     run: Annotated[
-        str, typer.Argument(help="A training: name, id or unique prefix; `last`.", autocompletion=completion.runs)
+        str,
+        typer.Argument(
+            help="A training: name, id or unique prefix; `last`.", autocompletion=completion.runs
+        ),
     ] = "last",
     sets: SetOption = None,
     reward: RewardOption = None,
     advantage: AdvantageOption = None,
     filter: FilterOption = "",
     name: NameOption = None,
-    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the result as a score set.")] = True,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Episodes to print, most changed first.")] = 20,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Store the result as a score set.")
+    ] = True,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Episodes to print, most changed first.")
+    ] = 20,
     project: ProjectOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -77,11 +92,25 @@ def command(
         episodes, asked = _episodes(store, row, filter)
         change = {"set": sets or [], "reward": reward or [], "filter": filter}
         results = [
-            _one(store, row, episodes, asked, change | {"advantage": one}, project, _called(name, one, advantage), keep)
+            _one(
+                store,
+                row,
+                episodes,
+                asked,
+                change | {"advantage": one},
+                project,
+                _called(name, one, advantage),
+                keep,
+            )
             for one in (advantage or [None])  # type: ignore[list-item]  # None: the run's own
         ]
         reports = [
-            {"run": row.name, "set": stored, "summary": summary(found), "episodes": [c.report() for c in found]}
+            {
+                "run": row.name,
+                "set": stored,
+                "summary": summary(found),
+                "episodes": [c.report() for c in found],
+            }
             for stored, found in results
         ]
     if json:
@@ -110,7 +139,9 @@ def _episodes(store: Store, row: RunRow, filter: str) -> tuple[list[Episode], se
     return [store.episodes.get(line.id) for line in every if line.step in steps], set(asked)
 
 
-def _called(name: str | None, advantage: str | None, advantages: Sequence[str] | None) -> str | None:
+def _called(
+    name: str | None, advantage: str | None, advantages: Sequence[str] | None
+) -> str | None:
     """Return the given name, followed by the estimator if there are several."""
     return f"{name} {advantage}" if name and len(advantages or ()) > 1 else name
 
@@ -150,11 +181,15 @@ def _training(store: Store, name: str) -> RunRow:
         return max(rows, key=lambda row: row.started)
     row = store.runs.get(name)
     if row.kind != "train":
-        raise ConfigError(f"{row.name} is a {row.kind}, not a training: its groups were not compared.")
+        raise ConfigError(
+            f"{row.name} is a {row.kind}, not a training: its groups were not compared."
+        )
     return row
 
 
-def _settings(row: RunRow, sets: Sequence[str] | None, advantage: str | None, project: Path | None) -> Config:
+def _settings(
+    row: RunRow, sets: Sequence[str] | None, advantage: str | None, project: Path | None
+) -> Config:
     """Return the run's own settings, with the requested changes."""
     from agentrl_cli.config import load_config
 
@@ -190,7 +225,11 @@ def packages(config: Config, project: Path | None) -> tuple[str, ...]:
 
 
 async def _scored(
-    store: Store, episodes: Sequence[Any], config: Config, functions: Sequence[Reward], project: Path | None
+    store: Store,
+    episodes: Sequence[Any],
+    config: Config,
+    functions: Sequence[Reward],
+    project: Path | None,
 ) -> list[Change]:
     """Rescores, with a sandbox for functions that grade code, started at its first use."""
     from agentrl_cli.analysis.rescore import rescore_run
@@ -224,7 +263,9 @@ def _name(sets: Sequence[str] | None, reward: Sequence[str] | None, advantage: s
 
 def _print(found: Sequence[Change], total: dict[str, Any], limit: int) -> None:
     def moved(change: Change) -> tuple[float, float]:
-        return abs(change.delta or 0.0), abs((change.advantage or 0.0) - (change.episode.advantage or 0.0))
+        return abs(change.delta or 0.0), abs(
+            (change.advantage or 0.0) - (change.episode.advantage or 0.0)
+        )
 
     ranked = sorted(found, key=moved, reverse=True)[:limit]
     names = ["episode", "task", "step", "reward", "now", "delta", "adv", "now", "fact now"]
@@ -253,10 +294,18 @@ def _side_by_side(names: Sequence[str], results: Sequence[Sequence[Change]], lim
         return max(values) - min(values)
 
     lines = [
-        [c[0].episode.id, c[0].episode.task_id, c[0].episode.step, c[0].reward, c[0].episode.advantage]
+        [
+            c[0].episode.id,
+            c[0].episode.task_id,
+            c[0].episode.step,
+            c[0].reward,
+            c[0].episode.advantage,
+        ]
         + [one.advantage for one in c]
         for c in sorted(rows, key=spread, reverse=True)[:limit]
     ]
     for line in aligned(["episode", "task", "step", "reward", "trained with", *names], lines):
         echo(line, painted=True)
-    narrate(f"Mean advantage of {len(rows)} episodes under each estimator; - if it would not train.")
+    narrate(
+        f"Mean advantage of {len(rows)} episodes under each estimator; - if it would not train."
+    )

@@ -30,7 +30,9 @@ def restarting(context: Context, begun: Sequence[str], *, as_json: bool) -> Iter
         sys.stdout.flush()
         words = ["--resume", begun[0], "--db", str(context.db)] + ["--json"] * as_json
         words += ["--project", str(context.project)] if is_project(context) else []
-        os.chdir(context.project)  # where a resume looks for the files of a run without agentrl.yaml
+        os.chdir(
+            context.project
+        )  # where a resume looks for the files of a run without agentrl.yaml
         os.execv(sys.executable, [sys.executable, "-m", "agentrl_cli", "train", *words])
 
 
@@ -45,10 +47,18 @@ def _gets_on(context: Context, run_id: str, fault: str) -> bool:
 
     with Store.open(context.db) as store:
         run = store.runs.get(run_id)
-        before = [event["data"]["step"] for event in store.journal.events(run_id) if event["kind"] == EVENT]
+        before = [
+            event["data"]["step"]
+            for event in store.journal.events(run_id)
+            if event["kind"] == EVENT
+        ]
         if before and run.step <= before[-1]:
-            narrate(f"{run.name}: the GPU failed again before step {run.step + 1} was done; not started again")
+            narrate(
+                f"{run.name}: the GPU failed again before step {run.step + 1} was done; not started again"
+            )
             return False
         store.journal.add_event(run_id, EVENT, {"step": run.step, "error": fault})
-    narrate(f"{run.name}: the GPU failed ({fault}); a new process resumes the run from its last checkpoint")
+    narrate(
+        f"{run.name}: the GPU failed ({fault}); a new process resumes the run from its last checkpoint"
+    )
     return True

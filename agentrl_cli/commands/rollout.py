@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")]
 GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test or heldout.")]
-TemperatureOption = Annotated[float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")]
+TemperatureOption = Annotated[
+    float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")
+]
 NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Sample without tools.")]
 
 
@@ -62,7 +64,12 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Sample episodes into the store and print a line for each. `agentrl replay last` opens the newest."""
-    flags = {"rollout.temperature": temperature, "seed": seed, "task.packs": pack or None, "task.agent": agent}
+    flags = {
+        "rollout.temperature": temperature,
+        "seed": seed,
+        "task.packs": pack or None,
+        "task.agent": agent,
+    }
     context = open_project(project, db, config, sets, flags)
     with data_stdout():
         run, episodes = asyncio.run(sample(context, model, count, group, split, not no_tools))
@@ -71,7 +78,9 @@ def command(
         else:
             _print(episodes)
     if not as_json:
-        narrate(f"{len(episodes)} episodes of {run.name} in {context.db}; look inside one: agentrl replay last")
+        narrate(
+            f"{len(episodes)} episodes of {run.name} in {context.db}; look inside one: agentrl replay last"
+        )
     if not any(episode.graded for episode in episodes):
         first = next((episode for episode in episodes if episode.error), episodes[0])
         raise RunFailed(
@@ -87,7 +96,9 @@ async def sample(
     announce_loading()
     from agentrl_cli.runtime import open_runtime
 
-    async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:
+    async with open_runtime(
+        context.config, base=context.project, db=context.db, spec=model
+    ) as runtime:
         warn_unsafe(runtime.sandbox)
         return await _attempt(runtime, context, count, group, split, tools)
 
@@ -111,7 +122,14 @@ async def _attempt(
         model=runtime.loaded.name,
     )
     jobs = [
-        Job(task, seed_of(config.seed, "rollout", task.id, sample), sample, f"rollout-{n:05d}", 0, run.id)
+        Job(
+            task,
+            seed_of(config.seed, "rollout", task.id, sample),
+            sample,
+            f"rollout-{n:05d}",
+            0,
+            run.id,
+        )
         for n, task in enumerate(tasks)
         for sample in range(group)
     ]
@@ -142,7 +160,10 @@ async def _attempt(
 def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:
     """Return the first tasks of every pack in turn, at most `task.limit` of each and `count` of all."""
     config = runtime.config.task
-    packs = [pack.tasks(split, families=config.families, limit=config.limit) for pack in runtime.packs.values()]
+    packs = [
+        pack.tasks(split, families=config.families, limit=config.limit)
+        for pack in runtime.packs.values()
+    ]
     tasks = [task for row in itertools.zip_longest(*packs) for task in row if task is not None]
     if not tasks:
         raise DataError(f"No tasks in split {split}.", hint="`agentrl check` validates the data.")
@@ -171,7 +192,11 @@ def _line(episode: Episode) -> dict[str, Any]:
 def _print(episodes: list[Episode]) -> None:
     lines = [_line(episode) for episode in episodes]
     names = [name for name in lines[0] if name != "error"] if lines else []
-    print_rows(names, [[line[name] for name in names] for line in lines], least=["sampled", "tokens", "sample"])
+    print_rows(
+        names,
+        [[line[name] for name in names] for line in lines],
+        least=["sampled", "tokens", "sample"],
+    )
     counted = Counter(str(episode.outcome) for episode in episodes)
     narrate("  ".join(f"{name} {number}" for name, number in counted.most_common()))
     for error in sorted({episode.error for episode in episodes if episode.error}):

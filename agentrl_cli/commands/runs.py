@@ -24,13 +24,21 @@ from agentrl_cli.errors import UsageError
 app = typer.Typer(name="runs", help="List, rename, delete runs.", no_args_is_help=False)
 
 RunArgument = Annotated[
-    str, typer.Argument(help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs)
+    str,
+    typer.Argument(
+        help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs
+    ),
 ]
 NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 
 @app.callback(invoke_without_command=True)
-def root(context: typer.Context, json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
+def root(
+    context: typer.Context,
+    json: JsonOption = False,
+    project: ProjectOption = None,
+    db: DbOption = None,
+) -> None:
     """List the runs of the store, the newest first."""
     if context.invoked_subcommand is None:
         list_runs(json, project, db)
@@ -47,7 +55,10 @@ def list_runs(json: JsonOption = False, project: ProjectOption = None, db: DbOpt
         echo_json(runs)
         return
     names = ["name", "kind", "status", "step", "of", "model", "pack", "started"]
-    rows = [[r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)] for r in runs]
+    rows = [
+        [r.name, r.kind, r.state, r.step, r.total_steps, r.model, r.pack, clock(r.started)]
+        for r in runs
+    ]
     print_rows(names, rows, least=["pack", "model"])
     if not runs:
         narrate("No runs yet.")
@@ -67,7 +78,9 @@ def rename(
     with Store.open(find_db(project, db)) as store:
         found = store.runs.get(run)
         if any(other.name == name for other in store.runs.all()):
-            raise UsageError(f"A run {name!r} exists already.", hint="Names are unique within a store.")
+            raise UsageError(
+                f"A run {name!r} exists already.", hint="Names are unique within a store."
+            )
         store.runs.update(found.id, name=name)
     if json:
         echo_json({"id": found.id, "name": name, "before": found.name})
@@ -78,10 +91,13 @@ def rename(
 @app.command()
 def delete(
     runs: Annotated[
-        list[str], typer.Argument(help="Runs by name, id or unique prefix.", autocompletion=completion.runs)
+        list[str],
+        typer.Argument(help="Runs by name, id or unique prefix.", autocompletion=completion.runs),
     ],
     yes: YesOption = False,
-    keep_files: Annotated[bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")] = False,
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Even if the run is running.")] = False,
     json: JsonOption = False,
     project: ProjectOption = None,
@@ -96,16 +112,24 @@ def delete(
         found = {item.id: item for item in map(store.runs.get, runs)}
         for item in found.values():
             if item.held and not force:
-                raise UsageError(f"{item.name} is running (process {item.pid}).", hint="Stop it first, or use --force.")
+                raise UsageError(
+                    f"{item.name} is running (process {item.pid}).",
+                    hint="Stop it first, or use --force.",
+                )
             folder = run_folder(store.path, item) if not keep_files else None
             count = len(store.episodes.ids(run=item.id))
             if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
-                narrate(f"The folder {item.dir} is kept: it is not beside this store, or another store uses it.")
+                narrate(
+                    f"The folder {item.dir} is kept: it is not beside this store, or another store uses it."
+                )
             what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
                 f", and the folder {folder}" if folder else ""
             )
             if not confirm(f"Delete {what}?", yes=yes):
-                narrate(f"{item.name} was kept." + ("" if yes else " Without a terminal, --yes confirms."))
+                narrate(
+                    f"{item.name} was kept."
+                    + ("" if yes else " Without a terminal, --yes confirms.")
+                )
                 continue
             delete_run(store, item, keep_files=keep_files, force=force)
             done.append({"run": item.name, "episodes": count})

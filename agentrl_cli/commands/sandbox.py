@@ -24,23 +24,31 @@ from agentrl_cli.errors import UsageError
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
 
-app = typer.Typer(help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True)
+app = typer.Typer(
+    help="Which isolation this machine offers, and whether it holds.", no_args_is_help=True
+)
 
 LevelOption = Annotated[
-    str | None, typer.Option("--level", help="ns, docker, landlock or bare; default: the project's setting.")
+    str | None,
+    typer.Option("--level", help="ns, docker, landlock or bare; default: the project's setting."),
 ]
 
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="A Python program, or a shell script with --bash; - reads stdin.")
+    ],
     bash: Annotated[bool, typer.Option("--bash", help="Run it as a shell script.")] = False,
     level: LevelOption = None,
     wall: Annotated[float | None, typer.Option(min=0.01, help="Time limit in seconds.")] = None,
     imports: Annotated[str, typer.Option(help="Packages to import ahead of time: numpy,…")] = "",
-    files_in: Annotated[list[Path] | None, typer.Option("--in", help="A file to put beside it; repeatable.")] = None,
+    files_in: Annotated[
+        list[Path] | None, typer.Option("--in", help="A file to put beside it; repeatable.")
+    ] = None,
     files_out: Annotated[
-        list[str] | None, typer.Option("--out", help="A file that the program writes, to copy here; repeatable.")
+        list[str] | None,
+        typer.Option("--out", help="A file that the program writes, to copy here; repeatable."),
     ] = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
@@ -92,7 +100,9 @@ def _save(file: Path, data: bytes) -> None:
     import os
 
     try:
-        with open(os.open(file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb") as out:
+        with open(
+            os.open(file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb"
+        ) as out:
             out.write(data)
     except OSError as error:
         raise UsageError(f"{file.name} cannot be written: {error.strerror}.") from None
@@ -137,7 +147,9 @@ async def _run(
 @app.command()
 def attack(
     level: LevelOption = None,
-    name: Annotated[list[str] | None, typer.Option("--only", help="Only attacks whose name contains this.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--only", help="Only attacks whose name contains this.")
+    ] = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -149,7 +161,9 @@ def attack(
     settings = _settings(project, config, sets, level)
     held, verdicts = asyncio.run(_attack(settings, name or [], quiet=as_json))
     if as_json:
-        echo_json({"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]})
+        echo_json(
+            {"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]}
+        )
     attacked = [verdict for verdict in verdicts if verdict.rate is None]
     contained = sum(verdict.contained for verdict in attacked)
     stay = len(verdicts) - len(attacked)
@@ -171,7 +185,9 @@ async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tup
     def show(verdict: Verdict) -> None:
         what = "contained" if verdict.rate is None else f"stays open, {verdict.rate:.0f} bit/s here"
         what = "; ".join(verdict.problems) or what
-        echo(f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}")
+        echo(
+            f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}"
+        )
 
     if settings.backend == "bare":
         raise _nothing_to_attack()
@@ -191,7 +207,10 @@ def _nothing_to_attack() -> UsageError:
 @app.command("build-image")
 def build_image(
     packages: Annotated[
-        list[str] | None, typer.Option("--import", help="A package that programs may import, e.g. numpy; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--import", help="A package that programs may import, e.g. numpy; repeatable."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

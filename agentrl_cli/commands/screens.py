@@ -18,12 +18,16 @@ from agentrl_cli.errors import UsageError
 
 def command(
     run: Annotated[
-        str | None, typer.Argument(help="Watch this run; without it, the list of runs.", autocompletion=completion.runs)
+        str | None,
+        typer.Argument(
+            help="Watch this run; without it, the list of runs.", autocompletion=completion.runs
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="A loopback address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port.")] = 7575,
     token: Annotated[
-        str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one each time.")
+        str | None,
+        typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one each time."),
     ] = None,
     project: ProjectOption = None,
     db: DbOption = None,
@@ -62,5 +66,6 @@ def _must_be_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise UsageError(
-                f"Nothing can be served on port {port}: {error.strerror}.", hint=f"Try --port {port + 1}."
+                f"Nothing can be served on port {port}: {error.strerror}.",
+                hint=f"Try --port {port + 1}.",
             ) from error

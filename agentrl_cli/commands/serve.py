@@ -25,20 +25,35 @@ from agentrl_cli.errors import UsageError
 
 AdapterOption = Annotated[
     list[str] | None,
-    typer.Option("--adapter", metavar="[NAME=]RUN@STEP", help="A LoRA adapter of a run, or its folder; repeatable."),
+    typer.Option(
+        "--adapter",
+        metavar="[NAME=]RUN@STEP",
+        help="A LoRA adapter of a run, or its folder; repeatable.",
+    ),
 ]
 AliasOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A further name of the model, as an agent has it built in; repeat. '*': any."),
+    typer.Option(
+        metavar="NAME",
+        help="A further name of the model, as an agent has it built in; repeat. '*': any.",
+    ),
 ]
-RecordOption = Annotated[bool, typer.Option("--record", help="Write every conversation to the store as an episode.")]
-HostOption = Annotated[str, typer.Option(help="Address to listen on; off the loopback it needs a token.")]
+RecordOption = Annotated[
+    bool, typer.Option("--record", help="Write every conversation to the store as an episode.")
+]
+HostOption = Annotated[
+    str, typer.Option(help="Address to listen on; off the loopback it needs a token.")
+]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
-TokenOption = Annotated[str, typer.Option(envvar="AGENTRL_TOKEN", help="The API key that clients must bring.")]
+TokenOption = Annotated[
+    str, typer.Option(envvar="AGENTRL_TOKEN", help="The API key that clients must bring.")
+]
 AllowHostOption = Annotated[
     list[str] | None, typer.Option(help="A further name that this machine has for clients; repeat.")
 ]
-IdleOption = Annotated[float, typer.Option(min=1, help="Seconds without a call after which a session ends.")]
+IdleOption = Annotated[
+    float, typer.Option(min=1, help="Seconds without a call after which a session ends.")
+]
 
 
 def command(
@@ -55,7 +70,9 @@ def command(
     db: DbOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
-    screens: Annotated[bool, typer.Option("--screens", hidden=True, help="See `agentrl screens`.")] = False,
+    screens: Annotated[
+        bool, typer.Option("--screens", hidden=True, help="See `agentrl screens`.")
+    ] = False,
     run: Annotated[str | None, typer.Argument(hidden=True, help="See `agentrl screens`.")] = None,
 ) -> None:
     """Serve a model over HTTP for any OpenAI or Anthropic client: chat completions, completions, responses, messages.
@@ -64,17 +81,24 @@ def command(
     session is an episode in the store, with the very tokens that were sampled. Ctrl-C ends the server.
     """
     if screens or run is not None:
-        raise UsageError("The screens in a browser have a command of their own.", hint=_instead(run))
+        raise UsageError(
+            "The screens in a browser have a command of their own.", hint=_instead(run)
+        )
     from agentrl_cli.agents.gateway.guard import is_loopback
 
     if not is_loopback(host) and not token:
         raise UsageError(
-            f"{host} can be reached from other machines: a token is needed.", hint="--token TOKEN, or AGENTRL_TOKEN."
+            f"{host} can be reached from other machines: a token is needed.",
+            hint="--token TOKEN, or AGENTRL_TOKEN.",
         )
     context = open_project(project, db, config, sets, required=False)
     announce_loading()
     names = {"localhost", host, gethostname(), *(allow_host or ())}
-    asyncio.run(_serve(context, model, (adapter or [], alias or []), record, (host, port, token), names, idle))
+    asyncio.run(
+        _serve(
+            context, model, (adapter or [], alias or []), record, (host, port, token), names, idle
+        )
+    )
 
 
 def _instead(run: str | None) -> str:
@@ -113,7 +137,9 @@ async def _serve(
             served = ", ".join(str(card["id"]) for card in server.models.cards())
             narrate(f"Serving {served}; ctrl+c ends the server.")
             if server.run:
-                narrate(f"Recording into {server.run} of {context.db}: agentrl ls --run {server.run}")
+                narrate(
+                    f"Recording into {server.run} of {context.db}: agentrl ls --run {server.run}"
+                )
             sweeping = asyncio.create_task(server.sweep(idle))
             await ending.wait()
             sweeping.cancel()

@@ -30,44 +30,83 @@ from agentrl_cli.commands.outputs import writing
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.errors import ConfigError, RunFailed, UsageError
 
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")]
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write the model to.")
+]
 RecipeOption = Annotated[
     str | None,
-    typer.Option("--recipe", metavar="FOLDER", help="How a model is made: recipe.yaml, and recipe.py beside it."),
+    typer.Option(
+        "--recipe",
+        metavar="FOLDER",
+        help="How a model is made: recipe.yaml, and recipe.py beside it.",
+    ),
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Steps of demonstrations.")]
 RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak learning rate.")]
 ToolRateOption = Annotated[
-    float | None, typer.Option("--tool-rate", min=0, max=1, help="Share of demonstrations that use the tool.")
+    float | None,
+    typer.Option("--tool-rate", min=0, max=1, help="Share of demonstrations that use the tool."),
 ]
 FromStoreOption = Annotated[
     str | None,
-    typer.Option("--from-store", metavar="FILTER", help='Episodes of the store, e.g. "run:base outcome:solved".'),
+    typer.Option(
+        "--from-store",
+        metavar="FILTER",
+        help='Episodes of the store, e.g. "run:base outcome:solved".',
+    ),
 ]
 BestOfOption = Annotated[
-    int | None, typer.Option("--best-of", min=1, help="At most this many episodes of each task, the best ones.")
+    int | None,
+    typer.Option(
+        "--best-of", min=1, help="At most this many episodes of each task, the best ones."
+    ),
 ]
 EpochsOption = Annotated[
-    int, typer.Option("--epochs", min=1, help="Passes over the store's episodes or the file, without --steps.")
+    int,
+    typer.Option(
+        "--epochs", min=1, help="Passes over the store's episodes or the file, without --steps."
+    ),
 ]
 ShareOption = Annotated[
     float | None,
-    typer.Option("--demonstrations", min=0.01, max=0.99, help="Share of demonstrations beside the store's episodes."),
+    typer.Option(
+        "--demonstrations",
+        min=0.01,
+        max=0.99,
+        help="Share of demonstrations beside the store's episodes.",
+    ),
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FILE", help="Conversations of a JSONL file, e.g. minimind's or OpenAI's."),
+    typer.Option(
+        "--data", metavar="FILE", help="Conversations of a JSONL file, e.g. minimind's or OpenAI's."
+    ),
 ]
 TeacherOption = Annotated[
     str | None,
-    typer.Option("--teacher", metavar="URL", help="An OpenAI-compatible address whose solved episodes are trained on."),
+    typer.Option(
+        "--teacher",
+        metavar="URL",
+        help="An OpenAI-compatible address whose solved episodes are trained on.",
+    ),
 ]
-TeacherModelOption = Annotated[str | None, typer.Option("--teacher-model", help="Its name of the teacher.")]
-CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="With --teacher: tasks that it attempts.")]
-GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="With --teacher: its attempts at each task.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
+TeacherModelOption = Annotated[
+    str | None, typer.Option("--teacher-model", help="Its name of the teacher.")
+]
+CountOption = Annotated[
+    int, typer.Option("--count", "-n", min=1, help="With --teacher: tasks that it attempts.")
+]
+GroupOption = Annotated[
+    int, typer.Option("--group", "-g", min=1, help="With --teacher: its attempts at each task.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Write into a folder that is not empty.")
+]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue a training from random weights that was stopped in OUT.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue a training from random weights that was stopped in OUT."
+    ),
 ]
 TEACHER_TOKENS = 512
 """Minimum tokens of a teacher's turn."""
@@ -119,30 +158,52 @@ def command(
         if context is None:
             last = _from_recipe(recipe or "", given, out, resume)
         else:
-            from_store = from_store if teacher is None else _taught(context, teacher, teacher_model, count, group)
-            kept = _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0) if stored else None
-            last = _fine_tune(context, given, out, kept, (data, epochs) if data is not None else None)
+            from_store = (
+                from_store
+                if teacher is None
+                else _taught(context, teacher, teacher_model, count, group)
+            )
+            kept = (
+                _FromStore(from_store or "", best_of, epochs, demonstrations or 0.0)
+                if stored
+                else None
+            )
+            last = _fine_tune(
+                context, given, out, kept, (data, epochs) if data is not None else None
+            )
         _conclude(out, last, as_json)
 
 
 def _conclude(out: Path, loss: float, as_json: bool) -> None:
     if as_json:
         echo_json({"folder": str(out), "loss": loss})
-    narrate(f"The model is in {out}; loss {loss:.3f}. Train it further: agentrl train --model {out}")
+    narrate(
+        f"The model is in {out}; loss {loss:.3f}. Train it further: agentrl train --model {out}"
+    )
 
 
 def _require_fit(
-    recipe: str | None, resume: bool, stored: bool, tool_rate: float | None, demonstrations: float | None
+    recipe: str | None,
+    resume: bool,
+    stored: bool,
+    tool_rate: float | None,
+    demonstrations: float | None,
 ) -> None:
     """Raises UsageError for options that do not go together."""
     if resume and recipe is None:
-        raise UsageError("--resume continues a --recipe.", hint="agentrl sft OUT --recipe FOLDER --resume")
+        raise UsageError(
+            "--resume continues a --recipe.", hint="agentrl sft OUT --recipe FOLDER --resume"
+        )
     if recipe is not None and stored:
         raise UsageError("--recipe and --from-store exclude each other.")
     if tool_rate is not None and stored and demonstrations is None:
-        raise UsageError("--tool-rate applies to the packs' demonstrations only, not to episodes from the store.")
+        raise UsageError(
+            "--tool-rate applies to the packs' demonstrations only, not to episodes from the store."
+        )
     if demonstrations is not None and not stored:
-        raise UsageError("--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of.")
+        raise UsageError(
+            "--demonstrations needs episodes from the store.", hint="Add --from-store or --best-of."
+        )
 
 
 def _require_data_alone(data: Path | None, others: bool) -> None:
@@ -167,7 +228,9 @@ def _require_empty(out: Path, kept: bool) -> None:
 def _require_teacher(teacher: str | None, from_store: str | None, model: str | None) -> None:
     """Raises UsageError for options that do not go with a teacher, or need one."""
     if teacher is not None and from_store is not None:
-        raise UsageError("--teacher and --from-store exclude each other: its episodes are selected by their reward.")
+        raise UsageError(
+            "--teacher and --from-store exclude each other: its episodes are selected by their reward."
+        )
     if teacher is None and model:
         raise UsageError("--teacher-model needs --teacher.", hint="--teacher http://HOST:8000/v1")
 
@@ -182,7 +245,12 @@ def _taught(context: Any, url: str, model: str | None, count: int, group: int) -
     from agentrl_cli.commands.rollout import sample
 
     config = context.config.model_copy(deep=True)
-    endpoint = {"backend": "openai", "mode": "chat", "url": url, "model": model or config.remote.model}
+    endpoint = {
+        "backend": "openai",
+        "mode": "chat",
+        "url": url,
+        "model": model or config.remote.model,
+    }
     config.remote = config.remote.model_copy(update=endpoint)
     # A teacher writes longer turns than the student has been configured for.
     config.rollout.max_new_tokens = max(config.rollout.max_new_tokens, TEACHER_TOKENS)
@@ -215,10 +283,19 @@ def _from_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> f
             progress.done, progress.total = step - 1, steps  # a resumed training begins further on
             losses(step, loss, 0.0)
 
-        run = RecipeRun(settings=settings, path=path, folder=out, report=report, stopped=stopped.is_set, resume=resume)
+        run = RecipeRun(
+            settings=settings,
+            path=path,
+            folder=out,
+            report=report,
+            stopped=stopped.is_set,
+            resume=resume,
+        )
         done = use_recipe(run)
     if not done:
-        narrate(f"Stopped after step {losses.step}. Continue: agentrl sft {out} --recipe {name} --resume")
+        narrate(
+            f"Stopped after step {losses.step}. Continue: agentrl sft {out} --recipe {name} --resume"
+        )
         raise typer.Exit(130)
     return losses.mean
 
@@ -246,7 +323,11 @@ def _stopping(stopped: threading.Event) -> Iterator[None]:
 
 
 def _fine_tune(
-    context: Any, given: dict[str, Any], out: Path, kept: _FromStore | None, data: tuple[Path, int] | None = None
+    context: Any,
+    given: dict[str, Any],
+    out: Path,
+    kept: _FromStore | None,
+    data: tuple[Path, int] | None = None,
 ) -> float:
     """Fine-tune the configured model on the packs' demonstrations, the store's episodes, or a file's conversations."""
     from agentrl_cli.models.checkpoint import written_whole
@@ -271,10 +352,14 @@ def _fine_tune(
             )
     seed = int(given.get("seed", context.config.seed))
     with Store.open(context.db) if kept else contextlib.nullcontext() as store:
-        loaded = load_policy(None, context.config, base=context.project, store=store, trainable=True)
+        loaded = load_policy(
+            None, context.config, base=context.project, store=store, trainable=True
+        )
         vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
         episodes = kept.episodes(store, loaded.hash, out.name, vocabulary) if kept else []
-    shown = min(Recipe.rows - 1, max(1, round(kept.share * Recipe.rows))) if kept and kept.share else 0
+    shown = (
+        min(Recipe.rows - 1, max(1, round(kept.share * Recipe.rows))) if kept and kept.share else 0
+    )
     if kept:
         given = {"steps": max(1, -(-kept.epochs * len(episodes) // (Recipe.rows - shown))), **given}
     if data is not None:

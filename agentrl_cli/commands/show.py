@@ -9,7 +9,14 @@ import numpy as np
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import DbOption, JsonOption, ProjectOption, RunOption, echo, echo_json
+from agentrl_cli.commands.common import (
+    DbOption,
+    JsonOption,
+    ProjectOption,
+    RunOption,
+    echo,
+    echo_json,
+)
 from agentrl_cli.commands.place import find_db
 from agentrl_cli.commands.tables import aligned, cell, clock
 from agentrl_cli.errors import NotFound
@@ -33,7 +40,9 @@ def command(
         ),
     ] = "last",
     run: RunOption = None,
-    tokens: Annotated[bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", "-t", help="Every token with its numbers.")
+    ] = False,
     turn: Annotated[int | None, typer.Option("--turn", help="Only this turn.")] = None,
     json: JsonOption = False,
     project: ProjectOption = None,
@@ -53,7 +62,10 @@ def command(
             return
         episode, signals = store.episodes.get(found), store.signals.get(found)
         if turn is not None and turn not in [item.index for item in episode.turns]:
-            raise NotFound(f"Episode {found} has no turn {turn}.", hint=f"It has {len(episode.turns)}, counted from 0.")
+            raise NotFound(
+                f"Episode {found} has no turn {turn}.",
+                hint=f"It has {len(episode.turns)}, counted from 0.",
+            )
         if json:
             echo_json(episode_object(episode, signals, tokens=tokens))
             return
@@ -97,14 +109,21 @@ def _head(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
         f"   {row.fact or 'not trained'}   {row.n_turns} turns   {row.n_tokens} tokens ({row.n_model_tokens} sampled)"
         f"   {row.n_calls} calls ({row.n_tool_errors} failed){took}"
     )
-    facts = {"started": clock(row.started), "weights": row.weights_version, "sandbox": row.level, "error": row.error}
+    facts = {
+        "started": clock(row.started),
+        "weights": row.weights_version,
+        "sandbox": row.level,
+        "error": row.error,
+    }
     facts |= {"tags": " ".join(row.tags), "note": row.note, "parent": row.parent_id or ""}
     facts |= {"branches": "" if episode.linear else ", ".join(map(spans, episode.branches))}
     facts |= {"task": store.episodes.group_reason(row.group_id, row.run_id)}
     yield "   ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
-def _turn(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts | None) -> Iterator[str]:
+def _turn(
+    turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts | None
+) -> Iterator[str]:
     from agentrl_cli.tui.common.tree import continues
 
     yield ""
@@ -136,11 +155,19 @@ def _messages(turn: Turn) -> Iterator[str]:
             yield from text.splitlines()
     yield from (f"  ▣ {image_line(image)}" for image in turn.images)
     for call in turn.calls:
-        given = call.raw if call.arguments is None else ", ".join(f"{k}={v!r}" for k, v in call.arguments.items())
-        yield f"→ {call.name or 'call'}({given})" + (f"   MALFORMED: {call.error}" if call.error else "")
+        given = (
+            call.raw
+            if call.arguments is None
+            else ", ".join(f"{k}={v!r}" for k, v in call.arguments.items())
+        )
+        yield f"→ {call.name or 'call'}({given})" + (
+            f"   MALFORMED: {call.error}" if call.error else ""
+        )
     for result in turn.results:
         state = f"ERROR {result.error}" if result.error else "ok"
-        marks = "".join([", cut" if result.truncated else "", ", ends the episode" if result.done else ""])
+        marks = "".join(
+            [", cut" if result.truncated else "", ", ends the episode" if result.done else ""]
+        )
         yield f"← {state} ({result.seconds * 1000:.0f} ms{', ' + result.isolation if result.level else ''}{marks})"
         shown = " ".join(content_text(message.get("content")) for message in turn.messages)
         yield from (f"  ▣ {image_line(image)}" for image in result.images)
@@ -148,7 +175,9 @@ def _messages(turn: Turn) -> Iterator[str]:
             yield from (f"  {line}" for line in result.text.splitlines())
 
 
-def _tokens(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts) -> Iterator[str]:
+def _tokens(
+    turn: Turn, episode: Episode, signals: TrainSignals | None, texts: TokenTexts
+) -> Iterator[str]:
     from agentrl_cli.tui.common.token_text import visible
 
     tokens = episode.tokens
@@ -159,9 +188,22 @@ def _tokens(turn: Turn, episode: Episode, signals: TrainSignals | None, texts: T
         trained: list[Any] = [None] * 4
         if signals is not None:
             clipped = bool(signals.clipped[at]) if not np.isnan(signals.ratio[at]) else None
-            trained = [_number(signals.ratio[at]), clipped, _number(signals.advantage[at]), _number(signals.weight[at])]
+            trained = [
+                _number(signals.ratio[at]),
+                clipped,
+                _number(signals.advantage[at]),
+                _number(signals.weight[at]),
+            ]
         numbers = [_number(tokens.logp_policy[at]), _number(tokens.entropy[at]), *trained]
-        rows.append([at, int(tokens.ids[at]), ORIGINS[tokens.origin[at]], *numbers, f"|{visible(pieces[at])}|"])
+        rows.append(
+            [
+                at,
+                int(tokens.ids[at]),
+                ORIGINS[tokens.origin[at]],
+                *numbers,
+                f"|{visible(pieces[at])}|",
+            ]
+        )
     yield from aligned(names, rows)
 
 
@@ -184,25 +226,40 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
         yield ""
         parts = [
             [
-                *(part.name + ("*" if part.primary else ""), part.value, part.weight, part.value * part.weight),
+                *(
+                    part.name + ("*" if part.primary else ""),
+                    part.value,
+                    part.weight,
+                    part.value * part.weight,
+                ),
                 part_note(part),
             ]
             for part in episode.reward_parts
         ]
         yield from aligned(
-            ["reward", "value", "weight", "sum", "detail"], [*parts, ["total", None, None, row.reward, ""]]
+            ["reward", "value", "weight", "sum", "detail"],
+            [*parts, ["total", None, None, row.reward, ""]],
         )
     scores = store.scores.get(row.id)
     if scores:
         yield ""
-        rescored = [[s.name, s.reward, s.delta, s.advantage, s.fact, [f"{t:+.2f}" for t in s.turns]] for s in scores]
-        yield from aligned(["rescored", "reward", "delta", "advantage", "fact", "advantage by turn"], rescored)
+        rescored = [
+            [s.name, s.reward, s.delta, s.advantage, s.fact, [f"{t:+.2f}" for t in s.turns]]
+            for s in scores
+        ]
+        yield from aligned(
+            ["rescored", "reward", "delta", "advantage", "fact", "advantage by turn"], rescored
+        )
     flags = find_flags(episode)
     drift = store.marks.drift(row.id)
     if flags or drift:
         yield ""
     for flag in flags:
-        yield f"! {flag.name}" + (f" (turn {flag.turn})" if flag.turn is not None else "") + f": {flag.evidence}"
+        yield (
+            f"! {flag.name}"
+            + (f" (turn {flag.turn})" if flag.turn is not None else "")
+            + f": {flag.evidence}"
+        )
     for item in drift:
         yield f"! DRIFT {item.kind} at token {item.position}: expected {item.expected!r}, got {item.got!r}"
     if stderr := store.journal.agent_stderr(row.run_id, row.id):
@@ -229,7 +286,11 @@ def _tail(store: Store, row: EpisodeRow, episode: Episode) -> Iterator[str]:
 
 
 def _show_run(store: Store, run: RunRow, json: bool) -> None:
-    steps, evals, alerts = store.runs.steps(run.id), store.runs.evals(run.id), store.journal.folded_alerts(run.id)
+    steps, evals, alerts = (
+        store.runs.steps(run.id),
+        store.runs.evals(run.id),
+        store.journal.folded_alerts(run.id),
+    )
     if json:
         echo_json({"run": run, "state": run.state, "last_step": steps[-1] if steps else None, "evals": evals,
                    "alerts": alerts})  # fmt: skip
@@ -237,25 +298,42 @@ def _show_run(store: Store, run: RunRow, json: bool) -> None:
     of = f" of {run.total_steps}" if run.total_steps else ""
     echo(f"run {run.name}   {run.kind}   {run.state}   step {run.step}{of}   id {run.id}")
     ended = f"   ended {clock(run.ended)}" if run.ended else ""
-    echo(f"model {run.model or '-'}   pack {run.pack or '-'}   seed {run.seed}   started {clock(run.started)}{ended}")
+    echo(
+        f"model {run.model or '-'}   pack {run.pack or '-'}   seed {run.seed}   started {clock(run.started)}{ended}"
+    )
     if run.error:
         echo(f"error {run.error}")
     if alerts:
         echo("")
         lines = [
-            [a["name"], a["level"], a["count"], a["first_step"], a["last_step"], a["value"], a["threshold"], a["text"]]
+            [
+                a["name"],
+                a["level"],
+                a["count"],
+                a["first_step"],
+                a["last_step"],
+                a["value"],
+                a["threshold"],
+                a["text"],
+            ]
             for a in alerts
         ]
-        for line in aligned(["alert", "level", "count", "first", "last", "value", "threshold", "what to try"], lines):
+        for line in aligned(
+            ["alert", "level", "count", "first", "last", "value", "threshold", "what to try"], lines
+        ):
             echo(line, painted=True)
     if steps:
         echo("")
         for line in aligned(
-            ["metric", "value"], [[name, steps[-1][name]] for name in sorted(steps[-1]) if name != "at"]
+            ["metric", "value"],
+            [[name, steps[-1][name]] for name in sorted(steps[-1]) if name != "at"],
         ):
             echo(line, painted=True)
     if evals:
         echo("")
-        rows = [[item.step, item.name, item.split, item.pass_rate, item.low, item.high] for item in evals]
+        rows = [
+            [item.step, item.name, item.split, item.pass_rate, item.low, item.high]
+            for item in evals
+        ]
         for line in aligned(["step", "eval", "split", "pass@1", "low", "high"], rows):
             echo(line, painted=True)

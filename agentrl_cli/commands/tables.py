@@ -61,7 +61,9 @@ def print_rows(
         for line in aligned([names[n] for n in places], [[row[n] for n in places] for row in rows]):
             echo(line, painted=True)
         if dropped:
-            narrate(f"Left out for want of width: {', '.join(dropped)}. --format md, or a file, has them.")
+            narrate(
+                f"Left out for want of width: {', '.join(dropped)}. --format md, or a file, has them."
+            )
 
 
 def fitting(
@@ -70,7 +72,9 @@ def fitting(
     """Return the places of the columns that fit into `width` cells, and the names of the others."""
     from rich.cells import cell_len
 
-    sizes = [max(cell_len(cell(value)) for value in column) for column in zip(names, *rows, strict=True)]
+    sizes = [
+        max(cell_len(cell(value)) for value in column) for column in zip(names, *rows, strict=True)
+    ]
     places = list(range(len(names)))
     order = [names.index(name) for name in least if name in names[1:]]
     order += [place for place in reversed(places[1:]) if place not in order]
@@ -94,11 +98,17 @@ def aligned(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str
     names = [shown(name) for name in names]
     texts = [[shown(cell(value)) for value in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(names, *texts, strict=True)]
-    right = [all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(names))]
+    right = [
+        all(isinstance(row[place], int | float | None) for row in rows)
+        for place in range(len(names))
+    ]
 
     def line(cells: Sequence[str]) -> str:
         spaces = [" " * (width - cell_len(text)) for text, width in zip(cells, widths, strict=True)]
-        parts = [space + text if r else text + space for text, space, r in zip(cells, spaces, right, strict=True)]
+        parts = [
+            space + text if r else text + space
+            for text, space, r in zip(cells, spaces, right, strict=True)
+        ]
         return "  ".join(parts).rstrip()
 
     head = line(names)
@@ -121,7 +131,11 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.3g}" if value and abs(value) < 0.001 else f"{value:.3f}".rstrip("0").rstrip(".")
+        return (
+            f"{value:.3g}"
+            if value and abs(value) < 0.001
+            else f"{value:.3f}".rstrip("0").rstrip(".")
+        )
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, list | tuple):
@@ -147,11 +161,15 @@ def coloured() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def write_svg(path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models: Sequence[EvalResult]) -> None:
+def write_svg(
+    path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models: Sequence[EvalResult]
+) -> None:
     """A picture of pass@1: a row for each split, a bar for each model."""
     from agentrl_cli.analysis.svg import bars_svg
 
-    path.write_text(bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8")
+    path.write_text(
+        bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8"
+    )
     narrate(f"Picture: {path}")
 
 

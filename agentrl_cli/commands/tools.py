@@ -34,13 +34,19 @@ if TYPE_CHECKING:
     from agentrl_cli.tools import Tool
     from agentrl_cli.types import ToolResult
 
-app = typer.Typer(help="List tools, show a schema, call one by hand, serve them.", no_args_is_help=True)
+app = typer.Typer(
+    help="List tools, show a schema, call one by hand, serve them.", no_args_is_help=True
+)
 
-NameArgument = Annotated[str, typer.Argument(help='A tool of a pack, a built-in, or "file.py:function".')]
+NameArgument = Annotated[
+    str, typer.Argument(help='A tool of a pack, a built-in, or "file.py:function".')
+]
 
 
 @app.command("list")
-def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False
+) -> None:
     """Print all tools: those of the project's packs, then the built-in ones.
 
     JSON: [{"name": "run_python", "from": "built-in", "description": "…"}, …]
@@ -48,18 +54,25 @@ def list_(pack: PackOption = None, project: ProjectOption = None, as_json: JsonO
     context = open_project(project, None, None, None, required=False)
     rows = []
     for name, (origin, tool) in known_tools(context, pack).items():
-        rows.append({"name": name, "from": origin, "description": tool.schema["function"]["description"]})
+        rows.append(
+            {"name": name, "from": origin, "description": tool.schema["function"]["description"]}
+        )
     if as_json:
         echo_json(rows)
         return
-    wide, origin_wide = (max((len(row[key]) for row in rows), default=0) for key in ("name", "from"))
+    wide, origin_wide = (
+        max((len(row[key]) for row in rows), default=0) for key in ("name", "from")
+    )
     for row in rows:
         echo(f"{row['name']:<{wide}}  {row['from']:<{origin_wide}}  {row['description']}")
 
 
 @app.command()
 def show(
-    name: NameArgument, pack: PackOption = None, project: ProjectOption = None, as_json: JsonOption = False
+    name: NameArgument,
+    pack: PackOption = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print a tool's schema, limits and examples. JSON: the OpenAI function schema."""
     context = open_project(project, None, None, None, required=False)
@@ -73,7 +86,12 @@ def show(
     for key, schema in parameters.get("properties", {}).items():
         need = "" if key in parameters.get("required", ()) else ", optional"
         echo(f"  {key} ({_values(schema)}{need})  {schema.get('description', '')}".rstrip())
-    limits = {**tool.own_limits(), "timeout": tool.timeout, "concurrency": tool.concurrency, "rate": tool.rate}
+    limits = {
+        **tool.own_limits(),
+        "timeout": tool.timeout,
+        "concurrency": tool.concurrency,
+        "rate": tool.rate,
+    }
     limits |= {key: True for key in ("pure", "external") if getattr(tool, key)}
     listed = ", ".join(f"{key} {value}" for key, value in limits.items() if value is not None)
     if listed:
@@ -109,14 +127,20 @@ def _values(schema: Mapping[str, Any]) -> str:
     if isinstance(schema.get("items"), Mapping):
         text += f" of {_values(schema['items'])}"
     if "enum" in schema:
-        text += ", one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
-    return ", ".join([text, *(words.format(schema[key]) for key, words in LIMITS.items() if key in schema)])
+        text += ", one of " + ", ".join(
+            json.dumps(value, ensure_ascii=False) for value in schema["enum"]
+        )
+    return ", ".join(
+        [text, *(words.format(schema[key]) for key, words in LIMITS.items() if key in schema)]
+    )
 
 
 @app.command()
 def call(
     name: NameArgument,
-    arguments: Annotated[str, typer.Argument(help='The arguments as a JSON object, e.g. {"code": "print(1)"}.')] = "{}",
+    arguments: Annotated[
+        str, typer.Argument(help='The arguments as a JSON object, e.g. {"code": "print(1)"}.')
+    ] = "{}",
     pack: PackOption = None,
     project: ProjectOption = None,
     config: ConfigOption = None,
@@ -133,7 +157,8 @@ def call(
     given, problem = read_json(arguments)
     if problem or not isinstance(given, dict):
         raise UsageError(
-            f"The arguments are {problem or kind(given)}.", hint=f"`agentrl tools show {name}` prints what it takes."
+            f"The arguments are {problem or kind(given)}.",
+            hint=f"`agentrl tools show {name}` prints what it takes.",
         )
     context = open_project(project, None, config, sets, required=False)
     _, tool = _find(context, pack, name)
@@ -146,7 +171,9 @@ def call(
         level = f", sandbox {result.level}" if result.level else ""
         if result.images:
             narrate("\n".join(f"▣ {image_line(image)}" for image in result.images))
-        narrate(f"{result.error or 'ok'}, {result.seconds:.3f} s{level}{', ends the episode' if result.done else ''}")
+        narrate(
+            f"{result.error or 'ok'}, {result.seconds:.3f} s{level}{', ends the episode' if result.done else ''}"
+        )
     if result.error:
         raise typer.Exit(1)
 
@@ -182,7 +209,9 @@ def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, To
     from agentrl_cli.tools import TOOLS, as_tool
 
     if ":" in name:
-        return Path(name.partition(":")[0]).name, as_tool(resolve("tools", TOOLS, name, base=context.project))
+        return Path(name.partition(":")[0]).name, as_tool(
+            resolve("tools", TOOLS, name, base=context.project)
+        )
     found = known_tools(context, packs)
     if name not in found:
         raise NotFound.of("tool", name, found)

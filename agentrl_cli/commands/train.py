@@ -38,7 +38,14 @@ from agentrl_cli.commands.common import (
     warn,
     warn_unsafe,
 )
-from agentrl_cli.commands.dry import DryOption, FitOption, GpuMemoryOption, PresetOption, VerboseOption, Wanted
+from agentrl_cli.commands.dry import (
+    DryOption,
+    FitOption,
+    GpuMemoryOption,
+    PresetOption,
+    VerboseOption,
+    Wanted,
+)
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.restart import is_project, restarting
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
@@ -49,19 +56,41 @@ if TYPE_CHECKING:
 
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")]
 RateOption = Annotated[float | None, typer.Option("--lr", min=0, help="Peak learning rate.")]
-GroupOption = Annotated[int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
-LoraOption = Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Train in a separate process and watch it.")]
-DetachOption = Annotated[bool, typer.Option("--detach", help="Train in a separate process and return at once.")]
-ResumeOption = Annotated[
-    str | None, typer.Option("--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs)
+GroupOption = Annotated[
+    int | None, typer.Option("--group", "-g", min=1, help="Attempts at each task.")
 ]
-GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")]
-RanksOption = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that train together.")]
-NodeOption = Annotated[int, typer.Option("--node", min=0, help="The number of this machine; 0 holds the run.")]
+LoraOption = Annotated[
+    bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Train in a separate process and watch it.")
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Train in a separate process and return at once.")
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs
+    ),
+]
+GpusOption = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")
+]
+RanksOption = Annotated[
+    int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")
+]
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Machines that train together.")
+]
+NodeOption = Annotated[
+    int, typer.Option("--node", min=0, help="The number of this machine; 0 holds the run.")
+]
 RendezvousOption = Annotated[
-    str | None, typer.Option("--rendezvous", metavar="HOST:PORT", help="Where several machines meet: on the first.")
+    str | None,
+    typer.Option(
+        "--rendezvous", metavar="HOST:PORT", help="Where several machines meet: on the first."
+    ),
 ]
 IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
 
@@ -113,10 +142,19 @@ def command(
         "cluster.nodes": nodes,
         "cluster.rendezvous": rendezvous,
     }
-    wanted = Wanted(preset, fit=fit, gpu_memory=gpu_memory, dry_run=dry_run, resumes=resume is not None, accept=accept)
+    wanted = Wanted(
+        preset,
+        fit=fit,
+        gpu_memory=gpu_memory,
+        dry_run=dry_run,
+        resumes=resume is not None,
+        accept=accept,
+    )
     context = open_project(project, db, [*wanted.files, *(config or [])], sets, flags)
     if not _joins(context, node):
-        context = context if watch or detach else wanted.fitted(context)  # the process that trains chooses
+        context = (
+            context if watch or detach else wanted.fitted(context)
+        )  # the process that trains chooses
         shown = _Shown(wanted=wanted, verbose=verbose, watch=watch, detach=detach, as_json=as_json)
         _begin(context, resume, sets, flags, run_id, shown)
 
@@ -133,7 +171,12 @@ class _Shown:
 
 
 def _begin(
-    context: Context, resume: str | None, sets: list[str] | None, flags: dict[str, Any], id: str | None, shown: _Shown
+    context: Context,
+    resume: str | None,
+    sets: list[str] | None,
+    flags: dict[str, Any],
+    id: str | None,
+    shown: _Shown,
 ) -> None:
     with _claimed(context, resume, here=not (shown.wanted.dry_run or shown.watch or shown.detach)):
         if resume is not None:
@@ -192,14 +235,33 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, shown:
     with restarting(context, begun, as_json=shown.as_json), data_stdout():
         announce_loading()
         steps = context.config.train.steps
-        with Progress("train", steps, eta=False) if sys.stderr.isatty() else contextlib.nullcontext() as bar:
+        with (
+            Progress("train", steps, eta=False)
+            if sys.stderr.isatty()
+            else contextlib.nullcontext() as bar
+        ):
             run = asyncio.run(_train(context, resume, run_id, shown, bar, begun))
         if shown.as_json:
-            echo_jsonl([{"type": "run", "run": run.name, "id": run.id, "status": run.status, "step": run.step}])
+            echo_jsonl(
+                [
+                    {
+                        "type": "run",
+                        "run": run.name,
+                        "id": run.id,
+                        "status": run.status,
+                        "step": run.step,
+                    }
+                ]
+            )
     if run.status == "stopped":
         _conclude(context.db, run.id)
-        away = is_project(context) and not Path.cwd().resolve().is_relative_to(context.project.resolve())
-        again = f"agentrl train --resume {run.name}" + f" --project {shlex.quote(str(context.project))}" * away
+        away = is_project(context) and not Path.cwd().resolve().is_relative_to(
+            context.project.resolve()
+        )
+        again = (
+            f"agentrl train --resume {run.name}"
+            + f" --project {shlex.quote(str(context.project))}" * away
+        )
         narrate(f"{run.name} stopped after step {run.step}: {run.error}. Resume it: {again}")
         if run.error in ("interrupted", AT_ONCE):
             raise typer.Exit(130)
@@ -216,14 +278,18 @@ def _conclude(db: Path, run_id: str) -> None:
     with Store.open(db, readonly=True) as store:
         run = store.runs.get(run_id)
         sentences = verdict(store.runs.steps(run.id), run.name)
-        alerts = [f"{alert['name']} {alert['count']}×" for alert in store.journal.folded_alerts(run.id)]
+        alerts = [
+            f"{alert['name']} {alert['count']}×" for alert in store.journal.folded_alerts(run.id)
+        ]
     for sentence in sentences:
         narrate(sentence)
     if alerts:
         narrate(f"Alerts: {', '.join(alerts)}")
 
 
-def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]) -> tuple[Context, str]:
+def _resumed(
+    context: Context, name: str, sets: list[str] | None, flags: dict[str, Any]
+) -> tuple[Context, str]:
     """Return the run's own settings, overridden by environment, --set and flags given now; and the run's name.
 
     Raises ConfigError if a setting of FIXED would change.
@@ -237,7 +303,9 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
     with Store.open(context.db, readonly=True) as store:
         store.require_sound()  # before anything relies on it
         row = _run(store, name)
-    settings, sources = load_config((), sets or (), os.environ, flags, base=context.project, run=row.config)
+    settings, sources = load_config(
+        (), sets or (), os.environ, flags, base=context.project, run=row.config
+    )
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
     default = Config().model_dump(mode="json")
     for key in FIXED:
@@ -251,8 +319,13 @@ def _resumed(context: Context, name: str, sets: list[str] | None, flags: dict[st
             )
     if row.status == "finished" and row.step >= settings.train.steps:
         more = f"agentrl train --resume {row.name} --steps {2 * row.step}"
-        narrate(f"{row.name} has done its {row.step} steps: nothing left to do. Train further: {more}")
-        given = [*(sets or ()), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+        narrate(
+            f"{row.name} has done its {row.step} steps: nothing left to do. Train further: {more}"
+        )
+        given = [
+            *(sets or ()),
+            *(f"{key}={value}" for key, value in flags.items() if value is not None),
+        ]
         if given:
             narrate(f"Not applied, since no steps are left: {', '.join(given)}.")
         raise typer.Exit(0)
@@ -273,7 +346,12 @@ def _run(store: Any, name: str) -> RunRow:
 
 
 async def _train(
-    context: Context, resume: str | None, run_id: str | None, shown: _Shown, bar: Progress | None, begun: list[str]
+    context: Context,
+    resume: str | None,
+    run_id: str | None,
+    shown: _Shown,
+    bar: Progress | None,
+    begun: list[str],
 ) -> RunRow:
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import run_training
@@ -290,7 +368,10 @@ async def _train(
             f" {config.train.steps} steps, sandbox {_level(runtime)}, {context.db}"
         )
         if config.rollout.truncates or runtime.hooks.has("on_sample"):
-            how = {"auto": "truncated importance sampling (tis)", "none": "nothing: algo.correction is none"}
+            how = {
+                "auto": "truncated importance sampling (tis)",
+                "none": "nothing: algo.correction is none",
+            }
             by = how.get(config.algo.correction, config.algo.correction)
             what = "Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens)"
             if not config.rollout.truncates:
@@ -307,9 +388,15 @@ async def _train(
             bar.advance()
 
     try:
-        given: dict[str, Any] = {"base": context.project, "db": context.db, "accept_changes": shown.wanted.accept}
+        given: dict[str, Any] = {
+            "base": context.project,
+            "db": context.db,
+            "accept_changes": shown.wanted.accept,
+        }
         return await run_training(config, begin, **given, narrate=narrate, on_step=on_step)
-    except asyncio.CancelledError:  # a second Ctrl-C, or `stop now`: the row has it, and a resume continues from it
+    except (
+        asyncio.CancelledError
+    ):  # a second Ctrl-C, or `stop now`: the row has it, and a resume continues from it
         if not begun:
             raise
         with Store.open(context.db, readonly=True) as store:
@@ -355,7 +442,12 @@ def _own_process(context: Context, resume: str | None, *, watch: bool) -> None:
     if watch:
         from agentrl_cli.commands.watch import command as look
 
-        look(name, plain=not is_terminal(), project=context.project if is_project(context) else None, db=context.db)
+        look(
+            name,
+            plain=not is_terminal(),
+            project=context.project if is_project(context) else None,
+            db=context.db,
+        )
         if _report_if_finished(context.db, name):
             return
     narrate(f"{name}: process {process.pid}. Watch it: agentrl watch {name}. Its log: {log}")
@@ -373,7 +465,11 @@ def _report_if_finished(db: Path, name: str) -> bool:
         text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
         raise RunFailed(text, hint=f"Resume it: agentrl train --resume {name}")
     _conclude(db, run.id)
-    after = "agentrl eval, agentrl replay best" if run.status == "finished" else f"agentrl train --resume {name}"
+    after = (
+        "agentrl eval, agentrl replay best"
+        if run.status == "finished"
+        else f"agentrl train --resume {name}"
+    )
     narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
     return True
 

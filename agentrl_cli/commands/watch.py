@@ -25,10 +25,17 @@ POLL = 1.0
 
 def command(
     run: Annotated[
-        str, typer.Argument(help="A run: name, id, unique prefix, or last.", autocompletion=completion.runs)
+        str,
+        typer.Argument(
+            help="A run: name, id, unique prefix, or last.", autocompletion=completion.runs
+        ),
     ] = "last",
-    plain: Annotated[bool, typer.Option("--plain", help="One line per step instead of the screen.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="With --plain: print the steps so far and exit.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="One line per step instead of the screen.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --plain: print the steps so far and exit.")
+    ] = False,
     project: ProjectOption = None,
     db: DbOption = None,
     as_json: JsonOption = False,
@@ -41,7 +48,9 @@ def command(
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:
-        trainings = [row.id for row in store.runs.all() if row.kind == "train"] if run == "last" else []
+        trainings = (
+            [row.id for row in store.runs.all() if row.kind == "train"] if run == "last" else []
+        )
         run_id = trainings[0] if trainings else store.runs.get(run).id
     if plain or as_json or once or not is_terminal():
         _follow(path, run_id, as_json=as_json, once=once)
@@ -59,7 +68,9 @@ def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     since = 0
     with Store.open(path, readonly=True) as store:
         while True:
-            alive = store.runs.get(run_id).alive  # before the steps, so that the run's last writes are not missed
+            alive = store.runs.get(
+                run_id
+            ).alive  # before the steps, so that the run's last writes are not missed
             for row in store.runs.steps(run_id, since):
                 since = int(row["step"]) + 1
                 if as_json:

@@ -30,7 +30,10 @@ class TableTool(Tool):
     """An entry of a table: a function of one mapping, the arguments."""
 
     def __init__(
-        self, name: str, function: Callable[[Mapping[str, Any]], Any], schema: Mapping[str, Any] | None
+        self,
+        name: str,
+        function: Callable[[Mapping[str, Any]], Any],
+        schema: Mapping[str, Any] | None,
     ) -> None:
         self.name = name
         self.function = function
@@ -54,10 +57,20 @@ class TableTool(Tool):
 
 def table_tools(where: str, table: Mapping[Any, Any], schemas: Sequence[Any]) -> list[Tool]:
     """Return the tools of a table of names and functions. Raises ConfigError for anything else."""
-    wrong = [name for name, function in table.items() if not isinstance(name, str) or not callable(function)]
+    wrong = [
+        name
+        for name, function in table.items()
+        if not isinstance(name, str) or not callable(function)
+    ]
     if wrong or not table:
-        raise ConfigError(f"{where}: a table of tools maps names to functions of the arguments, not {wrong[:1]}.")
-    known = {str(_function(schema).get("name")): schema for schema in schemas if isinstance(schema, Mapping)}
+        raise ConfigError(
+            f"{where}: a table of tools maps names to functions of the arguments, not {wrong[:1]}."
+        )
+    known = {
+        str(_function(schema).get("name")): schema
+        for schema in schemas
+        if isinstance(schema, Mapping)
+    }
     return [TableTool(name, function, known.get(name)) for name, function in table.items()]
 
 
@@ -70,7 +83,9 @@ def _schema(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"description": name, **_function(given), "name": name}}
 
 
-def minimind_reward(function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]) -> Any:
+def minimind_reward(
+    function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]
+) -> Any:
     """Return the function as one of (episode, ctx); None if it does not have minimind's parameters."""
     if not {"completions", "gt_batch"} <= set(parameters):
         return None
@@ -80,7 +95,8 @@ def minimind_reward(function: Callable[..., Any], parameters: Parameters, extra:
         turns = [turn for turn in main.turns if turn.role == "assistant"]
         outputs = [_said(main, turn, ctx) for turn in turns]
         shown = "\n".join(
-            f"<|im_start|>{m['role']}\n{content_text(m.get('content'))}<|im_end|>" for m in ctx.task.prompt
+            f"<|im_start|>{m['role']}\n{content_text(m.get('content'))}<|im_end|>"
+            for m in ctx.task.prompt
         )
         given = {
             "prompts": [shown],
@@ -97,7 +113,9 @@ def minimind_reward(function: Callable[..., Any], parameters: Parameters, extra:
         try:
             return float(value)
         except (TypeError, ValueError) as error:
-            raise EnvError(f"The reward function returned {value!r}; one number is expected.") from error
+            raise EnvError(
+                f"The reward function returned {value!r}; one number is expected."
+            ) from error
 
     return reward
 
@@ -106,5 +124,9 @@ def _said(episode: Episode, turn: Turn, ctx: RewardContext) -> str:
     """What the model wrote in a turn, its tags included."""
     if ctx.decode is None:
         return content_text(turn.messages[0].get("content"))
-    tokens = zip(episode.tokens.ids[turn.start : turn.end], episode.tokens.origin[turn.start : turn.end], strict=True)
+    tokens = zip(
+        episode.tokens.ids[turn.start : turn.end],
+        episode.tokens.origin[turn.start : turn.end],
+        strict=True,
+    )
     return ctx.decode([int(id_) for id_, origin in tokens if origin == Origin.MODEL])

@@ -60,7 +60,12 @@ class Foreign:
         """`options` are verifiers' environment config (`taskset`, its roles …) or the arguments of an Inspect task;
         `score` names the scorer of Inspect that is the reward, `NAME` or `NAME/KEY`; the first without it."""
         self.kind = kind
-        config = {"package": _written(package), "task": task, "options": dict(options or {}), "score": score}
+        config = {
+            "package": _written(package),
+            "task": task,
+            "options": dict(options or {}),
+            "score": score,
+        }
         self._started = (kind, _written(python) or sys.executable, json.dumps(config))
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
@@ -71,9 +76,16 @@ class Foreign:
     async def solve(self, task: Task, base_url: str, api_key: str, model: str) -> float:
         """Play a row with the model at that address: an agent. Raises MissingDependency, EnvError."""
         if "sample" not in task.data:
-            raise EnvError(f"The row {task.id} has no `sample`: its place in the tasks of {self.kind}.")
+            raise EnvError(
+                f"The row {task.id} has no `sample`: its place in the tasks of {self.kind}."
+            )
         program = await in_thread(_program, *self._started)
-        given = {"sample": task.data["sample"], "base_url": base_url, "api_key": api_key, "model": model}
+        given = {
+            "sample": task.data["sample"],
+            "base_url": base_url,
+            "api_key": api_key,
+            "model": model,
+        }
         asked = program.ask(do="run", **given)
         try:
             answer = await asyncio.wrap_future(asked)
@@ -92,10 +104,17 @@ class _Program:
     """A worker process: requests by number, answers as futures."""
 
     def __init__(self, kind: str, python: str, config: str) -> None:
-        script = Path(__file__).with_name("workers") / WORKERS[kind] if kind in WORKERS else Path(kind)
+        script = (
+            Path(__file__).with_name("workers") / WORKERS[kind] if kind in WORKERS else Path(kind)
+        )
         self.kind, self.python = kind, python
-        around = {**os.environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-        around["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).with_name("workers")), around.get("PYTHONPATH", "")])
+        around = {
+            **os.environ,
+            "PATH": f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        around["PYTHONPATH"] = os.pathsep.join(
+            [str(Path(__file__).with_name("workers")), around.get("PYTHONPATH", "")]
+        )
         try:
             self._process = subprocess.Popen(
                 [python, str(script), config],
@@ -168,7 +187,10 @@ class _Program:
     def _send(self, fields: Mapping[str, Any]) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with self._writing, contextlib.suppress(OSError, ValueError):  # it has ended: the request fails
+        with (
+            self._writing,
+            contextlib.suppress(OSError, ValueError),
+        ):  # it has ended: the request fails
             stdin.write(json.dumps(fields) + "\n")
             stdin.flush()
 
@@ -195,13 +217,18 @@ class _Program:
                 hint=f"{self.python} -m pip install {PACKAGES.get(self.kind, missing)}, and the package that you name; "
                 "or name the interpreter that has them: --python PATH, or python= in agent.py.",
             )
-        raise EnvError(f"{self.kind}: {first.get('error') or 'its program ended at once.'}", hint=self._tail[-600:])
+        raise EnvError(
+            f"{self.kind}: {first.get('error') or 'its program ended at once.'}",
+            hint=self._tail[-600:],
+        )
 
     def _read(self) -> None:
         try:
             self._first.set_result(self._line())
         except ValueError as error:
-            self._first.set_exception(EnvError(f"{self.kind}: the first answer of its program is not JSON: {error}"))
+            self._first.set_exception(
+                EnvError(f"{self.kind}: the first answer of its program is not JSON: {error}")
+            )
             return
         while answer := self._line():
             with self._lock:
@@ -228,7 +255,9 @@ class _Program:
             future.set_exception(self._ending())
 
     def _ending(self) -> EnvError:
-        return EnvError(f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip())
+        return EnvError(
+            f"The program that runs {self.kind} has ended.\n{self._tail[-600:]}".strip()
+        )
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

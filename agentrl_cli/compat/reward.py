@@ -15,7 +15,9 @@ READERS = (verl_reward, minimind_reward, trl_reward)
 """(function, its parameters, keyword arguments) to a function of (episode, ctx), or None if it has another form."""
 
 
-def adapted(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def adapted(
+    function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Adapts another project's function to `function(episode, ctx)`; returns any other unchanged.
 
     `kwargs` are extra keyword arguments (verl's `reward_kwargs`).

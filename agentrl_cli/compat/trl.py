@@ -29,16 +29,21 @@ REWARDS = {"environment": {"primary": True, "function": "agentrl_cli.rewards.rul
 
 
 def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
-    """Return the tools of a class, or of several by name: a row's `environment` picks one, and shows its tools alone.
+    """Return the tools of a class, or of several by name: a row's `environment` picks one, and
+    shows its tools alone.
     """
     named = value if isinstance(value, Mapping) else {"": value}
     worlds: dict[str, Callable[[], Any]] = {}
     methods: dict[str, dict[str, Callable[..., Any]]] = {}
     scores = False
     for name, target in named.items():
-        factory = resolve("environments", {}, target, base=folder) if isinstance(target, str) else target
+        factory = (
+            resolve("environments", {}, target, base=folder) if isinstance(target, str) else target
+        )
         if not callable(factory):
-            raise ConfigError(f"{where}: {target} is neither a class nor a function that makes one.")
+            raise ConfigError(
+                f"{where}: {target} is neither a class nor a function that makes one."
+            )
         worlds[str(name)] = factory
         kind = factory if isinstance(factory, type) else type(_made(where, factory))
         scores |= hasattr(kind, "get_reward")
@@ -55,7 +60,9 @@ def _methods(where: str, kind: type) -> dict[str, Callable[..., Any]]:
         if not name.startswith("_") and name not in NOT_TOOLS
     }
     if not found or not hasattr(kind, "reset"):
-        raise ConfigError(f"{where}: {kind.__name__} needs reset() and at least one public method, which is a tool.")
+        raise ConfigError(
+            f"{where}: {kind.__name__} needs reset() and at least one public method, which is a tool."
+        )
     return found
 
 
@@ -83,7 +90,9 @@ class MethodTool(Tool):
         `scores`: whether one of them has `get_reward`.
         """
         self.name = name
-        self.schemas = {world: tool_schema(function, name=name) for world, function in functions.items()}
+        self.schemas = {
+            world: tool_schema(function, name=name) for world, function in functions.items()
+        }
         self.schema = next(iter(self.schemas.values()))
         self.worlds = worlds
         self.owns_rows = len(worlds) == 1
@@ -114,13 +123,17 @@ class MethodTool(Tool):
             row = dict(ctx.task.data) if ctx.task is not None else {}
             name = self._chosen(row)
             if name not in self.worlds:
-                raise EnvError(f"The row's environment {name!r} is not one of {', '.join(self.worlds)}.")
+                raise EnvError(
+                    f"The row's environment {name!r} is not one of {', '.join(self.worlds)}."
+                )
             world = ctx.state[STATE] = await call(_made, name, self.worlds[name])
             if ctx.task is not None:
                 row["prompt"] = list(ctx.task.prompt)
             if len(self.worlds) > 1:  # it only chooses
                 row.pop(STATE, None)
-            said = _text(await call(world.reset, **accepted(row, inspect.signature(world.reset).parameters)))
+            said = _text(
+                await call(world.reset, **accepted(row, inspect.signature(world.reset).parameters))
+            )
             if said:
                 ctx.opening.append(said)
         return ctx
@@ -128,14 +141,21 @@ class MethodTool(Tool):
     async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:
         method = getattr(state.state[STATE], self.name, None)
         if method is None:
-            return ToolResult(f"Error: there is no {self.name} in this environment.", error="unknown_tool")
-        async with state.writing:  # calls of one turn run concurrently, but an environment takes one at a time
+            return ToolResult(
+                f"Error: there is no {self.name} in this environment.", error="unknown_tool"
+            )
+        async with (
+            state.writing
+        ):  # calls of one turn run concurrently, but an environment takes one at a time
             return as_result(await call(method, **arguments))
 
     async def reward(self, state: ToolContext) -> float | None:
         """`get_reward()`, returned once, by the environment's first tool."""
         world: Any = state.state.get(STATE)
-        if not hasattr(world, "get_reward") or state.state.setdefault("environment_rewarded", self.name) != self.name:
+        if (
+            not hasattr(world, "get_reward")
+            or state.state.setdefault("environment_rewarded", self.name) != self.name
+        ):
             return None
         value = await environment_reward(state.state)
         return None if value is None else float(value)
@@ -151,6 +171,10 @@ def _text(said: Any) -> str:
     """What `reset` adds to the task: a text, or content blocks with texts. Raises EnvError for an image."""
     if said is None or isinstance(said, str):
         return said or ""
-    if isinstance(said, list) and all(isinstance(block, Mapping) and "text" in block for block in said):
+    if isinstance(said, list) and all(
+        isinstance(block, Mapping) and "text" in block for block in said
+    ):
         return "".join(str(block["text"]) for block in said)
-    raise EnvError("reset() returned something other than a text or blocks of text; images belong in a tool's answer.")
+    raise EnvError(
+        "reset() returned something other than a text or blocks of text; images belong in a tool's answer."
+    )

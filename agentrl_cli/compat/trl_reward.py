@@ -20,7 +20,15 @@ from agentrl_cli.rewards.context import RewardContext, split
 from agentrl_cli.types import Episode, Message, Origin, Turn
 from agentrl_cli.types.content import content_text
 
-NAMES = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+NAMES = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+}
 NOT_COLUMNS = {"prompt", "completion", "completion_ids"}
 OWN = ("episode", "ctx")
 
@@ -49,7 +57,11 @@ def _columns(parameters: Parameters) -> list[str] | None:
     """Return the names that a function of columns and **kwargs asks for; None for any other function."""
     kinds = [parameter.kind for parameter in parameters.values()]
     first = next(iter(parameters), "")
-    if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds or first in OWN:
+    if (
+        inspect.Parameter.VAR_KEYWORD not in kinds
+        or inspect.Parameter.VAR_POSITIONAL in kinds
+        or first in OWN
+    ):
         return None
     named = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
     wanted = [p.name for p in named if p.default is p.empty]
@@ -57,7 +69,9 @@ def _columns(parameters: Parameters) -> list[str] | None:
     return [p.name for p in named][:2] if takes_two else wanted[:1] or [""]
 
 
-def _adapted(function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]) -> Callable[..., Any]:
+def _adapted(
+    function: Callable[..., Any], parameters: Parameters, extra: dict[str, Any]
+) -> Callable[..., Any]:
     async def reward(episode: Episode, ctx: RewardContext) -> Any:
         said: dict[str, Any] = {}
         given = {
@@ -73,7 +87,9 @@ def _adapted(function: Callable[..., Any], parameters: Parameters, extra: dict[s
             given["environments"] = [environment]
         lacking = [p.name for p in parameters.values() if _required(p) and p.name not in given]
         if lacking:
-            raise EnvError(f"The reward function {name_of(function)} needs {', '.join(lacking)}; the row has none.")
+            raise EnvError(
+                f"The reward function {name_of(function)} needs {', '.join(lacking)}; the row has none."
+            )
         value = _one(await call(function, **accepted(given, parameters)))
         return None if value is None else (value, ", ".join(f"{k} {v}" for k, v in said.items()))
 
@@ -91,7 +107,9 @@ def _one(answers: Any) -> float | None:
         (answer,) = answers
         value = None if answer is None else float(answer)
     except (TypeError, ValueError):
-        raise EnvError(f"The reward function returned {answers!r}; a list of one number is expected.") from None
+        raise EnvError(
+            f"The reward function returned {answers!r}; a list of one number is expected."
+        ) from None
     return None if value is None or math.isnan(value) else value
 
 
@@ -104,12 +122,18 @@ def _conversation(episode: Episode, ctx: RewardContext) -> dict[str, list[Any]]:
     text = ctx.task.data.get("prompt")
     if not isinstance(text, str):
         return {"prompts": [prompt], "completions": [completion], "completion_ids": [ids]}
-    said = "\n".join(content_text(m.get("content")) for m in messages) if ctx.decode is None else ctx.decode(ids)
+    said = (
+        "\n".join(content_text(m.get("content")) for m in messages)
+        if ctx.decode is None
+        else ctx.decode(ids)
+    )
     return {"prompts": [text], "completions": [said], "completion_ids": [ids]}
 
 
 def _answers(episode: Episode) -> list[Turn]:
-    first = next((n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns))
+    first = next(
+        (n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns)
+    )
     return list(episode.turns[first:])
 
 
@@ -118,12 +142,18 @@ def _with_values(turn: Turn) -> list[Message]:
     values = [result.value for result in turn.results]
     if turn.role != "tool" or len(values) != len(turn.messages):
         return list(turn.messages)
-    given: list[Mapping[str, Any]] = [{} if value is None else {"content": value} for value in values]
+    given: list[Mapping[str, Any]] = [
+        {} if value is None else {"content": value} for value in values
+    ]
     return [{**message, **value} for message, value in zip(turn.messages, given, strict=True)]
 
 
 def _completion_ids(episode: Episode) -> list[int]:
     """Everything from the first assistant turn to the last sampled token, tool results included."""
-    first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
-    sampled = [place for place, origin in enumerate(episode.tokens.origin) if origin == Origin.MODEL]
+    first = next(
+        (turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens)
+    )
+    sampled = [
+        place for place, origin in enumerate(episode.tokens.origin) if origin == Origin.MODEL
+    ]
     return [int(id_) for id_ in episode.tokens.ids[first : sampled[-1] + 1]] if sampled else []

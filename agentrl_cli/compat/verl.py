@@ -90,7 +90,9 @@ class BaseTool:
         """Return the schema."""
         return self.tool_schema
 
-    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+    async def create(
+        self, instance_id: str | None = None, **kwargs: Any
+    ) -> tuple[str, ToolResponse]:
         """Return a new instance for a trajectory."""
         return instance_id or str(uuid4()), ToolResponse()
 
@@ -188,7 +190,9 @@ class Verl(MetaPathFinder):
     `gsm8k_tool.py` of the folder, or `verl/tools/gsm8k_tool.py`.
     """
 
-    def __init__(self, folder: Path | None = None, more: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, more: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         """`more` are stubs besides STAND_INS, with what they hold."""
         self.folder = (folder or Path()).absolute()
         self.stubs = {**STAND_INS, **(more or {})}
@@ -200,22 +204,33 @@ class Verl(MetaPathFinder):
         found = dotted_target(name, self.folder)
         file, _, attribute = found.partition(":")
         path = self.folder / file
-        if not file.endswith(".py") or not _RELATIVE.search(path.read_text(encoding="utf-8", errors="replace")):
+        if not file.endswith(".py") or not _RELATIVE.search(
+            path.read_text(encoding="utf-8", errors="replace")
+        ):
             return found
         module = f"{package}.copied_{path.stem}"  # a name that verl does not have itself
         self._named[module] = path
         return f"{module}:{attribute}"
 
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         package, _, leaf = fullname.rpartition(".")
         scorer = f"{SCORERS}.{leaf}"
-        own = getattr(sys.modules.get(package), "__spec__", self) is None  # a package that stands for a folder
-        if own and not package.startswith("verl") and scorer in STAND_INS:  # the file is not beside the copied one
+        own = (
+            getattr(sys.modules.get(package), "__spec__", self) is None
+        )  # a package that stands for a folder
+        if (
+            own and not package.startswith("verl") and scorer in STAND_INS
+        ):  # the file is not beside the copied one
             content = vars(importlib.import_module(scorer)) if self.installed else STAND_INS[scorer]
             return ModuleSpec(fullname, _StandIn(content))
         beside = [self.folder / f"{leaf}.py", self.folder / f"{fullname.replace('.', '/')}.py"]
         places = beside if package in COPIED and not self.installed else []
-        file = next((place for place in (self._named.get(fullname), *places) if place and place.is_file()), None)
+        file = next(
+            (place for place in (self._named.get(fullname), *places) if place and place.is_file()),
+            None,
+        )
         return None if file is None else spec_from_file_location(fullname, file)
 
     def __enter__(self) -> Self:
@@ -231,9 +246,16 @@ class Verl(MetaPathFinder):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        stubs = [] if self.installed else [name for name in sys.modules if name == "verl" or name.startswith("verl.")]
+        stubs = (
+            []
+            if self.installed
+            else [name for name in sys.modules if name == "verl" or name.startswith("verl.")]
+        )
         for name in [*stubs, *self._named]:
             sys.modules.pop(name, None)
         sys.meta_path.remove(self)
@@ -245,5 +267,8 @@ def wants_verl(kind: Any, method: str) -> bool:
     """True for a class of verl's making: one of its bases is from verl, or a stand-in, and it has the method."""
     if not isinstance(kind, type):
         return False
-    from_verl = any(base in (BaseTool, BaseInteraction) or base.__module__.startswith("verl.") for base in kind.__mro__)
+    from_verl = any(
+        base in (BaseTool, BaseInteraction) or base.__module__.startswith("verl.")
+        for base in kind.__mro__
+    )
     return from_verl and hasattr(kind, method)

@@ -35,11 +35,23 @@ class RLHFDataset:
     """
 
     def __init__(
-        self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
+        self,
+        data_files: Any,
+        tokenizer: Any,
+        config: Any,
+        processor: Any = None,
+        max_samples: int = -1,
     ) -> None:
-        self.data_files = list(data_files) if isinstance(data_files, (list, tuple)) else [data_files]
+        self.data_files = (
+            list(data_files) if isinstance(data_files, (list, tuple)) else [data_files]
+        )
         self.original_data_files = copy.deepcopy(self.data_files)
-        self.tokenizer, self.processor, self.config, self.max_samples = tokenizer, processor, config, max_samples
+        self.tokenizer, self.processor, self.config, self.max_samples = (
+            tokenizer,
+            processor,
+            config,
+            max_samples,
+        )
         self.prompt_key = config.get("prompt_key", "prompt")
         self._download()
         self._read_files_and_tokenize()
@@ -91,7 +103,9 @@ def splits(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
             args = {"folder": str(folder), "files": places, "config": dict(data)}
             found |= {name: {"dataset": ROWS, "args": args} for name in names}
     if "train" not in found:
-        raise ConfigError(f"{folder / 'task.yaml'}: data.custom_cls needs `train_files` beside it, as in verl.")
+        raise ConfigError(
+            f"{folder / 'task.yaml'}: data.custom_cls needs `train_files` beside it, as in verl."
+        )
     return found
 
 
@@ -106,14 +120,18 @@ def rows(folder: str, files: list[str], config: Mapping[str, Any]) -> list[dict[
             kind = getattr(module, str(custom.get("name")), None)
             if not isinstance(kind, type):
                 known = [name for name, value in vars(module).items() if isinstance(value, type)]
-                raise NotFound.of(f"class in {custom['path']} (data.custom_cls)", str(custom.get("name")), known)
+                raise NotFound.of(
+                    f"class in {custom['path']} (data.custom_cls)", str(custom.get("name")), known
+                )
         made = kind(data_files=places, tokenizer=None, config=Options(config), processor=None)
         return [_plain(made[index]) for index in range(len(made))]
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without what verl's loader adds for its own batches."""
-    row = {key: value for key, value in item.items() if not type(value).__module__.startswith("torch")}
+    row = {
+        key: value for key, value in item.items() if not type(value).__module__.startswith("torch")
+    }
     if "raw_prompt" in row:
         row["prompt"] = [dict(message) for message in row.pop("raw_prompt")]
     return row
@@ -123,7 +141,11 @@ def _read(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix not in FILES:
         raise ConfigError(f"{path}: rows are read from {', '.join(FILES)} files.")
     if not path.is_file():
-        raise NotFound.of("data file", str(path), [str(one) for one in path.parent.glob("*") if one.suffix in FILES])
+        raise NotFound.of(
+            "data file",
+            str(path),
+            [str(one) for one in path.parent.glob("*") if one.suffix in FILES],
+        )
     for number, row in FILES[path.suffix](path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")

@@ -24,7 +24,9 @@ class VerlInteraction:
         self._id = await self.wrapped.start_interaction(None, **self._kwargs)
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
-        answer = await self.wrapped.generate_response(self._id, [dict(m) for m in messages], **self._kwargs)
+        answer = await self.wrapped.generate_response(
+            self._id, [dict(m) for m in messages], **self._kwargs
+        )
         ends, text, score, *_ = answer
         return Reply(str(text) or None, float(score), bool(ends))
 

@@ -25,10 +25,21 @@ def verl_reward(function: Callable[..., Any], parameters: Parameters, extra: dic
 
     async def reward(episode: Episode, ctx: RewardContext) -> Any:
         data = ctx.task.data
-        if (data.get("reward_model") or {}).get("style") == "model":  # a reward model scores this row, not a rule
+        if (data.get("reward_model") or {}).get(
+            "style"
+        ) == "model":  # a reward model scores this row, not a rule
             return None
-        rewards = [result.reward for turn in episode.turns for result in turn.results if result.reward is not None]
-        info = {**(data.get("extra_info") or {}), "num_turns": len(episode.turns), "rollout_reward_scores": rewards}
+        rewards = [
+            result.reward
+            for turn in episode.turns
+            for result in turn.results
+            if result.reward is not None
+        ]
+        info = {
+            **(data.get("extra_info") or {}),
+            "num_turns": len(episode.turns),
+            "rollout_reward_scores": rewards,
+        }
         given = {
             "data_source": data.get("data_source") or episode.family,
             "solution_str": ctx.response(episode),
@@ -46,7 +57,9 @@ def _answer(answer: Any) -> Any:
         return answer
     if "score" not in answer:
         raise EnvError(f"The reward function returned {sorted(answer)}; a mapping needs `score`.")
-    return answer["score"], ", ".join(f"{key} {value}" for key, value in answer.items() if key != "score")
+    return answer["score"], ", ".join(
+        f"{key} {value}" for key, value in answer.items() if key != "score"
+    )
 
 
 def accepted(given: dict[str, Any], parameters: Parameters) -> dict[str, Any]:

@@ -32,11 +32,17 @@ def gsm8k_solution(solution_str: str, method: str = "strict") -> str | None:
         marked = _MARKED.findall(text)
         return marked[-1].replace(",", "") if marked else None
     numbers = _NUMBER.findall(text)
-    return next((number for number in reversed(numbers) if number != "."), numbers[0] if numbers else None)
+    return next(
+        (number for number in reversed(numbers) if number != "."), numbers[0] if numbers else None
+    )
 
 
 def gsm8k(
-    solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
+    solution_str: str,
+    ground_truth: Any,
+    method: str = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
 ) -> float:
     """`score` for the right number, `format_score` for another, 0 without one."""
     answer = gsm8k_solution(solution_str, method)
@@ -65,7 +71,15 @@ _REPLACED = (
 _REMOVED = (
     *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
     *"degrees cm gm pounds meters meals edges students childrentickets multiples \\text{s} \\text{.}".split(),
-    *("\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", r"\mathrm{th}", r"^\circ"),
+    *(
+        "\\text{\ns}",
+        "\\text{}^2",
+        "\\text{}^3",
+        "\\text{\n}",
+        "\\text{}",
+        r"\mathrm{th}",
+        r"^\circ",
+    ),
     *(r"^{\circ}", r"\;", r",\!", "{,}", '"', "\\dots"),
 )
 
@@ -171,7 +185,9 @@ def _full_roots(text: str) -> str:
     head, *roots = text.split("\\sqrt")
     if "" in roots:
         raise ValueError("a root of nothing")
-    return head + "".join(f"\\sqrt{root if root[0] == '{' else f'{{{root[0]}}}{root[1:]}'}" for root in roots)
+    return head + "".join(
+        f"\\sqrt{root if root[0] == '{' else f'{{{root[0]}}}{root[1:]}'}" for root in roots
+    )
 
 
 def _full_fractions(text: str) -> str:
@@ -235,9 +251,15 @@ def default_compute_score(
     """Return the scorer of a data source, as verl chooses it. Raises EnvError for one that needs verl itself."""
     if data_source == "openai/gsm8k":
         return gsm8k(solution_str, ground_truth)
-    if data_source in ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"):
+    if data_source in (
+        "lighteval/MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "HuggingFaceH4/MATH-500",
+    ):
         return math_reward(solution_str, ground_truth)
-    if data_source in ("math_dapo", "math", "math_dapo_reasoning") or data_source.startswith("aime"):
+    if data_source in ("math_dapo", "math", "math_dapo_reasoning") or data_source.startswith(
+        "aime"
+    ):
         return math_dapo(solution_str, ground_truth)
     if data_source.startswith("searchR1_"):
         return search_r1(solution_str, ground_truth)
@@ -247,7 +269,11 @@ def default_compute_score(
     )
 
 
-_MATH = {"compute_score": math_reward, "last_boxed_only_string": math_boxed, "remove_boxed": math_unboxed}
+_MATH = {
+    "compute_score": math_reward,
+    "last_boxed_only_string": math_boxed,
+    "remove_boxed": math_unboxed,
+}
 MODULES: dict[str, dict[str, Any]] = {
     "gsm8k": {"compute_score": gsm8k, "extract_solution": gsm8k_solution},
     "math_dapo": {

@@ -49,7 +49,9 @@ class VerlTool(Tool):
         try:
             read = OpenAIFunctionToolSchema.model_validate(schema) if schema is not None else None
         except ValueError as error:
-            raise ConfigError(f"{where}: `tool_schema` is not a function schema: {error}") from error
+            raise ConfigError(
+                f"{where}: `tool_schema` is not a function schema: {error}"
+            ) from error
         try:
             return cls(kind(config=dict(config), tool_schema=read))
         except Exception as error:
@@ -63,13 +65,24 @@ class VerlTool(Tool):
         return made
 
     async def execute(self, state: Instance, arguments: dict[str, Any]) -> ToolResult:
-        as_text = parameter_type(self.wrapped.execute, "parameters") in (str, "str")  # as verl had it at first
+        as_text = parameter_type(self.wrapped.execute, "parameters") in (
+            str,
+            "str",
+        )  # as verl had it at first
         given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-        answer = await self.wrapped.execute(state.id, given, agent_data=state.context, **state.of("execute"))
+        answer = await self.wrapped.execute(
+            state.id, given, agent_data=state.context, **state.of("execute")
+        )
         response, reward, metrics = answer if isinstance(answer, tuple) else (answer, None, {})
-        numbers = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        numbers = {
+            key: float(value)
+            for key, value in (metrics or {}).items()
+            if isinstance(value, (int, float))
+        }
         images = [image_bytes(image) for image in getattr(response, "image", None) or ()]
-        images += [frame for video in getattr(response, "video", None) or () for frame in frames_of(video)]
+        images += [
+            frame for video in getattr(response, "video", None) or () for frame in frames_of(video)
+        ]
         text = response.text if hasattr(response, "text") else as_result(response).text
         step = None if reward is None else float(reward)
         return ToolResult(text or "", reward=step, metrics=numbers, images=tuple(images))
@@ -101,6 +114,10 @@ def tools_kwargs(task: Task | None, name: str) -> Mapping[str, Any]:
     if task is None:
         return {}
     extra = task.data.get("extra_info")
-    found = task.data.get("tools_kwargs") or (extra.get("tools_kwargs") if isinstance(extra, Mapping) else None) or {}
+    found = (
+        task.data.get("tools_kwargs")
+        or (extra.get("tools_kwargs") if isinstance(extra, Mapping) else None)
+        or {}
+    )
     own = found.get(name) if isinstance(found, Mapping) else None
     return own if isinstance(own, Mapping) else {}

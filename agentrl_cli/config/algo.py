@@ -22,7 +22,9 @@ CHOICES: Mapping[str, tuple[Mapping[str, Algorithm], str]] = {
 EstimatorChoice = Annotated[
     SerializeAsAny[Options], BeforeValidator(partial(choose, ESTIMATORS, "grpo", CustomEstimator))
 ]
-LossChoice = Annotated[SerializeAsAny[Options], BeforeValidator(partial(choose, LOSSES, "ppo_clip", CustomLoss))]
+LossChoice = Annotated[
+    SerializeAsAny[Options], BeforeValidator(partial(choose, LOSSES, "ppo_clip", CustomLoss))
+]
 
 
 def option_keys() -> list[str]:
@@ -67,15 +69,19 @@ class AlgoConfig(Section):
         " (seq-mean-token-sum …), or module:object; auto: that of the loss's or the estimator's paper, else token_mean."
         " If an agent's episodes branch, token_mean weighs tokens, seq_* branches, episode_mean rollouts",
     )
-    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="weight of the KL to the reference model; 0 loads none"
+    )
     kl: Literal["k1", "k2", "k3", "abs"] = Field(
         default="k3", description="estimate of the KL: k1, k2, k3, or abs, the absolute value of k1"
     )
     kl_in: Literal["loss", "reward"] = Field(
-        default="loss", description="the KL is a term of the loss, or subtracted from each token's reward"
+        default="loss",
+        description="the KL is a term of the loss, or subtracted from each token's reward",
     )
     kl_unbiased: bool = Field(
-        default=False, description="weigh the loss's KL term with the ratio, which makes its gradient unbiased"
+        default=False,
+        description="weigh the loss's KL term with the ratio, which makes its gradient unbiased",
     )
     kl_target: float | None = Field(
         default=None, gt=0, description="adapt kl_coef towards this KL per token; null: constant"
@@ -87,12 +93,18 @@ class AlgoConfig(Section):
         description="after ref_ema_steps steps the reference becomes (1 - ref_ema) x itself + ref_ema x the trained"
         " weights; 0: it stays the model at the start",
     )
-    ref_ema_steps: Positive = Field(default=1, description="steps between two changes of the reference")
+    ref_ema_steps: Positive = Field(
+        default=1, description="steps between two changes of the reference"
+    )
     entropy_coef: float = Field(default=0.0, description="weight of the entropy bonus")
     entropy_target: float | None = Field(
-        default=None, gt=0, description="adapt entropy_coef to keep this entropy, nats per token; null: constant"
+        default=None,
+        gt=0,
+        description="adapt entropy_coef to keep this entropy, nats per token; null: constant",
     )
-    entropy_step: float = Field(default=0.005, gt=0, description="by how much entropy_coef changes after each step")
+    entropy_step: float = Field(
+        default=0.005, gt=0, description="by how much entropy_coef changes after each step"
+    )
     off_policy_mask: float | None = Field(
         default=None,
         gt=0,
@@ -100,7 +112,10 @@ class AlgoConfig(Section):
         " more than this since it was sampled (DeepSeek-V3.2), e.g. 0.5; null: none",
     )
     entropy_share: float = Field(
-        default=1.0, gt=0, le=1, description="share of tokens, those of the highest entropy, with a gradient, e.g. 0.2"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of tokens, those of the highest entropy, with a gradient, e.g. 0.2",
     )
     bypass: bool = Field(
         default=False,
@@ -115,7 +130,9 @@ class AlgoConfig(Section):
         " token_k1/k2/k3, seq_sum_k1/k2/k3, seq_mean_k1/k2/k3, seq_max_k2/k3",
     )
     reject_upper: float | None = Field(
-        default=None, gt=0, description="bound of reject: a ratio for k1, e.g. 1.1; nats for k2 and k3, e.g. 0.01"
+        default=None,
+        gt=0,
+        description="bound of reject: a ratio for k1, e.g. 1.1; nats for k2 and k3, e.g. 0.01",
     )
     reject_lower: float | None = Field(
         default=None, gt=0, description="lower bound of the ratio for k1; null: 1 / reject_upper"
@@ -127,11 +144,17 @@ class AlgoConfig(Section):
     )
     correction_cap: float = Field(default=2.0, gt=0, description="the cap of tis and mis")
     correction_floor: float | None = Field(
-        default=None, gt=0, description="lower bound: tis raises smaller ratios to it, mis masks them; null: none"
+        default=None,
+        gt=0,
+        description="lower bound: tis raises smaller ratios to it, mis masks them; null: none",
     )
-    value_lr: float = Field(default=1e-3, gt=0, description="gae: peak learning rate of the value head")
+    value_lr: float = Field(
+        default=1e-3, gt=0, description="gae: peak learning rate of the value head"
+    )
     value_clip: float | None = Field(
-        default=0.2, gt=0, description="gae: clips the value loss beyond this distance from the old value; null: never"
+        default=0.2,
+        gt=0,
+        description="gae: clips the value loss beyond this distance from the old value; null: never",
     )
     value_bootstrap: bool = Field(
         default=False,
@@ -139,10 +162,13 @@ class AlgoConfig(Section):
         " its reward (as in verl and TRL)",
     )
     value_coef: float = Field(
-        default=0.0, ge=0, description="gae: weight of the value loss in the policy's gradient; 0: train the head only"
+        default=0.0,
+        ge=0,
+        description="gae: weight of the value loss in the policy's gradient; 0: train the head only",
     )
     mask_overlong: bool = Field(
-        default=False, description="skip episodes that ran out of tokens, in training and in advantages"
+        default=False,
+        description="skip episodes that ran out of tokens, in training and in advantages",
     )
     mask_void: bool = Field(
         default=False,
@@ -174,9 +200,13 @@ class AlgoConfig(Section):
         if self.correction_floor is not None and self.correction_floor >= self.correction_cap:
             raise ValueError("algo.correction_floor must be below algo.correction_cap")
         if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001")
+            raise ValueError(
+                "algo.kl_target adapts algo.kl_coef, which is 0: set its initial value, e.g. 0.001"
+            )
         if self.ref_ema and not self.kl_coef:
-            raise ValueError("algo.ref_ema moves the reference of the KL term, but algo.kl_coef is 0")
+            raise ValueError(
+                "algo.ref_ema moves the reference of the KL term, but algo.kl_coef is 0"
+            )
         self._fits_rejection()
         if self.kl_unbiased and self.kl_in == "reward":
             raise ValueError("algo.kl_unbiased needs the KL in the loss, but algo.kl_in is reward")
@@ -188,14 +218,18 @@ class AlgoConfig(Section):
 
     def _fits_rejection(self) -> None:
         if self.reject != "none" and self.reject_upper is None:
-            raise ValueError(f"algo.reject {self.reject} needs algo.reject_upper, e.g. 1.1 for k1, 0.01 for k2 and k3")
+            raise ValueError(
+                f"algo.reject {self.reject} needs algo.reject_upper, e.g. 1.1 for k1, 0.01 for k2 and k3"
+            )
         k1 = self.reject.endswith("k1")
         if self.reject_lower is not None and not k1:
             raise ValueError("algo.reject_lower is a bound of the ratio, for algo.reject with k1")
         if k1 and self.reject_upper is not None:
             lower = 1 / self.reject_upper if self.reject_lower is None else self.reject_lower
             if lower > self.reject_upper:
-                raise ValueError(f"algo.reject_lower ({lower:g}) must be below algo.reject_upper; ratios are near 1")
+                raise ValueError(
+                    f"algo.reject_lower ({lower:g}) must be below algo.reject_upper; ratios are near 1"
+                )
         if self.bypass and (self.reject != "none" or self.correction not in ("auto", "none")):
             raise ValueError(
                 "algo.bypass leaves out the trainer's forward before the step, which algo.reject and algo.correction"

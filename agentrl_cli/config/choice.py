@@ -34,7 +34,11 @@ OLD: Mapping[str, tuple[str, str]] = {
 class Options(Section):
     """A chosen name and its options; a subclass declares the options."""
 
-    model_config = Section.model_config | {"frozen": True, "validate_by_name": True, "serialize_by_alias": True}
+    model_config = Section.model_config | {
+        "frozen": True,
+        "validate_by_name": True,
+        "serialize_by_alias": True,
+    }
 
     name: str
 
@@ -62,13 +66,21 @@ def option_names(options: type[Options]) -> list[str]:
     return [info.alias or name for name, info in options.model_fields.items() if name != "name"]
 
 
-def choose(table: Mapping[str, Algorithm], default: str, custom: type[Options], value: Any) -> Options:
+def choose(
+    table: Mapping[str, Algorithm], default: str, custom: type[Options], value: Any
+) -> Options:
     """Return the options of a choice, from a name or a mapping with a name. `custom`: the options of a user's own
     function.
     """
     if isinstance(value, Options):
         value = value.model_dump()
-    given = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
+    given = (
+        {"name": value}
+        if isinstance(value, str)
+        else dict(value)
+        if isinstance(value, Mapping)
+        else None
+    )
     if given is None or not isinstance(given.setdefault("name", default), str):
         raise ValueError("expected a name, or a mapping with a name and options")
     kind = table[given["name"]].options if given["name"] in table else custom

@@ -17,7 +17,8 @@ class ClusterConfig(Section):
         description="here: this process; processes: local processes; ray: actors on a Ray cluster (extra ray)",
     )
     workers: Positive = Field(
-        default=1, description="processes or ray: how many workers; each runs rollout.concurrency episodes at once"
+        default=1,
+        description="processes or ray: how many workers; each runs rollout.concurrency episodes at once",
     )
     address: str = Field(
         default="auto",
@@ -25,7 +26,9 @@ class ClusterConfig(Section):
         " local: a new one on this machine",
     )
     worker_gpus: float = Field(
-        default=0.0, ge=0, description="processes or ray: GPUs of each worker; ray takes shares, 0.5"
+        default=0.0,
+        ge=0,
+        description="processes or ray: GPUs of each worker; ray takes shares, 0.5",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,
@@ -36,14 +39,19 @@ class ClusterConfig(Section):
         description="seconds without a sign of life after which a worker is replaced and its episodes are given again",
     )
     gpus: Positive | None = Field(
-        default=None, description="GPUs of each machine that train together, one process each; null: one process"
+        default=None,
+        description="GPUs of each machine that train together, one process each; null: one process",
     )
     ranks: Positive = Field(
-        default=1, description="processes of each machine that train together on the CPU, in place of `gpus`"
+        default=1,
+        description="processes of each machine that train together on the CPU, in place of `gpus`",
     )
-    nodes: Positive = Field(default=1, description="machines that train together; see `agentrl train --node 1`")
+    nodes: Positive = Field(
+        default=1, description="machines that train together; see `agentrl train --node 1`"
+    )
     rendezvous: str = Field(
-        default="", description="HOST:PORT of the first machine, where the ranks of several machines meet"
+        default="",
+        description="HOST:PORT of the first machine, where the ranks of several machines meet",
     )
     shard: Literal["auto", "none", "full"] = Field(
         default="auto",

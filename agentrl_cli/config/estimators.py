@@ -59,7 +59,9 @@ class TokenDiscount(Options):
 class Gae(TokenDiscount):
     """Options of gae."""
 
-    lam: Unit = Field(default=1.0, alias="lambda", description="1 trusts the returns, 0 the value head")
+    lam: Unit = Field(
+        default=1.0, alias="lambda", description="1 trusts the returns, 0 the value head"
+    )
 
 
 class BestOf(Normalised):
@@ -77,7 +79,9 @@ class Turns(Normalised):
 class TurnsAndEpisode(Turns):
     """Options of mt_grpo and gigpo."""
 
-    turn_coef: float = Field(default=1.0, ge=0, description="weight of the turn's advantage beside the episode's")
+    turn_coef: float = Field(
+        default=1.0, ge=0, description="weight of the turn's advantage beside the episode's"
+    )
 
 
 class Distill(Normalised):
@@ -101,9 +105,13 @@ class Distill(Normalised):
     )
     top_k: Positive = Field(default=20, description="k of the form top_k")
     coef: float = Field(default=1.0, ge=0, description="weight of the teacher")
-    reward_coef: float = Field(default=0.0, ge=0, description="weight of the reward's advantage (grpo) beside it")
+    reward_coef: float = Field(
+        default=0.0, ge=0, description="weight of the reward's advantage (grpo) beside it"
+    )
     server_model: str = Field(default="", description="a server's name of the teacher")
-    api_key_env: str = Field(default="", description="environment variable that holds the server's key")
+    api_key_env: str = Field(
+        default="", description="environment variable that holds the server's key"
+    )
 
 
 class CustomEstimator(TurnsAndEpisode, BestOf, Gae):

@@ -60,10 +60,17 @@ def load_config(
     stored: dict[str, Value] = {}
     for name, value in (run or {}).items():
         stored.update(translated(flatten(name, value, "run")))
-    layers = [stored, *(translated(read_yaml(path)) for path in files), translated(_from_env(env or {}))]
+    layers = [
+        stored,
+        *(translated(read_yaml(path)) for path in files),
+        translated(_from_env(env or {})),
+    ]
     layers += [translated(_from_set(text)) for text in sets]
     layers = [_rename(layer) for layer in layers]
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in (flags or {}).items()}
+    given = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in (flags or {}).items()
+    }
     layers.append({key: Value(value, "flag") for key, value in given.items() if value is not None})
     base = base or (files[0].parent if files else None)
     packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
@@ -71,7 +78,10 @@ def load_config(
     for layer in (_rename(_from_packs(packs, base)), *layers):
         _stack(merged, layer)
     if base is not None:
-        merged = {key: value._replace(value=portable(value.value, (base,))) for key, value in merged.items()}
+        merged = {
+            key: value._replace(value=portable(value.value, (base,)))
+            for key, value in merged.items()
+        }
     config = _check(merged)
     sources = Sources({key: value.source for key, value in merged.items()})
     for old in [key for key in merged if key.removeprefix("algo.") in OLD]:
@@ -101,7 +111,8 @@ _RENAMED: dict[str, str] = offers("renamed")
 
 
 def inside(config: Config, base: Path) -> Config:
-    """Return the same settings, with paths inside the project folder `base` made relative to it, as in `load_config`.
+    """Return the same settings, with paths inside the project folder `base` made relative to it, as
+    in `load_config`.
     """
     return Config.model_validate(portable(config.model_dump(), (base,)))
 
@@ -138,13 +149,22 @@ def _report_old(key: str, value: Value, config: Config) -> None:
     if option in option_names(type(chosen)):
         _LOG.warning("%s: %s is now %s.", _where(value), key, new)
     else:
-        _LOG.warning("%s: %s is now %s, which %s does not have: ignored.", _where(value), key, new, chosen.name)
+        _LOG.warning(
+            "%s: %s is now %s, which %s does not have: ignored.",
+            _where(value),
+            key,
+            new,
+            chosen.name,
+        )
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
     layer: dict[str, Value] = {}
     for name, text in env.items():
-        if not name.startswith(ENV_PREFIX) or name.removeprefix(ENV_PREFIX).lstrip("_") in NOT_CONFIG:
+        if (
+            not name.startswith(ENV_PREFIX)
+            or name.removeprefix(ENV_PREFIX).lstrip("_") in NOT_CONFIG
+        ):
             continue
         key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
         layer.update(flatten(key, parse_scalar(text, f"env:{name}"), f"env:{name}"))
@@ -154,7 +174,9 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
 def _from_set(text: str) -> dict[str, Value]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: expected section.key=value.", hint="For example: --set train.lr=3e-5")
+        raise ConfigError(
+            f"--set {text}: expected section.key=value.", hint="For example: --set train.lr=3e-5"
+        )
     return flatten(key.strip(), parse_scalar(value, f"--set {text}"), "--set")
 
 
@@ -194,15 +216,21 @@ def _check(layers: Mapping[str, Value]) -> Config:
             _put(tree, key, value.value)
         elif key not in sections():
             near = " or ".join(_suggest(key, [*keys(), *_ELSEWHERE]))
-            problems.append(f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else ""))
+            problems.append(
+                f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else "")
+            )
         elif value.value is not None:  # null: "train:" with all its lines commented out
-            problems.append(f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}")
+            problems.append(
+                f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}"
+            )
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
         problems += dict.fromkeys(_explain(detail, layers) for detail in error.errors())
     if problems:
-        raise ConfigError("\n".join(problems), hint="`agentrl config show --all` lists every key with its value.")
+        raise ConfigError(
+            "\n".join(problems), hint="`agentrl config show --all` lists every key with its value."
+        )
     return config
 
 
@@ -224,12 +252,17 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     choice, _, option = leaf.partition(".")
     if key.startswith(_OPTIONS) and isinstance(tree.setdefault(section, {}), dict):
         chosen = tree[section].get(choice, {})
-        tree[section][choice] = {**(chosen if isinstance(chosen, dict) else {"name": chosen}), option: value}
+        tree[section][choice] = {
+            **(chosen if isinstance(chosen, dict) else {"name": chosen}),
+            option: value,
+        }
     elif key in _CHOSEN and isinstance(tree.get(section, {}).get(leaf), dict):
         tree[section][leaf]["name"] = value
     elif not leaf:
         tree[section] = {**value, **tree.get(section, {})} if isinstance(value, dict) else value
-    elif isinstance(tree.setdefault(section, {}), dict):  # else, as in `rewards: 3`, validation reports it
+    elif isinstance(
+        tree.setdefault(section, {}), dict
+    ):  # else, as in `rewards: 3`, validation reports it
         tree[section][leaf] = value
 
 
@@ -276,14 +309,20 @@ def _no_option(key: str, layers: Mapping[str, Value]) -> str:
     record = CHOICES[choice.removeprefix("algo.")][0].get(name)
     own = option_names(record.options) if record else []
     near = nearest(option, own, 1)
-    has = f"did you mean {choice}.{near[0]}?" if near else f"{name} has {', '.join(own) or 'no options'}"
+    has = (
+        f"did you mean {choice}.{near[0]}?"
+        if near
+        else f"{name} has {', '.join(own) or 'no options'}"
+    )
     return f"unknown key {key} with {choice}: {name}; {has}"
 
 
 def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
     location = [str(part) for part in detail["loc"]]
     text = str(detail["msg"]).removeprefix("Value error, ")
-    if not location or (detail["type"] == "value_error" and location[0] in sections() and len(location) == 1):
+    if not location or (
+        detail["type"] == "value_error" and location[0] in sections() and len(location) == 1
+    ):
         return text  # conflicting settings, named in the text
     depth = 3 if ".".join(location[:2]) in _CHOSEN else 2
     key = ".".join(location[:depth]) if location[0] in (*sections(), "rewards") else location[0]

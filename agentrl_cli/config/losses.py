@@ -24,7 +24,9 @@ class Loss(Algorithm):
 
 
 def _low(default: float, bound: str = "1 - clip_low") -> float:
-    value: float = Field(default=default, gt=0, le=1, description=f"the ratio is clipped below {bound}")
+    value: float = Field(
+        default=default, gt=0, le=1, description=f"the ratio is clipped below {bound}"
+    )
     return value
 
 
@@ -48,7 +50,9 @@ class DualClip(Clip):
     """Options of PPO's clip."""
 
     clip_dual: float | None = Field(
-        default=None, gt=1, description="bound on the ratio where the advantage is negative, usually 3; null: none"
+        default=None,
+        gt=1,
+        description="bound on the ratio where the advantage is negative, usually 3; null: none",
     )
 
 
@@ -70,28 +74,42 @@ class LogClip(Clip):
 class Gate(Options):
     """Options of sapo."""
 
-    positive: float = Field(default=1.0, gt=0, description="temperature where the advantage is positive")
-    negative: float = Field(default=1.05, gt=0, description="temperature where the advantage is negative")
+    positive: float = Field(
+        default=1.0, gt=0, description="temperature where the advantage is positive"
+    )
+    negative: float = Field(
+        default=1.05, gt=0, description="temperature where the advantage is negative"
+    )
 
 
 class ClipCov(DualClip):
     """Options of clip_cov. The share is from the authors' scripts for 7B models (recipe/entropy/7b_*.sh in verl)."""
 
-    fraction: float = Field(default=0.0002, gt=0, le=1, description="share of tokens without gradient")
-    low: float = Field(default=1.0, description="tokens are drawn from those with a covariance above this")
-    high: float = Field(default=5.0, description="tokens are drawn from those with a covariance below this")
+    fraction: float = Field(
+        default=0.0002, gt=0, le=1, description="share of tokens without gradient"
+    )
+    low: float = Field(
+        default=1.0, description="tokens are drawn from those with a covariance above this"
+    )
+    high: float = Field(
+        default=5.0, description="tokens are drawn from those with a covariance below this"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> ClipCov:
         if self.low >= self.high:
-            raise ValueError(f"algo.loss.low ({self.low:g}) must be below algo.loss.high ({self.high:g})")
+            raise ValueError(
+                f"algo.loss.low ({self.low:g}) must be below algo.loss.high ({self.high:g})"
+            )
         return self
 
 
 class KlCov(Options):
     """Options of kl_cov. The authors used a share of 0.002 for 7B models, and 0.0002 for 32B, verl's default."""
 
-    fraction: float = Field(default=0.002, gt=0, le=1, description="share of tokens that are penalised")
+    fraction: float = Field(
+        default=0.002, gt=0, le=1, description="share of tokens that are penalised"
+    )
     kl_coef: float = Field(default=1.0, ge=0, description="weight of the penalty")
 
 
@@ -99,9 +117,12 @@ class TrustRegion(Options):
     """Options of dppo."""
 
     divergence: Literal["tv", "kl"] = Field(
-        default="tv", description="between old and new probability of the sampled token against all others"
+        default="tv",
+        description="between old and new probability of the sampled token against all others",
     )
-    threshold: float = Field(default=0.15, gt=0, description="divergence above which a token is masked")
+    threshold: float = Field(
+        default=0.15, gt=0, description="divergence above which a token is masked"
+    )
 
 
 class CustomLoss(ClipCov, KlCov, Gate):

@@ -30,14 +30,19 @@ class ModelConfig(Section):
     """The model that is trained."""
 
     name: str = Field(
-        default="tiny", description='"tiny" or "tiny-tools" (bundled), a Hugging Face id, or a local folder'
+        default="tiny",
+        description='"tiny" or "tiny-tools" (bundled), a Hugging Face id, or a local folder',
     )
-    revision: str | None = Field(default=None, description="branch, tag or commit on the Hugging Face hub")
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit on the Hugging Face hub"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: bfloat16 on a GPU that supports it, float32 elsewhere and for full training"
+        default="auto",
+        description="auto: bfloat16 on a GPU that supports it, float32 elsewhere and for full training",
     )
     quantization: Literal["none", "4bit", "8bit"] = Field(
-        default="none", description="base weights in 4 or 8 bits under an adapter (QLoRA; extra quant)"
+        default="none",
+        description="base weights in 4 or 8 bits under an adapter (QLoRA; extra quant)",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     chat_template: str | None = Field(
@@ -53,10 +58,15 @@ class ModelConfig(Section):
         description="train even if appending turns differs from the chat template's own rendering: the appended"
         " one is trained; false: refuse with the reason (`agentrl doctor --template FOLDER`)",
     )
-    parser: str = Field(default="auto", description="tool-call parser: auto, hermes, or module:object")
-    offline: bool = Field(default=False, description="never contact the hub: cache and local folders only")
+    parser: str = Field(
+        default="auto", description="tool-call parser: auto, hermes, or module:object"
+    )
+    offline: bool = Field(
+        default=False, description="never contact the hub: cache and local folders only"
+    )
     trust_remote_code: bool = Field(
-        default=False, description="run the Python files of a model's folder, which some models need; false: refuse"
+        default=False,
+        description="run the Python files of a model's folder, which some models need; false: refuse",
     )
 
 
@@ -65,22 +75,33 @@ class LoraConfig(Section):
 
     enabled: bool = Field(default=False, description="train an adapter instead of all weights")
     r: Positive = Field(default=16, description="rank")
-    alpha: float = Field(default=32.0, gt=0, description="scale: the update is multiplied by alpha / r")
+    alpha: float = Field(
+        default=32.0, gt=0, description="scale: the update is multiplied by alpha / r"
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on the adapter's input")
     target_modules: Literal["all-linear"] | list[str] = Field(
-        default="all-linear", description='"all-linear", or the names of the modules that get an adapter'
+        default="all-linear",
+        description='"all-linear", or the names of the modules that get an adapter',
     )
-    use_rslora: bool = Field(default=False, description="rsLoRA: scale by alpha / sqrt(r), for large ranks")
-    use_dora: bool = Field(default=False, description="DoRA: LoRA for the direction, a separate magnitude; slower")
+    use_rslora: bool = Field(
+        default=False, description="rsLoRA: scale by alpha / sqrt(r), for large ranks"
+    )
+    use_dora: bool = Field(
+        default=False, description="DoRA: LoRA for the direction, a separate magnitude; slower"
+    )
     path: str | None = Field(default=None, description="a peft adapter folder to start from")
 
 
 class TaskConfig(Section):
     """The tasks."""
 
-    packs: list[str] = Field(default=["."], min_length=1, description='packs by name or folder; "." is this project')
+    packs: list[str] = Field(
+        default=["."], min_length=1, description='packs by name or folder; "." is this project'
+    )
     split_train: str = Field(default="train", description="the split to train on")
-    families: list[str] | None = Field(default=None, description="only tasks of these families; null: all")
+    families: list[str] | None = Field(
+        default=None, description="only tasks of these families; null: all"
+    )
     limit: Positive | None = Field(default=None, description="only the first N tasks; null: all")
     agent: str | dict[str, Any] | None = Field(
         default=None,
@@ -119,20 +140,29 @@ class RolloutConfig(Section):
         default=4, description="tool calls answered in one turn; more are refused with a text"
     )
     max_user_turns: Positive | None = Field(
-        default=None, description="tool or user messages before the episode is cut off; null: no limit"
+        default=None,
+        description="tool or user messages before the episode is cut off; null: no limit",
     )
     max_observation_chars: Positive | None = Field(
         default=None, description="characters of one tool result before it is cut; null: no limit"
     )
     response_tokens: Positive | None = Field(
-        default=None, description="tokens of an episode after its prompt, besides max_tokens; null: no limit"
+        default=None,
+        description="tokens of an episode after its prompt, besides max_tokens; null: no limit",
     )
-    max_observation_tokens: Positive = Field(default=256, description="tokens of one tool result before it is cut")
-    truncate_side: Literal["left", "middle", "right"] = Field(default="middle", description="which part of it is cut")
+    max_observation_tokens: Positive = Field(
+        default=256, description="tokens of one tool result before it is cut"
+    )
+    truncate_side: Literal["left", "middle", "right"] = Field(
+        default="middle", description="which part of it is cut"
+    )
     overflow: Literal["stop", "truncate_observation"] = Field(
-        default="stop", description="if a result does not fit into the episode: end it, or cut the result further"
+        default="stop",
+        description="if a result does not fit into the episode: end it, or cut the result further",
     )
-    tool_timeout: Seconds = Field(default=10.0, description="seconds of one tool call, unless the tool sets its own")
+    tool_timeout: Seconds = Field(
+        default=10.0, description="seconds of one tool call, unless the tool sets its own"
+    )
     episode_timeout: Seconds = Field(
         default=120.0, description="seconds of an episode's tools, environment and grading, against what hangs; the"
         " model's turns do not count (max_turns, max_tokens), nor does what other programs take of the processors",
@@ -143,17 +173,28 @@ class RolloutConfig(Section):
         " has its own copy of the weights and `algo.correction: auto` is tis",
     )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="below 1 truncates sampling: training warns and corrects")
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="below 1 truncates sampling: training warns and corrects",
+    )
     top_k: Count = Field(default=0, description="0: the whole vocabulary")
-    min_p: Unit = Field(default=0.0, description="drop tokens less likely than this share of the likeliest")
+    min_p: Unit = Field(
+        default=0.0, description="drop tokens less likely than this share of the likeliest"
+    )
     repetition_penalty: float = Field(
-        default=1.0, gt=0, description="above 1 makes tokens of the context less likely; like top_p a truncation"
+        default=1.0,
+        gt=0,
+        description="above 1 makes tokens of the context less likely; like top_p a truncation",
     )
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list, description="texts that end an assistant turn, besides the template's own stop tokens"
+        default_factory=list,
+        description="texts that end an assistant turn, besides the template's own stop tokens",
     )
     bad_tokens: list[str] = Field(
-        default_factory=list, description="texts of tokens that are never sampled; like top_p a truncation"
+        default_factory=list,
+        description="texts of tokens that are never sampled; like top_p a truncation",
     )
     replay_truncation: bool = Field(
         default=False,
@@ -161,7 +202,8 @@ class RolloutConfig(Section):
         " over them: exact, where a correction of the ratio is not; needs a local policy",
     )
     memory: str = Field(
-        default="auto", description="memory for the KV cache: 2GiB, 512MB …; auto: half of the free memory"
+        default="auto",
+        description="memory for the KV cache: 2GiB, 512MB …; auto: half of the free memory",
     )
     cuda_graphs: Annotated[Literal["auto", "off"], OnOff] = Field(
         default="off",
@@ -193,11 +235,16 @@ class RolloutConfig(Section):
 class SandboxConfig(Section):
     """The sandbox of the model's code and its limits."""
 
-    backend: str = Field(default="auto", description="auto, ns, landlock, docker, bare, or module:object")
-    min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
-        default="ns", description="refuse weaker isolation than this: docker and ns are strong, bare is none"
+    backend: str = Field(
+        default="auto", description="auto, ns, landlock, docker, bare, or module:object"
     )
-    wall: Seconds = Field(default=5.0, description="seconds of one execution, without its waits for a processor")
+    min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
+        default="ns",
+        description="refuse weaker isolation than this: docker and ns are strong, bare is none",
+    )
+    wall: Seconds = Field(
+        default=5.0, description="seconds of one execution, without its waits for a processor"
+    )
     cpu: Seconds = Field(default=5.0, description="CPU seconds of one execution")
     memory_mb: Positive = Field(default=1024, description="memory of a session, MiB")
     processes: Positive = Field(default=32, description="processes and threads of a session")
@@ -207,21 +254,28 @@ class SandboxConfig(Section):
     output_kb: Positive = Field(default=64, description="output kept, KiB")
     open_files: Positive = Field(default=256, description="open files of a process")
     imports: list[str] = Field(
-        default=[], description="packages besides the standard library that every session can import, e.g. [numpy]"
+        default=[],
+        description="packages besides the standard library that every session can import, e.g. [numpy]",
     )
     seed: Count | None = Field(
-        default=None, description="seed of `random` in sessions; null: each episode's own, so that a replay repeats it"
+        default=None,
+        description="seed of `random` in sessions; null: each episode's own, so that a replay repeats it",
     )
     workers: Positive | None = Field(
-        default=None, description="warm runners, each with four programs at once; null: one per core, at most 8"
+        default=None,
+        description="warm runners, each with four programs at once; null: one per core, at most 8",
     )
 
 
 class StoreConfig(Section):
     """The store."""
 
-    path: str | None = Field(default=None, description="the SQLite file; null: runs/agentrl.db of the project")
-    keep_tokens_days: Positive | None = Field(default=None, description="days to keep per-token numbers; null: forever")
+    path: str | None = Field(
+        default=None, description="the SQLite file; null: runs/agentrl.db of the project"
+    )
+    keep_tokens_days: Positive | None = Field(
+        default=None, description="days to keep per-token numbers; null: forever"
+    )
     precision: Literal["float32", "float16"] = Field(
         default="float32", description="precision of per-token numbers after training"
     )
@@ -242,32 +296,49 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig, description="the model that is trained")
     adapter: LoraConfig = Field(default_factory=LoraConfig, description="a LoRA adapter")
     task: TaskConfig = Field(default_factory=TaskConfig, description="the tasks")
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how episodes are sampled")
+    rollout: RolloutConfig = Field(
+        default_factory=RolloutConfig, description="how episodes are sampled"
+    )
     algo: AlgoConfig = Field(default_factory=AlgoConfig, description="how rewards become gradients")
-    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="what computes the updates")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints")
+    trainer: TrainerConfig = Field(
+        default_factory=TrainerConfig, description="what computes the updates"
+    )
+    train: TrainConfig = Field(
+        default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints"
+    )
     eval: EvalConfig = Field(default_factory=EvalConfig, description="agentrl eval")
-    sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="where the model's code runs")
+    sandbox: SandboxConfig = Field(
+        default_factory=SandboxConfig, description="where the model's code runs"
+    )
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
     cluster: ClusterConfig = Field(
-        default_factory=ClusterConfig, description="workers that make the episodes; several GPUs and machines"
+        default_factory=ClusterConfig,
+        description="workers that make the episodes; several GPUs and machines",
     )
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
-    rewards: dict[str, float] = Field(default={}, description="weights of reward parts by name, over the pack's")
+    rewards: dict[str, float] = Field(
+        default={}, description="weights of reward parts by name, over the pack's"
+    )
     hooks: list[str] = Field(
-        default=[], description="hooks by name, module:object or file.py:object, called in this order"
+        default=[],
+        description="hooks by name, module:object or file.py:object, called in this order",
     )
     loggers: list[str] = Field(
         default=[],
         description="loggers of metrics besides the store: tensorboard, wandb, trackio, mlflow, jsonl, module:object",
     )
     logger_seconds: float = Field(
-        default=60.0, gt=0, description="seconds without progress after which the end of a run abandons a logger"
+        default=60.0,
+        gt=0,
+        description="seconds without progress after which the end of a run abandons a logger",
     )
-    seed: Count = Field(default=0, description="the one seed: data order, sampling, initial adapter")
+    seed: Count = Field(
+        default=0, description="the one seed: data order, sampling, initial adapter"
+    )
     deterministic: bool = Field(
-        default=False, description="interrupted and uninterrupted CPU runs end with identical weights"
+        default=False,
+        description="interrupted and uninterrupted CPU runs end with identical weights",
     )
 
     @property
@@ -275,11 +346,15 @@ class Config(Section):
         """Whether the trained weights are spread over several ranks (FSDP2)."""
         if self.cluster.size == 1 or self.cluster.shard == "none":
             return False
-        return self.cluster.shard == "full" or (not self.adapter.enabled and self.train.optimizer == "adamw")
+        return self.cluster.shard == "full" or (
+            not self.adapter.enabled and self.train.optimizer == "adamw"
+        )
 
     def section(self, kind: type[S]) -> S:
         """Return the section that a plugin declares by this class."""
-        name = next(name for name, info in type(self).model_fields.items() if info.annotation is kind)
+        name = next(
+            name for name, info in type(self).model_fields.items() if info.annotation is kind
+        )
         found: S = getattr(self, name)
         return found
 
@@ -295,7 +370,9 @@ class Config(Section):
                 " never stop the run: leave out one of them"
             )
         if self.algo.ref_ema and self.cluster.size > 1:
-            raise ValueError("algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average")
+            raise ValueError(
+                "algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average"
+            )
         if self.deterministic and self.rollout.async_staleness:
             raise ValueError(
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
@@ -318,7 +395,9 @@ def _with_plugins(core: type[Config]) -> type[Config]:
             _LOG.warning("The section %s of a plugin is left out: %s", name, error)
             continue
         sections[name] = (kind, Field(default_factory=kind, description=kind.__doc__))
-    return create_model("Config", __base__=core, __doc__=core.__doc__, __module__=__name__, **sections)
+    return create_model(
+        "Config", __base__=core, __doc__=core.__doc__, __module__=__name__, **sections
+    )
 
 
 if not TYPE_CHECKING:
@@ -336,7 +415,9 @@ def fields() -> list[tuple[str, Any]]:
     for name, info in Config.model_fields.items():
         section = info.annotation
         if isinstance(section, type) and issubclass(section, Section):
-            found += [(f"{name}.{leaf}", leaf_info) for leaf, leaf_info in section.model_fields.items()]
+            found += [
+                (f"{name}.{leaf}", leaf_info) for leaf, leaf_info in section.model_fields.items()
+            ]
         else:
             found.append((name, info))
     return found

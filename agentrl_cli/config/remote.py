@@ -18,22 +18,26 @@ class RemoteConfig(Section):
         ' "module:object", "file.py:object", a name of the entry-point group agentrl.policies',
     )
     url: str = Field(
-        default="", description="its address: http://host:8000/v1 (vllm, openai), http://host:30000 (sglang)"
+        default="",
+        description="its address: http://host:8000/v1 (vllm, openai), http://host:30000 (sglang)",
     )
     urls: list[str] = Field(
-        default=[], description="addresses of several vllm or sglang servers of the same model, in place of url"
+        default=[],
+        description="addresses of several vllm or sglang servers of the same model, in place of url",
     )
     model: str = Field(default="", description='its name of the model; "": model.name')
     api_key_env: str = Field(default="", description="environment variable that holds its key")
     mode: Literal["completions", "chat"] = Field(
-        default="completions", description="openai: send the exact prompt text, or messages for its own template"
+        default="completions",
+        description="openai: send the exact prompt text, or messages for its own template",
     )
     processed_logprobs: bool = Field(
         default=False,
         description="it reports log-probabilities of its sampling distribution (--logprobs-mode processed_logprobs)",
     )
     sync_dir: str | None = Field(
-        default=None, description="folder for new weights, readable by the server; null: runs/remote"
+        default=None,
+        description="folder for new weights, readable by the server; null: runs/remote",
     )
     sleep: bool = Field(
         default=False,
@@ -42,4 +46,6 @@ class RemoteConfig(Section):
     )
     timeout: Seconds = Field(default=600.0, description="seconds of one request")
     retries: Count = Field(default=3, description="times that a failed request is tried again")
-    patience: float = Field(default=120.0, ge=0, description="seconds that an unreachable server is waited for")
+    patience: float = Field(
+        default=120.0, ge=0, description="seconds that an unreachable server is waited for"
+    )

@@ -43,7 +43,9 @@ def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
             names = [name for name in value if name != "name"]
             found += [(f"{key}.{name}", value[name], sources[f"{key}.{name}"]) for name in names]
         elif isinstance(value, dict) and value:
-            found += [(f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()]
+            found += [
+                (f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()
+            ]
         else:
             found.append((key, value, sources[key]))
     return found
@@ -59,7 +61,9 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     lines: list[str] = []
     section = ""
     settings = _joined(settings)
-    for key in sorted(settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))):
+    for key in sorted(
+        settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))
+    ):
         head, _, leaf = key.partition(".")
         if leaf and head != section:
             lines += [""] if lines else []
@@ -77,10 +81,17 @@ def _joined(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with each choice's name and options in one mapping."""
     out = dict(settings)
     for key in CHOSEN:
-        options = {name.removeprefix(f"{key}."): out.pop(name) for name in settings if name.startswith(f"{key}.")}
+        options = {
+            name.removeprefix(f"{key}."): out.pop(name)
+            for name in settings
+            if name.startswith(f"{key}.")
+        }
         if options:
             chosen = out.get(key)
-            out[key] = {**(chosen if isinstance(chosen, dict) else {"name": chosen} if chosen else {}), **options}
+            out[key] = {
+                **(chosen if isinstance(chosen, dict) else {"name": chosen} if chosen else {}),
+                **options,
+            }
     return out
 
 
@@ -90,7 +101,11 @@ def option_rows() -> list[tuple[str, str, str, Any]]:
     for key, table in CHOSEN.items():
         for name, record in table.items():
             infos = record.options.model_fields
-            found += [(key, name, info.alias or field, info) for field, info in infos.items() if field != "name"]
+            found += [
+                (key, name, info.alias or field, info)
+                for field, info in infos.items()
+                if field != "name"
+            ]
     return found
 
 
@@ -111,7 +126,9 @@ def schema() -> dict[str, Any]:
 
 def scalar(value: Any) -> str:
     """Return a value on one line of YAML."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 

@@ -31,10 +31,12 @@ class TrainerConfig(Section):
     """What computes the updates."""
 
     kind: Literal["agentrl", "trl"] = Field(
-        default="agentrl", description="agentrl: this package's trainer; trl: TRL's GRPOTrainer (extra trl)"
+        default="agentrl",
+        description="agentrl: this package's trainer; trl: TRL's GRPOTrainer (extra trl)",
     )
     options: dict[str, Any] = Field(
-        default={}, description="trl: fields of GRPOConfig over what the other settings give, e.g. {loss_type: cispo}"
+        default={},
+        description="trl: fields of GRPOConfig over what the other settings give, e.g. {loss_type: cispo}",
     )
 
 
@@ -52,9 +54,13 @@ class TrainConfig(Section):
         default="adamw",
         description="adamw, adamw8bit (8-bit state; GPU, extra quant), adamw_offload (state in CPU memory), muon",
     )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="gradients are scaled down to this norm"
+    )
     betas: tuple[Unit, Unit] = Field(default=(0.9, 0.95), description="AdamW's betas")
-    token_budget: Positive = Field(default=4096, description="tokens of a micro-batch, padding included")
+    token_budget: Positive = Field(
+        default=4096, description="tokens of a micro-batch, padding included"
+    )
     checkpointing: Annotated[Literal["auto", "on", "off"], OnOff] = Field(
         default="auto",
         description="recompute activations in the backward pass: a third slower, a fraction of the memory; auto: if"
@@ -68,9 +74,13 @@ class TrainConfig(Section):
     )
     eval_tasks: Positive = Field(default=40, description="tasks of an evaluation during training")
     eval_samples: Positive = Field(default=2, description="attempts at each of these tasks")
-    save_every: Positive = Field(default=20, description="checkpoint every N steps; the last step always saves")
+    save_every: Positive = Field(
+        default=20, description="checkpoint every N steps; the last step always saves"
+    )
     keep_last: Positive = Field(default=3, description="checkpoints kept besides the best")
-    stop_on: list[Stop] = Field(default=["nan"], description="alerts that stop the run: " + ", ".join(get_args(Stop)))
+    stop_on: list[Stop] = Field(
+        default=["nan"], description="alerts that stop the run: " + ", ".join(get_args(Stop))
+    )
     stop_patience: Positive = Field(
         default=1, description="consecutive steps with such an alert before it stops the run"
     )

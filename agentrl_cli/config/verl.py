@@ -42,10 +42,14 @@ def translated(layer: Mapping[str, Value]) -> dict[str, Value]:
         if ours is None or place not in PLACES or key == ours:
             out[key] = value
             continue
-        moved = value._replace(source=f"{value.source} (verl: {leaf})", place=value.place or value.source)
+        moved = value._replace(
+            source=f"{value.source} (verl: {leaf})", place=value.place or value.source
+        )
         if leaf == "tool_response_truncate_side":
             moved = moved._replace(value=OTHER_SIDE.get(str(value.value), value.value))
-        if leaf == "max_tool_response_length":  # a token is nearly always a character or more: only that limit cuts
+        if (
+            leaf == "max_tool_response_length"
+        ):  # a token is nearly always a character or more: only that limit cuts
             lifted["rollout.max_observation_tokens"] = moved
         lifted[ours] = moved
     return {**lifted, **out}

@@ -40,7 +40,9 @@ def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:
     if root is None:
         return {}
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}:{root.start_mark.line + 1}: expected a mapping of sections, like `train:`.")
+        raise ConfigError(
+            f"{path}:{root.start_mark.line + 1}: expected a mapping of sections, like `train:`."
+        )
     return {
         key: Value(_construct(node, path), f"file:{path}:{node.start_mark.line + 1}")
         for key, node in _leaves(root, "", path)
@@ -83,7 +85,9 @@ def _compose(path: Path) -> yaml.Node | None:
         near = [item.name for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         raise NotFound.of("file", str(path), near) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+        raise ConfigError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     try:
@@ -98,7 +102,9 @@ def _compose(path: Path) -> yaml.Node | None:
 
 def _nodes(text: str) -> yaml.Node | None:
     depth = 0
-    for bracket in _BRACKETS.findall(text):  # checked first: PyYAML takes quadratic time for such a text
+    for bracket in _BRACKETS.findall(
+        text
+    ):  # checked first: PyYAML takes quadratic time for such a text
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         if depth > OPEN:
             raise RecursionError
@@ -138,7 +144,9 @@ def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
         sizes[id(node)] = MOST  # seen again while being counted: it contains itself
         if isinstance(node, yaml.ScalarNode):
             if not is_text(node.value):
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: {shown(node.value)} has a lone surrogate")
+                raise yaml.YAMLError(
+                    f"line {node.start_mark.line + 1}: {shown(node.value)} has a lone surrogate"
+                )
             known = 1
         else:
             pairs = isinstance(node, yaml.MappingNode)
@@ -158,7 +166,9 @@ def _leaves(node: yaml.MappingNode, prefix: str, path: Path) -> Iterator[tuple[s
             raise ConfigError(f"{path}:{line}: a key must be a name.")
         name = f"{prefix}{key_node.value}"
         if name in seen:
-            raise ConfigError(f"{path}:{line}: {name} is set a second time (first in line {seen[name]}).")
+            raise ConfigError(
+                f"{path}:{line}: {name} is set a second time (first in line {seen[name]})."
+            )
         seen[name] = line
         if isinstance(value_node, yaml.MappingNode) and value_node.value:
             yield from _leaves(value_node, f"{name}.", path)

@@ -40,7 +40,9 @@ def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
         raise ConfigError(f"{where}: `interaction` must be a list of entries.")
     makers: dict[str, Maker] = {}
     for entry in value:
-        name, maker = _maker(where, {"name": entry, "function": entry} if isinstance(entry, str) else entry)
+        name, maker = _maker(
+            where, {"name": entry, "function": entry} if isinstance(entry, str) else entry
+        )
         if name in makers:
             raise ConfigError(f"{where}: two interactions are named {name!r}.")
         makers[name] = maker
@@ -57,7 +59,9 @@ def _read(path: Path) -> Any:
 
 def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
     if not isinstance(entry, Mapping) or set(entry) - KEYS:
-        raise ConfigError(f"{where}: an interaction takes {', '.join(sorted(KEYS))}, not {entry!r}.")
+        raise ConfigError(
+            f"{where}: an interaction takes {', '.join(sorted(KEYS))}, not {entry!r}."
+        )
     config = dict(entry.get("config") or {})
     target = str(entry.get("class_name") or entry.get("function") or "")
     name = str(entry.get("name") or target.rpartition(".")[2].removesuffix("Interaction").lower())
@@ -68,9 +72,13 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
     if entry.get("model") is not None:
         given = dict(entry["model"])
         persona, stop_word = str(given.pop("persona", "")), str(given.pop("stop_word", "[DONE]"))
-        return name, partial(Simulated, Asked.of(given, f"{where}: {name}"), persona, stop_word=stop_word)
+        return name, partial(
+            Simulated, Asked.of(given, f"{where}: {name}"), persona, stop_word=stop_word
+        )
     if not target:
-        raise ConfigError(f"{where}: the interaction {name} needs class_name, function, script or model.")
+        raise ConfigError(
+            f"{where}: the interaction {name} needs class_name, function, script or model."
+        )
     return name, _of_object(where, name, target, config)
 
 

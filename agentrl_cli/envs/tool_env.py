@@ -137,7 +137,9 @@ class ToolEnv(Env):
         """
         self.tools = {tool.name: tool for tool in tools}
         self.schemas = [tool.schema for tool in tools]
-        self.context = ToolContext(session_factory=self._prepared if open_session else None, seed=seed)
+        self.context = ToolContext(
+            session_factory=self._prepared if open_session else None, seed=seed
+        )
         self._open_session = open_session
         self._interaction = interaction
         self._setup = setup
@@ -207,11 +209,17 @@ class ToolEnv(Env):
             return ()
         del self._before[-len(undone) :]
         first, session = undone[0], self.context.opened
-        notes = [f"what {name} did stays done" for name in sorted({name for item in undone for name in item.acts})]
+        notes = [
+            f"what {name} did stays done"
+            for name in sorted({name for item in undone for name in item.acts})
+        ]
         if session is not None:
             calls = self._set_up if first.calls is None else first.calls
             diverged = await session.back(calls + 1) if len(session.history) > calls else ()
-            notes += [f"diverged at call {item.call}: {item.recorded!r:.80}, now {item.now!r:.80}" for item in diverged]
+            notes += [
+                f"diverged at call {item.call}: {item.recorded!r:.80}, now {item.now!r:.80}"
+                for item in diverged
+            ]
         self.context.state.clear()
         self.context.state.update(first.state)
         del self._said[first.said :]
@@ -224,7 +232,12 @@ class ToolEnv(Env):
         """The simulated user as it was after this many questions: started again, and asked the same."""
         user, undone = self._interaction, len(self._asked) > asked
         del self._asked[asked:]
-        if user is None or not undone or not getattr(user, "restarts", False) or self.context.task is None:
+        if (
+            user is None
+            or not undone
+            or not getattr(user, "restarts", False)
+            or self.context.task is None
+        ):
             return
         await user.stop()
         await user.start(self.context.task)
@@ -238,12 +251,20 @@ class ToolEnv(Env):
     def _remember(self, turn: AssistantTurn, *, acts: bool = True) -> None:
         known = [self.tools[call.name] for call in turn.calls if call.name in self.tools]
         names = {tool.name for tool in known if not tool.rewinds and not tool.pure}
-        if not turn.calls and self._interaction is not None and not getattr(self._interaction, "restarts", False):
+        if (
+            not turn.calls
+            and self._interaction is not None
+            and not getattr(self._interaction, "restarts", False)
+        ):
             names.add("the simulated user")
         session = self.context.opened
         calls = None if session is None else len(session.history)
         left = (len(self._said), len(self._feedback), self._answers_left, len(self._asked))
-        self._before.append(_Before(turn.index, calls, dict(self.context.state), *left, tuple(names) if acts else ()))
+        self._before.append(
+            _Before(
+                turn.index, calls, dict(self.context.state), *left, tuple(names) if acts else ()
+            )
+        )
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Runs one call outside a turn. Raises EnvError and SandboxFault; other errors are results."""
@@ -258,7 +279,9 @@ class ToolEnv(Env):
                 parts.append(RewardPart(f"tool:{name}", value, 0.0))
         if self._feedback:
             turns = ", ".join(f"{reward:g}" for reward in self._feedback)
-            parts.append(RewardPart("interaction", sum(self._feedback), 0.0, detail=f"by turn: {turns}"))
+            parts.append(
+                RewardPart("interaction", sum(self._feedback), 0.0, detail=f"by turn: {turns}")
+            )
         return tuple(parts)
 
     async def close(self) -> None:
@@ -266,7 +289,10 @@ class ToolEnv(Env):
         problems: list[Exception] = []
         states, self._states = self._states, {}
         closers: list[Callable[[], Awaitable[None]]] = [
-            *(lambda name=name, state=state: self.tools[name].release(state) for name, state in states.items()),
+            *(
+                lambda name=name, state=state: self.tools[name].release(state)
+                for name, state in states.items()
+            ),
             self.context.close,
         ]
         if self._interaction is not None:
@@ -288,7 +314,9 @@ class ToolEnv(Env):
             return refused(call, self.tools)
         state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
-        cut_before = _MARK if result.truncated else 0  # already cut by a tool server, to the same limit
+        cut_before = (
+            _MARK if result.truncated else 0
+        )  # already cut by a tool server, to the same limit
         if self._chars is None or len(result.text) <= self._chars + cut_before:
             return result
         return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
@@ -351,7 +379,10 @@ def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
         return prompt
     if last is None:
         return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
-    prompt[last] = {**prompt[last], "content": with_text(prompt[last]["content"], "\n\n".join(opening))}
+    prompt[last] = {
+        **prompt[last],
+        "content": with_text(prompt[last]["content"], "\n\n".join(opening)),
+    }
     return prompt
 
 

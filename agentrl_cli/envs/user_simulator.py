@@ -116,7 +116,9 @@ class Simulated:
     async def start(self, task: Task) -> None:
         goal = kwargs_of(task).get("goal")
         end = f"When you have what you want, answer {self.stop_word}."
-        self._system = "\n".join(filter(None, [self.persona, f"Your goal: {goal}" if goal else "", end]))
+        self._system = "\n".join(
+            filter(None, [self.persona, f"Your goal: {goal}" if goal else "", end])
+        )
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         swapped = {"assistant": "user", "user": "assistant"}
@@ -149,9 +151,13 @@ class GuessNumber:
     async def start(self, task: Task) -> None:
         data = {**task.data, **kwargs_of(task)}
         try:
-            self.low, self.high, self.secret = (int(data[name]) for name in ("low", "high", "secret"))
+            self.low, self.high, self.secret = (
+                int(data[name]) for name in ("low", "high", "secret")
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise EnvError(f"The row {task.id} lacks low, high or secret as numbers: {error}") from error
+            raise EnvError(
+                f"The row {task.id} lacks low, high or secret as numbers: {error}"
+            ) from error
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         numbers = re.findall(r"-?\d+", str(messages[-1].get("content") or ""))
@@ -179,7 +185,9 @@ class Gsm8k:
     """
 
     restarts = True
-    WRONG = "Your answer is not right. Check your steps, then answer again, with the number after ####."
+    WRONG = (
+        "Your answer is not right. Check your steps, then answer again, with the number after ####."
+    )
 
     def __init__(self, tries: int = 3) -> None:
         self.tries = tries
@@ -187,7 +195,9 @@ class Gsm8k:
 
     async def start(self, task: Task) -> None:
         self._left = self.tries
-        truth = kwargs_of(task).get("ground_truth", task.data.get("ground_truth", task.data.get("answer")))
+        truth = kwargs_of(task).get(
+            "ground_truth", task.data.get("ground_truth", task.data.get("answer"))
+        )
         if truth is None:
             raise EnvError(f"The row {task.id} has no ground_truth.")
         self._truth = str(truth)

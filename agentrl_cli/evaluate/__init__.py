@@ -8,8 +8,26 @@
 
 from __future__ import annotations
 
-from agentrl_cli.evaluate.result import Attempt, Comparison, EvalResult, Flip, Score, by_task, compare, score, solves
-from agentrl_cli.evaluate.run import HELDOUT, Settings, evaluate, evaluate_policy, fingerprint, pick_tasks, spread
+from agentrl_cli.evaluate.result import (
+    Attempt,
+    Comparison,
+    EvalResult,
+    Flip,
+    Score,
+    by_task,
+    compare,
+    score,
+    solves,
+)
+from agentrl_cli.evaluate.run import (
+    HELDOUT,
+    Settings,
+    evaluate,
+    evaluate_policy,
+    fingerprint,
+    pick_tasks,
+    spread,
+)
 from agentrl_cli.evaluate.stats import Estimate, difference, estimate, mcnemar, pass_at_k, wilson
 
 __all__ = [

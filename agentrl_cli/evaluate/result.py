@@ -186,7 +186,9 @@ class EvalResult:
         names = dict.fromkeys(attempt.pack for attempt in self.attempts)
         if len(names) < 2:
             return {}
-        groups = {name: [attempt for attempt in self.of(split) if attempt.pack == name] for name in names}
+        groups = {
+            name: [attempt for attempt in self.of(split) if attempt.pack == name] for name in names
+        }
         return {name: score(group, self.k) for name, group in groups.items() if group}
 
     @property
@@ -201,8 +203,13 @@ class EvalResult:
             found[f"{prefix}tool_error_rate"] = numbers.tool_error_rate
             found[f"{prefix}completions/mean_length"] = numbers.tokens
             found[f"{prefix}errors"] = float(sum(numbers.errors.values()))
-            found |= {f"{prefix}family/{name}": one.pass_rate for name, one in self.families(split).items()}
-            found |= {f"{prefix}pack/{name}": one.pass_rate for name, one in self.packs(split).items()}
+            found |= {
+                f"{prefix}family/{name}": one.pass_rate
+                for name, one in self.families(split).items()
+            }
+            found |= {
+                f"{prefix}pack/{name}": one.pass_rate for name, one in self.packs(split).items()
+            }
         return found
 
     def row(self) -> EvalRow:
@@ -283,7 +290,9 @@ class Comparison:
             "gained": self.gained,
             "lost": self.lost,
             "p_value": self.p_value,
-            "flips": [{name: getattr(flip, name) for name in Flip.__slots__} for flip in self.flips],
+            "flips": [
+                {name: getattr(flip, name) for name in Flip.__slots__} for flip in self.flips
+            ],
         }
 
 
@@ -298,7 +307,9 @@ def compare(before: EvalResult, after: EvalResult, split: str) -> Comparison:
     common = [task for task in one if task in two]
     rates = [[_rate(groups[task]) for task in common] for groups in (one, two)]
     sizes = [sum(len(groups[task]) for task in common) for groups in (one, two)]
-    flips = [_flip(one[task], two[task]) for task in common if solves(one[task]) != solves(two[task])]
+    flips = [
+        _flip(one[task], two[task]) for task in common if solves(one[task]) != solves(two[task])
+    ]
     gained = sum(flip.gained for flip in flips)
     return Comparison(
         split=split,
@@ -357,7 +368,12 @@ def _number(value: float) -> float | None:
 
 
 def _values(one: Estimate) -> dict[str, Any]:
-    return {"value": _number(one.value), "low": _number(one.low), "high": _number(one.high), "n": one.n}
+    return {
+        "value": _number(one.value),
+        "low": _number(one.low),
+        "high": _number(one.high),
+        "n": one.n,
+    }
 
 
 def _plain(numbers: Score) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def pick_tasks(
         for family in families:
             if family not in known:
                 raise NotFound.of(f"family in {', '.join(splits)}", family, known)
-        by_split = {s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()}
+        by_split = {
+            s: [task for task in tasks if task.family in families] for s, tasks in by_split.items()
+        }
     return [task for tasks in by_split.values() for task in spread(tasks, limit)]
 
 
@@ -119,7 +121,9 @@ async def evaluate_policy(
     """
     started = time.monotonic()
     jobs = [
-        Job(task, seed_of(seed, "eval", task.id, n), n, f"eval-{step}/{task.id}", step, run_id, kind)
+        Job(
+            task, seed_of(seed, "eval", task.id, n), n, f"eval-{step}/{task.id}", step, run_id, kind
+        )
         for task in tasks
         for n in range(k)
     ]
@@ -185,11 +189,17 @@ async def evaluate(
     graded, UsageError if another process is making the same evaluation.
     """
     config, settings = _without_supports(config), settings or Settings.of(config)
-    tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
+    tasks = (
+        pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
+    )
     step, hooks = parent[1] if parent else 0, hooks or HookList()
     # One of two that start at once sees the other.
     with contextlib.nullcontext() if store is None else store.transaction():
-        run = None if store is None else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
+        run = (
+            None
+            if store is None
+            else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
+        )
     rollout = AgentRollout(
         loaded.policy,
         loaded.chat,
@@ -202,8 +212,17 @@ async def evaluate(
         temperature=settings.temperature,
         run=run,
     ).with_(workers=workers)
-    facts: dict[str, Any] = {"run_id": run.id if run else None, "step": step, "name": loaded.name, "on_done": on_done}
-    with contextlib.nullcontext() if store is None or run is None else store.claims.hold(run.id, "eval"):
+    facts: dict[str, Any] = {
+        "run_id": run.id if run else None,
+        "step": step,
+        "name": loaded.name,
+        "on_done": on_done,
+    }
+    with (
+        contextlib.nullcontext()
+        if store is None or run is None
+        else store.claims.hold(run.id, "eval")
+    ):
         try:
             result = await evaluate_policy(rollout, tasks, settings.k, settings.seed, **facts)
             _require_graded(result)
@@ -217,14 +236,22 @@ async def evaluate(
 
 def _without_supports(config: Config) -> Config:
     """What could be drawn is read by training alone, and servers do not report it."""
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"replay_truncation": False})})
+    return config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"replay_truncation": False})}
+    )
 
 
 def fingerprint(
-    loaded: Candidate, packs: Mapping[str, Pack], config: Config, tasks: Iterable[Task], settings: Settings
+    loaded: Candidate,
+    packs: Mapping[str, Pack],
+    config: Config,
+    tasks: Iterable[Task],
+    settings: Settings,
 ) -> str:
     """Return a hash of everything that decides the result: weights, tasks, the packs' code, limits, settings."""
-    limits = config.rollout.model_dump(exclude={"group_size", "prompts_per_step", "concurrency", "temperature"})
+    limits = config.rollout.model_dump(
+        exclude={"group_size", "prompts_per_step", "concurrency", "temperature"}
+    )
     facts = [
         loaded.name,
         config.remote.url,
@@ -239,7 +266,9 @@ def fingerprint(
         config.hooks,
         [settings.k, settings.temperature, settings.seed, settings.with_tools],
     ]
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _tasks(packs: Mapping[str, Pack], split: str) -> list[Task]:
@@ -247,7 +276,9 @@ def _tasks(packs: Mapping[str, Pack], split: str) -> list[Task]:
     return [task for pack in having or packs.values() for task in pack.tasks(split)]
 
 
-def _stored(store: Store | None, jobs: Sequence[Job], run_id: str | None, step: int | None, kind: str) -> Made:
+def _stored(
+    store: Store | None, jobs: Sequence[Job], run_id: str | None, step: int | None, kind: str
+) -> Made:
     """Graded attempts of the same run, step and seed, by (task, sample)."""
     if store is None or run_id is None or step is None:
         return {}
@@ -255,7 +286,12 @@ def _stored(store: Store | None, jobs: Sequence[Job], run_id: str | None, step: 
     found = {}
     for row in _rows(store, run_id, step, kind):
         job = wanted.get((row.group_id, row.sample))
-        if job is not None and row.seed == job.seed and row.outcome is not None and not row.outcome.is_error:
+        if (
+            job is not None
+            and row.seed == job.seed
+            and row.outcome is not None
+            and not row.outcome.is_error
+        ):
             found[job.task.id, job.sample] = Attempt.of_row(row, job.task)
     return found
 
@@ -264,7 +300,10 @@ def _keep(store: Store | None, result: EvalResult) -> None:
     """Store the result, unless it is stored completely."""
     if store is None or result.run_id is None or not result.attempts:
         return
-    known = any((row.step, row.name) == (result.step, result.name) for row in store.runs.evals(result.run_id))
+    known = any(
+        (row.step, row.name) == (result.step, result.name)
+        for row in store.runs.evals(result.run_id)
+    )
     if result.reused < len(result.attempts) or not known:
         store.runs.add_eval(result.row())
 
@@ -286,22 +325,31 @@ def _open_run(
     """Return the run to continue, or a new one, held by this process. Stores its tasks and tokenizer."""
     store.tasks.add(tasks)
     tokenizer = loaded.chat.tokenizer
-    store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+    store.tokenizers.add(
+        tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+    )
     print_ = fingerprint(loaded, packs, config, tasks, settings)
     for old in store.runs.all():
         same = old.kind == "eval" and old.config.get("fingerprint") == print_
-        here = old.alive and old.holder == Holder.of()  # another evaluation in this process gets its own run
+        here = (
+            old.alive and old.holder == Holder.of()
+        )  # another evaluation in this process gets its own run
         if same and not here and (resume or old.status != "finished"):
             store.claims.take(old.id, "eval")
             store.episodes.cancel(old.id)
             store.runs.update(old.id, status="running", error="", ended=0.0)
             return old
-    facts: dict[str, Any] = {"k": settings.k, "temperature": settings.temperature, "tools": settings.with_tools}
+    facts: dict[str, Any] = {
+        "k": settings.k,
+        "temperature": settings.temperature,
+        "tools": settings.with_tools,
+    }
     facts |= {"splits": sorted({task.split for task in tasks}), "tasks": len(tasks)}
     return store.runs.add(
         RunRow(
             id="",
-            name="eval-" + "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(loaded.name).name),
+            name="eval-"
+            + "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(loaded.name).name),
             kind="eval",
             model=loaded.name,
             pack=",".join(packs),
@@ -320,7 +368,9 @@ def _end_run(store: Store | None, run: RunRow | None, error: BaseException | Non
         return
     stopped = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
     status = "finished" if error is None else "stopped" if stopped else "failed"
-    store.runs.update(run.id, status=status, ended=time.time(), error="" if error is None else str(error))
+    store.runs.update(
+        run.id, status=status, ended=time.time(), error="" if error is None else str(error)
+    )
 
 
 def _require_graded(result: EvalResult) -> None:
@@ -341,7 +391,9 @@ def _files(folder: Path | None, patterns: Sequence[str]) -> list[tuple[str, int,
 
 
 def _texts(folder: Path) -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob("task.*")) if path.is_file()]
+    return [
+        path.read_text(encoding="utf-8") for path in sorted(folder.glob("task.*")) if path.is_file()
+    ]
 
 
 def _version() -> str:

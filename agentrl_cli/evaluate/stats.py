@@ -70,7 +70,9 @@ def estimate(values: Sequence[float], attempts: int | None = None) -> Estimate:
     return Estimate(mean, min(low, mean), max(high, mean), n)
 
 
-def difference(before: Sequence[float], after: Sequence[float], attempts: tuple[int, int] | None = None) -> Estimate:
+def difference(
+    before: Sequence[float], after: Sequence[float], attempts: tuple[int, int] | None = None
+) -> Estimate:
     """Mean of `after` − `before`, scores of the same tasks in the same order, with Newcombe's interval for pairs.
 
     Computed from the two intervals of `estimate` and their correlation (Newcombe 1998, method 10).
@@ -103,5 +105,7 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Pearson correlation, 0 if one of them is constant."""
     mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
     both = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    norm = math.sqrt(math.fsum((x - mean_a) ** 2 for x in a) * math.fsum((y - mean_b) ** 2 for y in b))
+    norm = math.sqrt(
+        math.fsum((x - mean_a) ** 2 for x in a) * math.fsum((y - mean_b) ** 2 for y in b)
+    )
     return both / norm if norm > 1e-12 else 0.0

@@ -117,7 +117,9 @@ class HookList:
             queue = _Queue()
             for event in EVENTS:
                 function = getattr(hook, event, None)
-                if function is not None and getattr(function, "__func__", None) is not getattr(Hook, event):
+                if function is not None and getattr(function, "__func__", None) is not getattr(
+                    Hook, event
+                ):
                     self._calls[event].append(_Method(hook, event, function, queue))
 
     def __bool__(self) -> bool:
@@ -153,19 +155,25 @@ class HookList:
         return bool(self._calls[event])
 
     async def sampling(self, sampling: Sampling, **fields: Any) -> Sampling:
-        """Return the Sampling of a turn after every on_sample. Raises EnvError if one raises or returns anything else.
+        """Return the Sampling of a turn after every on_sample.
+
+        Raises EnvError if one raises or returns anything else.
         """
         for method in self._calls["on_sample"]:
             try:
                 answer = await method.run({**fields, "sampling": sampling})
                 if not isinstance(answer, Sampling | None):
-                    raise TypeError(f"it returned {type(answer).__name__}; a Sampling or None is expected")
+                    raise TypeError(
+                        f"it returned {type(answer).__name__}; a Sampling or None is expected"
+                    )
                 if answer is not None and answer.problem:
                     raise ValueError(answer.problem)
             except EnvError:
                 raise
             except Exception as error:
-                raise EnvError(f"The hook {method.owner}.on_sample raised {raised(error)}") from error
+                raise EnvError(
+                    f"The hook {method.owner}.on_sample raised {raised(error)}"
+                ) from error
             sampling = answer or sampling
         return sampling
 
@@ -205,11 +213,16 @@ def reward_parts(name: str, answer: object) -> list[RewardPart]:
         return [RewardPart(str(key), float(value)) for key, value in answer.items()]
     if isinstance(answer, Iterable) and not isinstance(answer, (str, bytes)):
         return [part for item in answer for part in reward_parts(name, item)]
-    raise TypeError(f"it returned {type(answer).__name__}; a number, a mapping or RewardParts are expected")
+    raise TypeError(
+        f"it returned {type(answer).__name__}; a number, a mapping or RewardParts are expected"
+    )
 
 
 def load_hooks(
-    names: Sequence[str], base: Path | None = None, loggers: Sequence[str] = (), patience: float | None = None
+    names: Sequence[str],
+    base: Path | None = None,
+    loggers: Sequence[str] = (),
+    patience: float | None = None,
 ) -> HookList:
     """Return the hooks of a configuration: names of HOOKS, "module:object" or "file.py:object"; a class is
     instantiated.
@@ -266,7 +279,9 @@ class _Method:
 
     __slots__ = ("event", "function", "names", "owner", "positional", "queue")
 
-    def __init__(self, hook: object, event: str, function: Callable[..., Any], queue: _Queue) -> None:
+    def __init__(
+        self, hook: object, event: str, function: Callable[..., Any], queue: _Queue
+    ) -> None:
         self.queue = queue
         self.owner = type(hook).__name__
         self.event = event
@@ -278,7 +293,9 @@ class _Method:
         needed = [p for p in takes if p.default is p.empty]
         known = {*canonical, *ALIASES, "run", "step", "task", "context"}
         self.positional = any(p.name not in known or p.kind is p.POSITIONAL_ONLY for p in needed)
-        if self.positional and (len(needed) > len(canonical) or any(p.kind is p.KEYWORD_ONLY for p in needed)):
+        if self.positional and (
+            len(needed) > len(canonical) or any(p.kind is p.KEYWORD_ONLY for p in needed)
+        ):
             raise ConfigError(
                 f"The hook {self.owner}.{event} wants ({', '.join(p.name for p in needed)}).",
                 hint=f"This event has: {', '.join(canonical)}.",
@@ -291,7 +308,9 @@ class _Method:
 
     async def run(self, fields: Fields) -> Any:
         values = [fields.get(ALIASES.get(name, name)) for name in self.names]
-        args, named = (values, {}) if self.positional else ([], dict(zip(self.names, values, strict=True)))
+        args, named = (
+            (values, {}) if self.positional else ([], dict(zip(self.names, values, strict=True)))
+        )
         if self.event not in PER_EPISODE:
             answer = self.function(*args, **named)
             return await answer if inspect.isawaitable(answer) else answer
@@ -301,10 +320,14 @@ class _Method:
             async with self.queue.here():
                 return await call(self.function, *args, **named)
         except SystemExit as error:
-            raise EnvError(f"The hook {self.owner}.{self.event} raised SystemExit: {error}") from error
+            raise EnvError(
+                f"The hook {self.owner}.{self.event} raised SystemExit: {error}"
+            ) from error
         except Quit as error:
             if error.__cause__ is None or isinstance(error.__cause__, SystemExit):
-                raise EnvError(f"The hook {self.owner}.{self.event} raised {error.message}") from error
+                raise EnvError(
+                    f"The hook {self.owner}.{self.event} raised {error.message}"
+                ) from error
             raise error.__cause__ from None  # a hook may stop the run as a Ctrl-C does
 
     async def logged(self, fields: Fields) -> None:

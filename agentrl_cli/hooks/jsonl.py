@@ -31,7 +31,9 @@ class JsonlLogger(Hook):
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.path is None:
             return
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        plain = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain, default=str, ensure_ascii=False) + "\n")
@@ -42,4 +44,8 @@ def _fields(result: Any) -> Mapping[str, Any]:
     if hasattr(result, "report"):
         report: Mapping[str, Any] = result.report()
         return report
-    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else {"result": str(result)}
+    return (
+        asdict(result)
+        if is_dataclass(result) and not isinstance(result, type)
+        else {"result": str(result)}
+    )

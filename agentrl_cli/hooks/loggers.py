@@ -121,13 +121,19 @@ class Logger(Hook):
         if not self.failed:
             self.failed = f"{type(error).__name__}: {error}"
             log.warning(
-                "the logger %s failed (%s); the run continues, and the store has everything", self.name, self.failed
+                "the logger %s failed (%s); the run continues, and the store has everything",
+                self.name,
+                self.failed,
             )
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers among metrics."""
-    numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    numbers = {
+        k: float(v)
+        for k, v in metrics.items()
+        if isinstance(v, (int, float)) and not isinstance(v, bool)
+    }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -165,8 +171,12 @@ class TensorBoard(Logger):
     def open(self, run: Any) -> None:
         # A resume rewrites the steps from its own on.
         step = int(run.step)
-        self.writer: Any = _event_writer(str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None)
-        self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items()))
+        self.writer: Any = _event_writer(
+            str(Path(run.dir) / "tensorboard"), purge_step=step + 1 if step else None
+        )
+        self.writer.add_text(
+            "config", "\n".join(f"    {key}: {value}" for key, value in flat(run.config).items())
+        )
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -236,10 +246,14 @@ class MLflow(Logger):
         given = os.environ.get("MLFLOW_TRACKING_URI")
         if given is None:  # newer versions need the file store's explicit name
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self.client: Any = MlflowClient(given or (Path(run.dir).parent / "mlruns").absolute().as_uri())
+        self.client: Any = MlflowClient(
+            given or (Path(run.dir).parent / "mlruns").absolute().as_uri()
+        )
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "agentrl")
         found = self.client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found is not None else self.client.create_experiment(experiment)
+        number = (
+            found.experiment_id if found is not None else self.client.create_experiment(experiment)
+        )
         same = self.client.search_runs([number], f"tags.agentrl_id = '{run.id}'", max_results=1)
         if same:  # a resume continues the existing run
             self.id = same[0].info.run_id

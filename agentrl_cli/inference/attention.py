@@ -51,7 +51,9 @@ class View(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, heads, T, dim]. They come back as they are: attention reads the pool."""
         self._layer = layer_idx
-        self._write(*self._pool.store(layer_idx, key_states, value_states), key_states, value_states)
+        self._write(
+            *self._pool.store(layer_idx, key_states, value_states), key_states, value_states
+        )
         return key_states, value_states
 
     def _write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
@@ -100,10 +102,15 @@ class PrefillView(View):
     ) -> None:
         super().__init__(pool)
         self._width, self._first = max(counts), max(starts) == 0
-        begins, given = (torch.tensor(column, device=device)[:, None] for column in (starts, counts))
+        begins, given = (
+            torch.tensor(column, device=device)[:, None] for column in (starts, counts)
+        )
         steps = torch.arange(self._width, device=device)[None]
         self.positions = begins + steps
-        needed = [table[: blocks(start + count)] for table, start, count in zip(tables, starts, counts, strict=True)]
+        needed = [
+            table[: blocks(start + count)]
+            for table, start, count in zip(tables, starts, counts, strict=True)
+        ]
         self._table = block_tensor(needed, device)
         # What padding sees and where it goes is that of the last token: its results are not used, and are numbers.
         self._real = torch.minimum(self.positions, begins + given - 1)
@@ -137,7 +144,9 @@ class PrefillView(View):
         plain = softcap is None and sinks is None
         if plain and self._first and (window is None or window >= width):
             grouped = heads != key.shape[1]
-            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+            return scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
+            )
         keys, values = self._gathered()
         groups = heads // keys.shape[1]
         # The queries of all heads that share keys count as more positions of one head: keys are read once.
@@ -146,7 +155,9 @@ class PrefillView(View):
         if plain:
             out = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
         else:
-            extra = None if sinks is None else sinks.view(1, -1, groups, 1).expand(-1, -1, -1, width)
+            extra = (
+                None if sinks is None else sinks.view(1, -1, groups, 1).expand(-1, -1, -1, width)
+            )
             out = explicit_attention(q, keys, values, mask, scale, softcap, extra)
         return out.reshape(count, heads, width, out.shape[-1])
 
@@ -156,7 +167,9 @@ class PrefillView(View):
         count, each = self._table.shape
         found = []
         for store in (keys.transpose(2, 3), values):
-            rows = store.index_select(0, self._table.view(-1)).view(count, each, store.shape[1], BLOCK, -1)
+            rows = store.index_select(0, self._table.view(-1)).view(
+                count, each, store.shape[1], BLOCK, -1
+            )
             found.append(rows.transpose(1, 2).reshape(count, store.shape[1], each * BLOCK, -1))
         return found[0], found[1]
 
@@ -165,11 +178,15 @@ class PrefillView(View):
         name = (window, groups, dtype)
         mask = self._masks.get(name)
         if mask is None:
-            places = torch.arange(self._table.shape[1] * BLOCK, device=self._table.device)[None, None]
+            places = torch.arange(self._table.shape[1] * BLOCK, device=self._table.device)[
+                None, None
+            ]
             hidden = places > self._real[:, :, None]
             if window is not None:
                 hidden |= places <= self._real[:, :, None] - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+                hidden, -torch.inf
+            )
             mask = mask.repeat(1, groups, 1)[:, None]
             self._masks[name] = mask
         return mask
@@ -208,9 +225,19 @@ class Tables:
             kv = torch.arange(kv_heads, device=device)[:, None]
             group = torch.arange(groups, device=device)[:, None]
             spots = self._spots
-            own, several = spots[: shape.blocks, None, None], spots[shape.blocks :].view(shape.shared, 1, shape.members)
-            row = torch.cat([(spot // shape.parts * kv_heads + kv).view(-1) for spot in (own, several)])
-            place = torch.cat([(spot % shape.parts).expand(-1, kv_heads, -1).reshape(-1) for spot in (own, several)])
+            own, several = (
+                spots[: shape.blocks, None, None],
+                spots[shape.blocks :].view(shape.shared, 1, shape.members),
+            )
+            row = torch.cat(
+                [(spot // shape.parts * kv_heads + kv).view(-1) for spot in (own, several)]
+            )
+            place = torch.cat(
+                [
+                    (spot % shape.parts).expand(-1, kv_heads, -1).reshape(-1)
+                    for spot in (own, several)
+                ]
+            )
             weight_of = (row[:, None] * groups + group.view(1, -1)) * shape.parts + place[:, None]
             part = self._parts[:, None, None]
             kv, entry = kv[:, :, None], part - shape.blocks
@@ -221,7 +248,9 @@ class Tables:
                 + (entry // shape.members * kv_heads + kv) * shape.members
                 + entry % shape.members,
             )
-            score_of = (unit * groups + group).masked_fill_(part < 0, shape.parts_in_all * kv_heads * groups)
+            score_of = (unit * groups + group).masked_fill_(
+                part < 0, shape.parts_in_all * kv_heads * groups
+            )
             self._indices = row, score_of.view(-1), weight_of.view(-1)
         return self._indices
 
@@ -229,7 +258,9 @@ class Tables:
         """For all parts: scores [parts · heads + 1, BLOCK] and Σ p·v [parts · heads + 1, dim]; the last ones are 0."""
         if self._buffers is None:
             exact = torch.promote_types(values.dtype, torch.float32)
-            sizes = [(self.shape.parts_in_all * heads + 1, width) for width in (BLOCK, values.shape[-1])]
+            sizes = [
+                (self.shape.parts_in_all * heads + 1, width) for width in (BLOCK, values.shape[-1])
+            ]
             scores, out = (values.new_empty(size, dtype=exact) for size in sizes)
             scores[-1] = out[-1] = 0
             self._buffers = scores, out
@@ -276,14 +307,18 @@ class DecodeView(View):
         pairs = self._pairs(found.view(-1, dim), keys, values, heads)
         for some, (each, held, _) in pairs:
             _product(each, held, scores[some])
-        weights = self._softmax(scores.index_select(0, score_of).view(rows, heads, -1), window, softcap, sinks)
+        weights = self._softmax(
+            scores.index_select(0, score_of).view(rows, heads, -1), window, softcap, sinks
+        )
         weights = weights.reshape(-1, BLOCK).index_select(0, weight_of)
         for some, (each, _, held) in pairs:
             _product(weights[some].view(*each.shape[:2], BLOCK), held, out[some])
         total = embedding_bag(score_of.view(rows * heads, -1), out, mode="sum")
         return total.view(rows, heads, 1, -1).to(query.dtype)
 
-    def _pairs(self, found: Tensor, keys: Tensor, values: Tensor, heads: int) -> list[tuple[slice, tuple[Tensor, ...]]]:
+    def _pairs(
+        self, found: Tensor, keys: Tensor, values: Tensor, heads: int
+    ) -> list[tuple[slice, tuple[Tensor, ...]]]:
         """Own blocks, then shared ones: which results are theirs; queries [N, Q, d], keys and values of N blocks."""
         tables, shape, kv_heads = self._tables, self._tables.shape, keys.shape[1]
         count, end = shape.blocks * heads, shape.parts_in_all * heads
@@ -309,7 +344,9 @@ class DecodeView(View):
             found = self._tables.read[self._layer] = keys.flatten(0, 1), values.flatten(0, 1)
         return found
 
-    def _softmax(self, scores: Tensor, window: int | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    def _softmax(
+        self, scores: Tensor, window: int | None, softcap: float | None, sinks: Tensor | None
+    ) -> Tensor:
         """Probabilities [rows, heads, places] of scores by the places of each sequence."""
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -348,7 +385,13 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def explicit_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention written out, in float32: q [n, H, Q, d], k and v [n, H, L, d], mask broadcast to [n, H, Q, L].
 

@@ -40,7 +40,8 @@ def paged_attention(
     view: View | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention function that transformers calls: q [B, H, T, d], k and v [B, H_kv, T, d] -> [B, T, H, d_v].
+    """Return the attention function that transformers calls: q [B, H, T, d], k and v [B, H_kv, T,
+    d] -> [B, T, H, d_v].
     """
     name = type(module).__name__
     if view is None:
@@ -53,10 +54,16 @@ def paged_attention(
     if getattr(module, "is_causal", True) is False:
         raise NotServed(f"{name} is not causal")
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
-    if sliding_window is None and kinds and kinds[getattr(module, "layer_idx", 0)] == "sliding_attention":
+    if (
+        sliding_window is None
+        and kinds
+        and kinds[getattr(module, "layer_idx", 0)] == "sliding_attention"
+    ):
         raise NotServed(f"{name} slides, and does not tell its attention how far")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = view.attend(query, key, value, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+    out = view.attend(
+        query, key, value, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+    )
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -114,7 +114,9 @@ def _parts(held: Any) -> list[tuple[str, Any]]:
 def _is_cache(held: Any) -> bool:
     """Whether an object is a cache or a layer of one, of transformers or of a model's own file; no configuration."""
     return (
-        type(held).__module__.startswith("transformers") and hasattr(held, "__dict__") and not hasattr(held, "to_dict")
+        type(held).__module__.startswith("transformers")
+        and hasattr(held, "__dict__")
+        and not hasattr(held, "to_dict")
     )
 
 
@@ -141,7 +143,9 @@ def _join(values: list[Any], name: str) -> Any:
         columns = [_parts(value) for value in values]
         if len({len(column) for column in columns}) > 1:
             raise NotJoined(f"the parts of {name or type(first).__name__} differ in number")
-        parts = [_join([part for _, part in each], each[0][0]) for each in zip(*columns, strict=True)]
+        parts = [
+            _join([part for _, part in each], each[0][0]) for each in zip(*columns, strict=True)
+        ]
         return _rebuilt(first, parts)
     if any(value is not first and value != first for value in values):
         raise NotJoined(f"{name} differs between sequences")
@@ -150,7 +154,9 @@ def _join(values: list[Any], name: str) -> Any:
 
 def _stack(given: list[Any], name: str) -> Tensor:
     """Tensors of several batches as one, with as many columns as the widest."""
-    values = [value for value in given if isinstance(value, Tensor) and value.dim() == given[0].dim()]
+    values = [
+        value for value in given if isinstance(value, Tensor) and value.dim() == given[0].dim()
+    ]
     if len(values) < len(given):
         raise NotJoined(f"{name} has other dimensions in some sequences")
     if not values[0].dim():
@@ -169,7 +175,9 @@ def _stack(given: list[Any], name: str) -> Tensor:
     shape[0], shape[dim] = sum(len(value) for value in values), width
     out, at = values[0].new_zeros(shape), 0
     for value in values:
-        out[at : at + len(value)].narrow(dim, width - value.shape[dim], value.shape[dim]).copy_(value)
+        out[at : at + len(value)].narrow(dim, width - value.shape[dim], value.shape[dim]).copy_(
+            value
+        )
         at += len(value)
     return out
 

@@ -43,7 +43,9 @@ class BatchedForward:
         self.prefilled = 0
         """Prompt tokens computed."""
         self._reader = reader_of(model)
-        self._most = prefill_tokens(model.config.get_text_config(), model.get_input_embeddings().weight.dtype.itemsize)
+        self._most = prefill_tokens(
+            model.config.get_text_config(), model.get_input_embeddings().weight.dtype.itemsize
+        )
         self._shifts: dict[int, int] = {}
         """By request: what the position of a token is ahead of its number, after the images that were seen."""
 
@@ -77,7 +79,9 @@ class BatchedForward:
             if self._reader is None:
                 parts.append(self.forward.plain([request.context for request in some]))
             else:
-                ids = torch.from_numpy(some[0].context.astype(np.int64))[None].to(self.forward.device)
+                ids = torch.from_numpy(some[0].context.astype(np.int64))[None].to(
+                    self.forward.device
+                )
                 given = self._reader.arguments(self._seen(some, [0]), [0], ids.shape[1])
                 parts.append(self.model(input_ids=ids, use_cache=False, **given).logits[:, -1])
         return torch.cat(parts)
@@ -90,7 +94,9 @@ class BatchedForward:
             sets.setdefault(keys[self.abilities.batches], []).append(batch)
         return [merge(some) for some in sets.values()]
 
-    def begin(self, fresh: Sequence[Request], kept: Callable[[Request], Kept | None]) -> list[Batch]:
+    def begin(
+        self, fresh: Sequence[Request], kept: Callable[[Request], Kept | None]
+    ) -> list[Batch]:
         """Batches of new requests, with the logits after their contexts.
 
         `kept` returns the cache of a finished turn that a request continues; None if absent.
@@ -108,11 +114,16 @@ class BatchedForward:
             turn = kept(request)
             images = request.images if self._reader is not None else ()
             if turn is not None and (self.abilities.extends or not images):
-                batch, self._shifts[id(request)] = Batch([request], [len(turn.ids)], turn.cache), turn.shift
+                batch, self._shifts[id(request)] = (
+                    Batch([request], [len(turn.ids)], turn.cache),
+                    turn.shift,
+                )
                 new = bool(images) and bool((request.context[len(turn.ids) :] == self._token).any())
                 (looking if new else continued).append(batch)
             else:
-                alone = b"" if self.abilities.batches != "single" else b"%d" % request.order  # its cache is not copied
+                alone = (
+                    b"" if self.abilities.batches != "single" else b"%d" % request.order
+                )  # its cache is not copied
                 key = request.context.tobytes() + alone + "".join(map(digest, images)).encode()
                 prompts.setdefault(key, []).append(request)
         for batch in self.joined(continued):
@@ -129,10 +140,18 @@ class BatchedForward:
         """Feed each sequence what its cache lacks of its context: equal numbers of tokens at a time, no padding."""
         out: list[Batch] = []
         while batch.requests:
-            lacks = [request.length - length for request, length in zip(batch.requests, batch.lengths, strict=True)]
+            lacks = [
+                request.length - length
+                for request, length in zip(batch.requests, batch.lengths, strict=True)
+            ]
             most = PIECE if self.abilities.extends or not batch.lengths[0] else 1
             count = min(*lacks, max(1, min(most, self._most // len(lacks))))
-            ids = np.stack([r.context[at : at + count] for r, at in zip(batch.requests, batch.lengths, strict=True)])
+            ids = np.stack(
+                [
+                    r.context[at : at + count]
+                    for r, at in zip(batch.requests, batch.lengths, strict=True)
+                ]
+            )
             self._feed(batch, torch.from_numpy(ids.astype(np.int64)).to(self.forward.device))
             self.prefilled += ids.size
             ready = [n for n, lack in enumerate(lacks) if lack == count]
@@ -166,7 +185,11 @@ class BatchedForward:
         contexts = [request.context for request in requests]
         shared = min((common(contexts[0], other) for other in contexts[1:]), default=0)
         shared = min([shared, *(len(context) - 1 for context in contexts)])
-        if self.abilities.extends and self.abilities.batches != "single" and shared * (len(contexts) - 1) >= WORTH:
+        if (
+            self.abilities.extends
+            and self.abilities.batches != "single"
+            and shared * (len(contexts) - 1) >= WORTH
+        ):
             prefix = Batch(requests[:1], [0], None)
             for at in range(0, shared, PIECE):
                 ids = contexts[0][at : min(at + PIECE, shared)].astype(np.int64)
@@ -207,7 +230,9 @@ class BatchedForward:
         given = torch.from_numpy(ids).to(self.forward.device)
         images = self._reader is not None and any(request.images for request in batch.requests)
         seen = self._seen(batch.requests, batch.lengths) if images else None
-        batch.logits, batch.cache = self.forward(given, batch.lengths, None, padding=padding, seen=seen)
+        batch.logits, batch.cache = self.forward(
+            given, batch.lengths, None, padding=padding, seen=seen
+        )
         self.prefilled += sum(lengths)
         batch.lengths = lengths
         return batch
@@ -230,7 +255,10 @@ class BatchedForward:
             sets.setdefault(batch.requests[0].length - batch.lengths[0], []).append(batch)
         out = [batch for some in sets.values() for batch in self.joined(some)]
         for batch in out:
-            ids = [request.context[at:] for request, at in zip(batch.requests, batch.lengths, strict=True)]
+            ids = [
+                request.context[at:]
+                for request, at in zip(batch.requests, batch.lengths, strict=True)
+            ]
             new = torch.from_numpy(np.stack(ids).astype(np.int64)).to(self.forward.device)
             seen = self._seen(batch.requests, batch.lengths)
             batch.logits, batch.cache = self.forward(new, batch.lengths, batch.cache, seen=seen)
@@ -241,7 +269,14 @@ class BatchedForward:
     def _seen(self, requests: Sequence[Request], starts: Sequence[int]) -> Seen:
         """Positions and new images of contexts from `starts` on."""
         assert self._reader is not None
-        contexts = [torch.from_numpy(request.context.astype(np.int64)).to(self.forward.device) for request in requests]
-        seen = self._reader.seen(self.model, contexts, [request.images for request in requests], starts)
-        self._shifts |= {id(request): shift for request, shift in zip(requests, seen.shifts, strict=True)}
+        contexts = [
+            torch.from_numpy(request.context.astype(np.int64)).to(self.forward.device)
+            for request in requests
+        ]
+        seen = self._reader.seen(
+            self.model, contexts, [request.images for request in requests], starts
+        )
+        self._shifts |= {
+            id(request): shift for request, shift in zip(requests, seen.shifts, strict=True)
+        }
         return seen

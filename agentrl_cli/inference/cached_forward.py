@@ -25,7 +25,16 @@ from agentrl_cli.types import Int32
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Most that a log-probability may differ from the model's own in a trial."""
 CAUGHT = (
-    *(RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError, IndexError, KeyError, AssertionError),
+    *(
+        RuntimeError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        NotImplementedError,
+        IndexError,
+        KeyError,
+        AssertionError,
+    ),
     NotJoined,
 )
 """What a forward raises that cannot do what it is asked for."""
@@ -50,7 +59,9 @@ class CachedForward:
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         self.columns = True
         """Whether the cache has columns that a mask covers."""
-        self._cache = next((name for name in ("past_key_values", "cache_params", "state") if name in names), "")
+        self._cache = next(
+            (name for name in ("past_key_values", "cache_params", "state") if name in names), ""
+        )
         self._names = set(names)
         rule = getattr(getattr(base, "model", None), "get_rope_index", None)
         self.reader = reader_of(model)
@@ -86,7 +97,9 @@ class CachedForward:
         given: dict[str, Any] = {"use_cache": True, self._cache: cache}
         if "attention_mask" in self._names and any(skipped):
             first = self.integers(skipped)[:, None]
-            given["attention_mask"] = (torch.arange(width + count, device=self.device)[None] >= first).long()
+            given["attention_mask"] = (
+                torch.arange(width + count, device=self.device)[None] >= first
+            ).long()
         if seen is not None and self.reader is not None:
             given |= self.reader.arguments(seen, padding or [0] * len(lengths), count, width)
         if "position_ids" in self._names and "position_ids" not in given:
@@ -145,7 +158,9 @@ class Abilities:
     def bytes(self, length: int) -> int:
         """What the cache of so many tokens takes."""
         near = min(length, self.window or length)
-        return self.sequence_bytes + self.token_bytes[0] * near + self.token_bytes[1] * (length - near)
+        return (
+            self.sequence_bytes + self.token_bytes[0] * near + self.token_bytes[1] * (length - near)
+        )
 
     @property
     def limits(self) -> str:
@@ -153,7 +168,9 @@ class Abilities:
         if not self.cached:
             return "its cache does not continue, so every step computes the whole context again"
         equal = "its cache batches sequences of equal length only"
-        return {"any": "", "equal": equal, "single": "its cache holds one sequence only"}[self.batches]
+        return {"any": "", "equal": equal, "single": "its cache holds one sequence only"}[
+            self.batches
+        ]
 
     @classmethod
     @torch.inference_mode()
@@ -169,13 +186,23 @@ class _Trial:
     def __init__(self, forward: CachedForward) -> None:
         generator = torch.Generator().manual_seed(0)
         self.forward = forward
-        most = getattr(transformer(forward.model).config.get_text_config(), "max_position_embeddings", None) or 10**9
+        most = (
+            getattr(
+                transformer(forward.model).config.get_text_config(), "max_position_embeddings", None
+            )
+            or 10**9
+        )
         longest = [p + m + 2 * STEPS for p, m in zip(LENGTHS, MORE, strict=True)]
         cut = max(0, max(longest) - int(most)) if isinstance(most, int) else 0
         self.prompts = [max(2, n - cut) for n in LENGTHS]
         lengths = [max(n - cut, p + 2) for n, p in zip(longest, self.prompts, strict=True)]
-        self.ids = [torch.randint(0, forward.vocabulary, (n,), generator=generator).to(forward.device) for n in lengths]
-        self.tolerance = TOLERANCE.get(transformer(forward.model).get_input_embeddings().weight.dtype, 1e-3)
+        self.ids = [
+            torch.randint(0, forward.vocabulary, (n,), generator=generator).to(forward.device)
+            for n in lengths
+        ]
+        self.tolerance = TOLERANCE.get(
+            transformer(forward.model).get_input_embeddings().weight.dtype, 1e-3
+        )
         try:
             self.wanted = [_logp(forward.whole(ids[None]))[0] for ids in self.ids]
             prefix = _logp(forward.whole(self.ids[0][None, : self.prompts[0]]))[0]
@@ -196,7 +223,9 @@ class _Trial:
         forward = self.forward
         start = self._tried(lambda: self._prompt(0)) if forward.caches else None
         if start is None or not self._tried(lambda: self._steps([0], start, self.prompts[:1])):
-            whole = self._tried(lambda: self._near(forward.plain([self._np(0), self._np(1)[:5]]), [0, 1], [-1, 4]))
+            whole = self._tried(
+                lambda: self._near(forward.plain([self._np(0), self._np(1)[:5]]), [0, 1], [-1, 4])
+            )
             if not whole:
                 return Abilities(batches="single")
             return Abilities(batches="any")
@@ -204,18 +233,26 @@ class _Trial:
         extends = bool(self._tried(lambda: self._extended(start)))
         batches = "single"
         other = self._tried(lambda: self._prompt(1))
-        if other is not None and self._tried(lambda: self._joined([0, 1], [start, other], self.prompts)):
+        if other is not None and self._tried(
+            lambda: self._joined([0, 1], [start, other], self.prompts)
+        ):
             batches = "any"
         elif self._tried(lambda: self._joined([0, 0], [start, start], [self.prompts[0]] * 2)):
             batches = "equal"
         pads = batches == "any" and bool(self._tried(self._padded))
-        if forward.reader is not None and not (batches == "any" and pads and self._tried(lambda: self._sees([0, 1]))):
+        if forward.reader is not None and not (
+            batches == "any" and pads and self._tried(lambda: self._sees([0, 1]))
+        ):
             if not self._tried(lambda: self._sees([0])):
                 return Abilities(batches="single")
             batches, pads = "single", False
-        few, some, many = (nbytes(self._prompt(0, length)) for length in (8, 16, self.prompts[0] - 8))
+        few, some, many = (
+            nbytes(self._prompt(0, length)) for length in (8, 16, self.prompts[0] - 8)
+        )
         near, far = max((some - few) // 8, 0), max((nbytes(start) - many) // 8, 0)
-        return Abilities(True, extends, batches, pads, forward.columns, max(few - 8 * near, 0), (near, far))
+        return Abilities(
+            True, extends, batches, pads, forward.columns, max(few - 8 * near, 0), (near, far)
+        )
 
     def _tried(self, act: Any) -> Any:
         """What a try returns; None if the forward raises what it cannot do."""
@@ -234,7 +271,9 @@ class _Trial:
         """Decode steps of some sequences together."""
         cache, at = select(cache, range(len(which))), list(lengths)
         for _ in range(STEPS):
-            ids = torch.stack([self.ids[n][place] for n, place in zip(which, at, strict=True)])[:, None]
+            ids = torch.stack([self.ids[n][place] for n, place in zip(which, at, strict=True)])[
+                :, None
+            ]
             logits, cache = self.forward(ids, at, cache)
             if not self._near(logits, which, at):
                 return False
@@ -244,7 +283,9 @@ class _Trial:
     def _extended(self, start: Any) -> bool:
         """Return a later turn: several tokens at once, then decode steps."""
         begin, end = self.prompts[0], min(self.prompts[0] + MORE[0], len(self.ids[0]) - STEPS)
-        logits, cache = self.forward(self.ids[0][None, begin:end], [begin], select(start, [0]), every=True)
+        logits, cache = self.forward(
+            self.ids[0][None, begin:end], [begin], select(start, [0]), every=True
+        )
         same = self._same(_logp(logits)[0], self.wanted[0][begin:end])
         return same and self._steps([0], cache, [end])
 
@@ -254,17 +295,22 @@ class _Trial:
         if not self._steps(which, both, lengths):
             return False
         return all(
-            self._steps([which[n]], select(both, [n], lengths[n]), [lengths[n]]) for n in reversed(range(len(which)))
+            self._steps([which[n]], select(both, [n], lengths[n]), [lengths[n]])
+            for n in reversed(range(len(which)))
         )
 
     def _padded(self) -> bool:
         """Both prompts in one forward."""
         width = max(self.prompts)
         padding = [width - n for n in self.prompts]
-        ids = torch.stack([nn.functional.pad(self.ids[n][: self.prompts[n]], (padding[n], 0)) for n in (0, 1)])
+        ids = torch.stack(
+            [nn.functional.pad(self.ids[n][: self.prompts[n]], (padding[n], 0)) for n in (0, 1)]
+        )
         logits, cache = self.forward(ids, [0, 0], None, padding=padding, every=True)
         found = _logp(logits)
-        same = all(self._same(found[n, padding[n] :], self.wanted[n][: self.prompts[n]]) for n in (0, 1))
+        same = all(
+            self._same(found[n, padding[n] :], self.wanted[n][: self.prompts[n]]) for n in (0, 1)
+        )
         return same and self._steps([0, 1], cache, self.prompts)
 
     def _sees(self, which: Sequence[int]) -> bool:
@@ -276,20 +322,30 @@ class _Trial:
         wanted = [_logp(plain_logits(forward.model, reader, *found[n])) for n in which]
         lengths = [len(ids) - 1 for ids in texts]
         padding = [max(lengths) - n for n in lengths]
-        ids = torch.stack([nn.functional.pad(ids[:-1], (left, 0)) for ids, left in zip(texts, padding, strict=True)])
+        ids = torch.stack(
+            [
+                nn.functional.pad(ids[:-1], (left, 0))
+                for ids, left in zip(texts, padding, strict=True)
+            ]
+        )
         seen = reader.seen(forward.model, [ids[:-1] for ids in texts], images, [0] * len(which))
         logits, cache = forward(ids, [0] * len(which), None, padding=padding, seen=seen)
         before = torch.stack([line[-2] for line in wanted])
         last = torch.stack([ids[-1] for ids in texts])[:, None]
         after = forward(last, lengths, cache, shifts=seen.shifts)[0]
-        return self._same(_logp(logits), before) and self._same(_logp(after), torch.stack([w[-1] for w in wanted]))
+        return self._same(_logp(logits), before) and self._same(
+            _logp(after), torch.stack([w[-1] for w in wanted])
+        )
 
     def _np(self, n: int) -> Int32:
         return self.ids[n].cpu().numpy().astype(np.int32)
 
     def _near(self, logits: Tensor, which: Sequence[int], at: Sequence[int]) -> bool:
         found = _logp(logits)
-        return all(self._same(line, self.wanted[n][place]) for line, n, place in zip(found, which, at, strict=True))
+        return all(
+            self._same(line, self.wanted[n][place])
+            for line, n, place in zip(found, which, at, strict=True)
+        )
 
     def _same(self, found: Tensor, wanted: Tensor) -> bool:
         return difference(found, wanted) <= self.tolerance

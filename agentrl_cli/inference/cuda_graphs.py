@@ -60,7 +60,9 @@ class CudaCapture:
             with cuda.stream(self._stream):
                 step()  # on this stream, so that libraries have their workspaces before
                 # Another thread may allocate meanwhile: a training that runs beside.
-                with cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+                with cuda.graph(
+                    graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+                ):
                     step()
         except RuntimeError:
             self._free_generator()
@@ -76,7 +78,9 @@ class CudaCapture:
         Dropout would raise "Offset increment outside graph capture" from then on. A copy of the state is not shared.
         """
         number = self._device.index
-        generator = self._cuda.default_generators[self._cuda.current_device() if number is None else number]
+        generator = self._cuda.default_generators[
+            self._cuda.current_device() if number is None else number
+        ]
         generator.graphsafe_set_state(generator.clone_state())
 
 
@@ -126,7 +130,9 @@ class GraphRunner(ModelRunner):
         self._given[: len(packed)].copy_(packed)
         if len(self._logits) < shape.rows:
             self.graphs.clear()
-            self._logits = torch.zeros(shape.rows, self.vocabulary, dtype=self.dtype, device=self.device)
+            self._logits = torch.zeros(
+                shape.rows, self.vocabulary, dtype=self.dtype, device=self.device
+            )
         self._run(pool, shape, len(packed))
         return self._logits[:rows]
 

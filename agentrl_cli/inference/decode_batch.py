@@ -51,7 +51,13 @@ class Shape(NamedTuple):
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Of the arrays of a DecodeBatch in one: the step's, then the layout's."""
-        return (3, self.rows), (self.blocks,), (self.shared,), (self.parts_in_all,), (self.rows, self.parts)
+        return (
+            (3, self.rows),
+            (self.blocks,),
+            (self.shared,),
+            (self.parts_in_all,),
+            (self.rows, self.parts),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +122,12 @@ def decode_batch(sequences: Sequence[TokenSequence], before: Layout | None = Non
     tables = [sequence.block_table for sequence in sequences]
     layout = before if before is not None and before.describes(tables) else layout_of(tables)
     positions = [sequence.length - 1 for sequence in sequences]
-    write = [table[n // BLOCK] * BLOCK + n % BLOCK for table, n in zip(tables, positions, strict=True)]
-    return DecodeBatch(np.array([[sequence.last for sequence in sequences], positions, write], np.int64), layout)
+    write = [
+        table[n // BLOCK] * BLOCK + n % BLOCK for table, n in zip(tables, positions, strict=True)
+    ]
+    return DecodeBatch(
+        np.array([[sequence.last for sequence in sequences], positions, write], np.int64), layout
+    )
 
 
 def layout_of(tables: Sequence[list[int]]) -> Layout:
@@ -153,7 +163,9 @@ def _shared(blocks: Ints) -> tuple[Ints, int, Ints]:
     rank = np.arange(len(blocks)) - np.repeat(first, counts)
     entries = -(-counts // members)
     part = np.empty(len(blocks), np.int64)
-    part[order] = (np.repeat(entries.cumsum() - entries, counts) + rank // members) * members + rank % members
+    part[order] = (
+        np.repeat(entries.cumsum() - entries, counts) + rank // members
+    ) * members + rank % members
     return np.repeat(blocks[order[first]], entries), members, part
 
 
@@ -163,7 +175,11 @@ def padded(batch: DecodeBatch, size: int) -> DecodeBatch:
     Block 0 must be scratch: rows that fill up write there.
     """
     layout, shape = batch.layout, batch.layout.shape
-    rows, width, shared = _power(shape.rows), _power(shape.parts), _power(shape.shared) if shape.shared else 0
+    rows, width, shared = (
+        _power(shape.rows),
+        _power(shape.parts),
+        _power(shape.shared) if shape.shared else 0,
+    )
     members = MEMBERS if shared else 1
     row, column = np.nonzero(layout.parts >= 0)
     old = layout.parts[row, column]

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.inference.attention_hook import changed
-from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, FixedKVCache, KVCache, NotServed, common
+from agentrl_cli.inference.kv_cache import (
+    BLOCK,
+    BlockPool,
+    FixedKVCache,
+    KVCache,
+    NotServed,
+    common,
+)
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner, sampling_mode
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import sample
@@ -181,7 +188,11 @@ class PagedEngine:
         self._add_prefixes([r for r in fresh if r.key not in self.cache.turns])
         begun = [(request, self.scheduler.begin(request)) for request in fresh]
         self._prefill(
-            [(r.context[start:-1], start, r.block_table) for r, start in begun if start is not None and r.block_table]
+            [
+                (r.context[start:-1], start, r.block_table)
+                for r, start in begun
+                if start is not None and r.block_table
+            ]
         )
         self.cache.trim()
 

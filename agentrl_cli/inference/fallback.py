@@ -125,7 +125,9 @@ class FallbackEngine:
             self._shrink(fresh)
             for batch in self._batches:
                 self.forward.decode(batch)
-            self._batches = self.forward.joined([*self._batches, *self.forward.begin(fresh, self._continued)])
+            self._batches = self.forward.joined(
+                [*self._batches, *self.forward.begin(fresh, self._continued)]
+            )
             live = self.running
             if not live:
                 return []
@@ -140,7 +142,11 @@ class FallbackEngine:
     def _continued(self, request: Request) -> Kept | None:
         """Return the cache of the episode's last turn, if the context continues it."""
         kept = self._turns.pop(request.key, None)
-        if kept is None or len(kept.ids) >= request.length or common(kept.ids, request.context) < len(kept.ids):
+        if (
+            kept is None
+            or len(kept.ids) >= request.length
+            or common(kept.ids, request.context) < len(kept.ids)
+        ):
             return None
         return kept
 
@@ -168,7 +174,11 @@ class FallbackEngine:
     def _shrink(self, fresh: Sequence[Request]) -> None:
         """Drop finished turns, then preempt the youngest sequences, while the caches take more than they may."""
         coming = {request.key for request in fresh}
-        more = sum(self.abilities.bytes(request.length) for request in fresh if request.key not in self._turns)
+        more = sum(
+            self.abilities.bytes(request.length)
+            for request in fresh
+            if request.key not in self._turns
+        )
         for key in [key for key in self._turns if key not in coming]:
             if self.used + more <= self._memory:
                 break

@@ -72,7 +72,9 @@ class BlockPool:
     @property
     def bytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
+        return sum(
+            t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None
+        )
 
     def allocate(self, count: int) -> list[int]:
         """Return the lowest free blocks, for one user each. The caller has made room."""
@@ -118,11 +120,15 @@ class BlockPool:
         self.users += [0] * (self.size - before)
         self.moves += 1
         for stores in (self.keys, self.values):
-            for layer, old in enumerate(stores):  # one after the other: no more than one of them is there twice
+            for layer, old in enumerate(
+                stores
+            ):  # one after the other: no more than one of them is there twice
                 if old is not None:
                     new = old.new_empty(self.size, *old.shape[1:])
                     new[:before] = old
-                    new[before:] = 0  # what is not written yet is masked, and must be a number for that
+                    new[before:] = (
+                        0  # what is not written yet is masked, and must be a number for that
+                    )
                     stores[layer] = new
                     del old, new
 
@@ -207,9 +213,12 @@ class KVCache:
         self.peak = max(self.peak, self.used)
 
     def add_prefix(self, ids: Int32) -> tuple[Cached, int] | None:
-        """Return a new prefix and how much of it is cached already; None if it is short or cached, or memory is short.
+        """Return a new prefix and how much of it is cached already; None if it is short or cached,
+        or memory is short.
         """
-        if len(ids) < MIN_SHARED or any(common(cached.ids, ids) == len(ids) for cached in self.prefixes):
+        if len(ids) < MIN_SHARED or any(
+            common(cached.ids, ids) == len(ids) for cached in self.prefixes
+        ):
             return None
         begun = self._attach(ids)
         if begun is None:
@@ -291,7 +300,10 @@ class FixedKVCache(KVCache):
 
     def idle(self, live: Collection[str]) -> list[TokenSequence]:
         """What stands for each slot in a decode step; what it writes lies behind what the slot's episode has cached."""
-        rows = [TokenSequence(key="", ids=np.zeros(1, np.int32), block_table=table) for table in self.tables]
+        rows = [
+            TokenSequence(key="", ids=np.zeros(1, np.int32), block_table=table)
+            for table in self.tables
+        ]
         for key, cached in self.turns.items():
             if key not in live:
                 rows[cached.slot].ids = np.zeros(len(cached.ids) + 1, np.int32)

@@ -36,7 +36,8 @@ def parse_memory(text: str, key: str = "rollout.memory") -> int | None:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if match is None or float(match[1]) <= 0:
         raise ConfigError(
-            f"{key}: {text!r} is not an amount of memory.", hint="auto, 2GiB, 512MB or a number of bytes."
+            f"{key}: {text!r} is not an amount of memory.",
+            hint="auto, 2GiB, 512MB or a number of bytes.",
         )
     return int(float(match[1]) * _UNITS[match[2]])
 
@@ -51,7 +52,9 @@ def cuda_graphs_enabled(config: Config) -> bool:
 
     Not beside an update that draws dropout in another thread: torch hands the device's random numbers to a capture.
     """
-    dropout = config.adapter.enabled and config.adapter.dropout > 0 and config.rollout.async_staleness > 0
+    dropout = (
+        config.adapter.enabled and config.adapter.dropout > 0 and config.rollout.async_staleness > 0
+    )
     return config.rollout.cuda_graphs != "off" and not config.deterministic and not dropout
 
 
@@ -100,7 +103,9 @@ def inner_size(config: Any) -> int:
 
 def prefill_tokens(config: Any, itemsize: int) -> int:
     """Return most prompt tokens in one forward, by the text configuration: 8,192, down to 512 where a layer is wide."""
-    return max(512, min(PREFILL, PREFILL_BYTES.get(itemsize, 2**26) // (3 * inner_size(config) * itemsize)))
+    return max(
+        512, min(PREFILL, PREFILL_BYTES.get(itemsize, 2**26) // (3 * inner_size(config) * itemsize))
+    )
 
 
 def position_bytes(config: Any, dtype: torch.dtype) -> int:

@@ -69,11 +69,19 @@ class MergedWeights:
 def mergeable(layer: Any) -> bool:
     """Whether a module is a plain float32 linear layer under active adapters of peft that are two matrices each."""
     base = getattr(layer, "base_layer", None)
-    if type(base) is not nn.Linear or base.weight.dtype != torch.float32 or not hasattr(layer, "get_delta_weight"):
+    if (
+        type(base) is not nn.Linear
+        or base.weight.dtype != torch.float32
+        or not hasattr(layer, "get_delta_weight")
+    ):
         return False
     if layer.disable_adapters or layer.merged or getattr(layer, "lora_variant", None):
         return False
     active = [name for name in layer.active_adapters if name in layer.lora_A]
-    if not active or len(active) != len(layer.active_adapters) or any(getattr(layer, "lora_bias", {}).values()):
+    if (
+        not active
+        or len(active) != len(layer.active_adapters)
+        or any(getattr(layer, "lora_bias", {}).values())
+    ):
         return False
     return all(layer.lora_A[name].weight.dtype == torch.float32 for name in active)

@@ -78,7 +78,9 @@ class ModelRunner:
         same = before is not None and np.array_equal(layout.shared, before.shared)
         arrays = [torch.from_numpy(array).to(self.device) for array in layout.arrays]
         self._layout = layout
-        self._tables = Tables(arrays, layout.shape, layout.in_place, old.read if old is not None and same else None)
+        self._tables = Tables(
+            arrays, layout.shape, layout.in_place, old.read if old is not None and same else None
+        )
         return self._tables
 
     def forget_tables(self) -> None:
@@ -86,7 +88,11 @@ class ModelRunner:
         self._layout = self._tables = None
 
     def prefill(
-        self, pool: BlockPool, tokens: Sequence[Int32], starts: Sequence[int], tables: Sequence[list[int]]
+        self,
+        pool: BlockPool,
+        tokens: Sequence[Int32],
+        starts: Sequence[int],
+        tables: Sequence[list[int]],
     ) -> Tensor | None:
         """Compute keys and values of new tokens of some sequences, in pieces; logits after the last piece's last token.
 
@@ -102,9 +108,13 @@ class ModelRunner:
             padded = np.zeros((len(pieces), max(counts)), np.int64)
             for row, piece in zip(padded, pieces, strict=True):
                 row[: len(piece)] = piece
-            view = PrefillView(pool, [at for _, at, _ in left], counts, [table for *_, table in left], self.device)
+            view = PrefillView(
+                pool, [at for _, at, _ in left], counts, [table for *_, table in left], self.device
+            )
             logits = self.run(torch.from_numpy(padded).to(self.device), view)
-            left = [(given[size:], at + size, table) for given, at, table in left if len(given) > size]
+            left = [
+                (given[size:], at + size, table) for given, at, table in left if len(given) > size
+            ]
         return logits
 
     def run(self, ids: Tensor, view: View) -> Tensor:
@@ -121,7 +131,9 @@ class ModelRunner:
                 view=view,
             )
         if view.calls != self.layers:
-            raise NotServed(f"it asked {view.calls} times for the attention of {self.layers} layers")
+            raise NotServed(
+                f"it asked {view.calls} times for the attention of {self.layers} layers"
+            )
         logits: Tensor = out.logits[:, -1]
         return logits
 
@@ -143,20 +155,33 @@ def verify(runner: ModelRunner) -> None:
     Two sequences share two full blocks and diverge within the next one; every window is crossed.
     """
     generator = torch.Generator().manual_seed(0)
-    most = getattr(transformer(runner.model).config.get_text_config(), "max_position_embeddings", None)
+    most = getattr(
+        transformer(runner.model).config.get_text_config(), "max_position_embeddings", None
+    )
     full = 2 * BLOCK if not isinstance(most, int) or most >= 2 * BLOCK + 6 else max(0, most - 6)
     ids = torch.randint(0, runner.vocabulary, (2, full + 6), generator=generator)
     ids[1, : full + 2] = ids[0, : full + 2]
     lengths = (full + 4, full + 3)
     try:
-        wanted = runner.model(input_ids=ids.to(runner.device), use_cache=False).logits.float().log_softmax(-1).cpu()
+        wanted = (
+            runner.model(input_ids=ids.to(runner.device), use_cache=False)
+            .logits.float()
+            .log_softmax(-1)
+            .cpu()
+        )
         found = list(_steps(runner, ids.numpy().astype(np.int32), lengths))
     except CAUGHT as error:
-        raise NotServed(f"its forward is of another kind ({type(error).__name__}: {short(error)})") from error
+        raise NotServed(
+            f"its forward is of another kind ({type(error).__name__}: {short(error)})"
+        ) from error
     for step, logps in enumerate(found):
-        off = difference(logps, torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)]))
+        off = difference(
+            logps, torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)])
+        )
         if off > TOLERANCE.get(runner.dtype, 1e-3):
-            raise NotServed(f"the paged engine differs by {off:.2g} nats from the model's own forward")
+            raise NotServed(
+                f"the paged engine differs by {off:.2g} nats from the model's own forward"
+            )
 
 
 def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[Tensor]:

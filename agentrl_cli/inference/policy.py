@@ -75,10 +75,18 @@ class LocalPolicy:
         self._decode = decode
         lay_by_input(model)
         reader = reader_of(model)
-        self._unsaid = reader.unsaid if reader is not None else ()  # a placeholder without an image means nothing
-        length = min(context_length, slot_length or context_length) if deterministic else context_length
-        self._engine = _make_engine(model, runner or ModelRunner, length, rows, deterministic, memory)
-        self.context_length = min(context_length, self._engine.limit)  # an episode must fit into the memory
+        self._unsaid = (
+            reader.unsaid if reader is not None else ()
+        )  # a placeholder without an image means nothing
+        length = (
+            min(context_length, slot_length or context_length) if deterministic else context_length
+        )
+        self._engine = _make_engine(
+            model, runner or ModelRunner, length, rows, deterministic, memory
+        )
+        self.context_length = min(
+            context_length, self._engine.limit
+        )  # an episode must fit into the memory
         self._bounded = self.context_length < context_length
         self._orders = itertools.count()
         self._loop = ServingLoop(self._engine, lambda: self.weights_version)
@@ -94,7 +102,8 @@ class LocalPolicy:
         return self._engine.why
 
     def describe(self) -> str:
-        """Return the engine, whether it replays CUDA graphs, and why a faster one does not serve the model, for people.
+        """Return the engine, whether it replays CUDA graphs, and why a faster one does not serve
+        the model, for people.
         """
         name = f"{self.engine} with CUDA graphs" if self._engine.records else self.engine
         return f"{name} ({self.engine_why})" if self.engine_why else name
@@ -162,7 +171,9 @@ class LocalPolicy:
         try:
             return await request.future
         except asyncio.CancelledError:
-            await self._loop.stepped()  # the step that the turn is in: the model may be changed next
+            await (
+                self._loop.stepped()
+            )  # the step that the turn is in: the model may be changed next
             raise
 
     async def release(self, key: str) -> None:
@@ -193,7 +204,9 @@ class LocalPolicy:
 
     async def publish(self, version: str) -> None:
         """Sample with the weights as they are now, between two turns; a copy of `source` is renewed."""
-        await self.swap(version, lambda: None if self.source is None else copy_trained(self.source, self.model))
+        await self.swap(
+            version, lambda: None if self.source is None else copy_trained(self.source, self.model)
+        )
 
     async def rest(self) -> None:
         """Return when nothing is computed, with all keys and values freed. Turns that wait begin after an await."""
@@ -201,7 +214,12 @@ class LocalPolicy:
 
 
 def _make_engine(
-    model: Any, runner: Callable[[Any], ModelRunner], length: int, rows: int, deterministic: bool, memory: int | None
+    model: Any,
+    runner: Callable[[Any], ModelRunner],
+    length: int,
+    rows: int,
+    deterministic: bool,
+    memory: int | None,
 ) -> Engine:
     """Return the paged engine where it gives the model's own numbers, else the fallback."""
     weight = model.get_input_embeddings().weight
@@ -209,8 +227,12 @@ def _make_engine(
     try:
         made = runner(model)
     except NotServed as why:
-        _LOG.warning("%s: episodes are sampled by the fallback engine, which is slower", why.message)
-        return FallbackEngine(model, why=why.message, rows=1 if deterministic else rows, limit=length, memory=most)
+        _LOG.warning(
+            "%s: episodes are sampled by the fallback engine, which is slower", why.message
+        )
+        return FallbackEngine(
+            model, why=why.message, rows=1 if deterministic else rows, limit=length, memory=most
+        )
     each = position_bytes(model.config.get_text_config(), weight.dtype)
     budget = most // (each * BLOCK)
     needed = rows * blocks(length) if deterministic else 2

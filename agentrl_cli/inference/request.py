@@ -84,10 +84,17 @@ class Request(TokenSequence):
         return self.future.done() or self.future.get_loop().is_closed()
 
     def take(
-        self, token: int, record: Float32, limit: int, forced: bool = False, support: Int32 | None = None
+        self,
+        token: int,
+        record: Float32,
+        limit: int,
+        forced: bool = False,
+        support: Int32 | None = None,
     ) -> None:
         """Append a drawn token and see whether the turn ends; `limit` is the most positions there may be."""
-        if self._records is None:  # one array a turn: one a step would lie between the buffers of the logits
+        if (
+            self._records is None
+        ):  # one array a turn: one a step would lie between the buffers of the logits
             most = min(self.sampling.max_new_tokens, limit - len(self.ids))
             self._records = np.empty((most, len(record)), np.float32)
         self._records[len(self.out)] = record
@@ -130,11 +137,17 @@ class Request(TokenSequence):
     def result(self, version: str) -> Generation:
         """What was drawn, as the policy's answer."""
         count = len(self.out)
-        records = np.empty((0, NUMBERS), np.float32) if self._records is None else self._records[:count]
+        records = (
+            np.empty((0, NUMBERS), np.float32) if self._records is None else self._records[:count]
+        )
         top_ids = np.full((count, TOP_K), -1, np.int32)
         top_logps = np.full((count, TOP_K), np.nan, np.float32)
-        known = (records.shape[1] - NUMBERS) // 2  # fewer than TOP_K where the vocabulary is smaller
-        top_ids[:, :known] = np.ascontiguousarray(records[:, NUMBERS : NUMBERS + known]).view(np.int32)
+        known = (
+            records.shape[1] - NUMBERS
+        ) // 2  # fewer than TOP_K where the vocabulary is smaller
+        top_ids[:, :known] = np.ascontiguousarray(records[:, NUMBERS : NUMBERS + known]).view(
+            np.int32
+        )
         top_logps[:, :known] = records[:, NUMBERS + known :]
         sampled, policy, entropy = np.ascontiguousarray(records[:, :NUMBERS].T)
         return Generation(

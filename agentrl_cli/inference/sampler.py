@@ -56,13 +56,22 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
     problem = sampling.problem
     if not problem and max(sampling.bad_ids, default=0) >= vocabulary:
         problem = f"Sampling.bad_ids has {max(sampling.bad_ids)}, and the model knows tokens 0 to {vocabulary - 1}"
-    if not problem and len(sampling.bad_ids) >= vocabulary and len(set(sampling.bad_ids)) == vocabulary:
+    if (
+        not problem
+        and len(sampling.bad_ids) >= vocabulary
+        and len(set(sampling.bad_ids)) == vocabulary
+    ):
         problem = "Sampling.bad_ids forbids every token"
     if problem:
-        raise PolicyError(f"{problem}.", hint="A hook's on_sample or the section rollout of the configuration sets it.")
+        raise PolicyError(
+            f"{problem}.",
+            hint="A hook's on_sample or the section rollout of the configuration sets it.",
+        )
 
 
-def sample(logits: torch.Tensor, requests: list[Request], limit: int, most: int | None = None) -> None:
+def sample(
+    logits: torch.Tensor, requests: list[Request], limit: int, most: int | None = None
+) -> None:
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
     `limit`: most positions of a sequence; `most`: rows of a part, if not as many as DRAWN allows.
@@ -104,7 +113,9 @@ def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
     try:
         wanted = how.allow(tuple(request.out))
         known = None if wanted is None else [int(id_) for id_ in wanted]
-        if known is None or (known and min(known) >= 0 and max(known) < vocabulary and set(known) - set(how.bad_ids)):
+        if known is None or (
+            known and min(known) >= 0 and max(known) < vocabulary and set(known) - set(how.bad_ids)
+        ):
             return known
         beside = ", all of which bad_ids forbids" if set(known) & set(how.bad_ids) else ""
         why = f"gave {known[:8]}{beside}; the model knows tokens 0 to {vocabulary - 1}"
@@ -161,7 +172,9 @@ def draw(
         sampled[rows] = 0.0
     top_logps, top_ids = logp.topk(min(TOP_K, logp.shape[-1]), dim=-1)
     support = _supports(drawn_logp, [row for row, s in enumerate(samplings) if s.keep_support])
-    return Draw(ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps, support)
+    return Draw(
+        ids, sampled, logp.gather(1, ids[:, None])[:, 0], entropy, top_ids, top_logps, support
+    )
 
 
 def _supports(logp: torch.Tensor, rows: Sequence[int]) -> list[Int32 | None]:
@@ -182,7 +195,11 @@ def single_tokens(
 ) -> dict[int, int]:
     """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError if the model has no such token."""
     found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
-    return {row: _checked(ids, vocabulary)[0] for row, ids in found.items() if ids[0] not in samplings[row].bad_ids}
+    return {
+        row: _checked(ids, vocabulary)[0]
+        for row, ids in found.items()
+        if ids[0] not in samplings[row].bad_ids
+    }
 
 
 def steer(
@@ -257,9 +274,13 @@ def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     target = numbers * cumulative[:, -1:]
     stretch = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
     before = torch.where(stretch > 0, cumulative.gather(1, (stretch - 1).clamp_(min=0)), 0.0)
-    within = stretches[torch.arange(rows, device=probs.device), stretch[:, 0]].cumsum(-1, dtype=torch.float64)
+    within = stretches[torch.arange(rows, device=probs.device), stretch[:, 0]].cumsum(
+        -1, dtype=torch.float64
+    )
     place = torch.searchsorted(within, target - before, right=True)
-    last = (within < within[:, -1:]).sum(-1, keepdim=True)  # rounding must not reach beyond the last likely token
+    last = (within < within[:, -1:]).sum(
+        -1, keepdim=True
+    )  # rounding must not reach beyond the last likely token
     return (stretch * _STRIDE + torch.minimum(place, last))[:, 0]
 
 

@@ -53,7 +53,9 @@ class Scheduler:
     def _wanted(self, request: Request, held: set[int], prompts: set[bytes]) -> int:
         """Blocks for a context, and some of what may be drawn, beside those that others hold. Notes what it shares."""
         context = request.context
-        more = min(request.sampling.max_new_tokens - len(request.out), max(BLOCK, len(context) // 2))
+        more = min(
+            request.sampling.max_new_tokens - len(request.out), max(BLOCK, len(context) // 2)
+        )
         start, source = self.cache.longest(context, request.key)
         shared = 0 if source is None else start // BLOCK
         if source is not None:
@@ -83,7 +85,8 @@ class Scheduler:
             self.preempted.append(request)
         else:
             raise PolicyError(
-                "No memory is left for keys and values.", hint="Raise rollout.memory, or lower concurrency."
+                "No memory is left for keys and values.",
+                hint="Raise rollout.memory, or lower concurrency.",
             )
         return start
 

@@ -57,8 +57,14 @@ class ServingLoop:
         for request in self._requests():
             if not request.abandoned:
                 request.future.cancel()
-        if self._task is not None and self._running and self._task.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([self._task])  # it ends by itself at the end of its step: no request is left
+        if (
+            self._task is not None
+            and self._running
+            and self._task.get_loop() is asyncio.get_running_loop()
+        ):
+            await asyncio.wait(
+                [self._task]
+            )  # it ends by itself at the end of its step: no request is left
         self._thread.shutdown(wait=True)
         self._waiting.clear()
         self._engine.clear()
@@ -114,7 +120,9 @@ class ServingLoop:
         try:
             return await asyncio.wrap_future(step)
         finally:
-            wait([step])  # if this was cancelled: the thread leaves the batch before anything else touches it
+            wait(
+                [step]
+            )  # if this was cancelled: the thread leaves the batch before anything else touches it
             self._stepping = None
 
     def _steps(self, fresh: list[Request]) -> list[Request]:
@@ -122,14 +130,24 @@ class ServingLoop:
         while True:
             rows = self._engine.step(fresh)
             quiet = not self._called and not self._engine.preempted
-            if not (rows and quiet and all(r.stop is None and r.on_token is None and not r.abandoned for r in rows)):
+            if not (
+                rows
+                and quiet
+                and all(r.stop is None and r.on_token is None and not r.abandoned for r in rows)
+            ):
                 return rows
             fresh = []
 
     def _fail(self, error: Exception) -> None:
         memory = "out of memory" in str(error).lower()
-        hint = "Lower rollout.concurrency or rollout.max_tokens." if memory else getattr(error, "hint", "")
-        what = error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
+        hint = (
+            "Lower rollout.concurrency or rollout.max_tokens."
+            if memory
+            else getattr(error, "hint", "")
+        )
+        what = (
+            error.message if isinstance(error, AgentRLError) else f"{type(error).__name__}: {error}"
+        )
         for request in [*self._requests(), *self._fresh, *self._engine.preempted]:
             problem = PolicyError(f"The model could not generate: {what}", hint=hint)
             problem.__cause__ = error

@@ -79,7 +79,10 @@ def remax(x: AdvantageInput) -> list[Float32]:
     """
     need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
     assert x.baseline is not None
-    return [(r - base).astype(np.float32) for r, base in zip(rewards_to_go(x, 1.0), x.baseline, strict=True)]
+    return [
+        (r - base).astype(np.float32)
+        for r, base in zip(rewards_to_go(x, 1.0), x.baseline, strict=True)
+    ]
 
 
 def opo(x: AdvantageInput) -> list[Float32]:
@@ -168,7 +171,9 @@ def _best_of_k(rewards: Float64, k: int, eps: float) -> Float64:
     std = float(np.sqrt(max(float(best @ (r - mean) ** 2), 0.0)))
     given = np.empty(n)
     for j in range(n):
-        chance = np.array([comb(i - 1, k - 2) if i > j and k > 1 else 0 for i in range(n)], np.float64)
+        chance = np.array(
+            [comb(i - 1, k - 2) if i > j and k > 1 else 0 for i in range(n)], np.float64
+        )
         chance[j] = comb(j, k - 1)
         given[j] = chance @ r / comb(n - 1, k - 1)
     out = np.empty(n)
@@ -197,7 +202,9 @@ def find(name: str) -> Estimator:
         found = Estimator(found, CustomEstimator, "", name, "", "nothing", needs)  # type: ignore[arg-type]
     if found.needs not in get_args(Needs):
         known = ", ".join(filter(None, get_args(Needs)))
-        raise ConfigError(f"The advantage {name!r} needs {found.needs!r}.", hint=f"There are {known}.")
+        raise ConfigError(
+            f"The advantage {name!r} needs {found.needs!r}.", hint=f"There are {known}."
+        )
     return found
 
 
@@ -230,7 +237,9 @@ def drops_equal(algo: AlgoConfig) -> bool:
 
 def compares_groups(algo: AlgoConfig) -> bool:
     """Whether episodes teach nothing but by the difference of their reward to that of their group."""
-    return find(algo.advantage.name).compares == "rewards" and not (algo.kl_coef and algo.kl_in == "reward")
+    return find(algo.advantage.name).compares == "rewards" and not (
+        algo.kl_coef and algo.kl_in == "reward"
+    )
 
 
 def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
@@ -239,7 +248,9 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
     One that compares parts or turns within the group is asked for its advantages. Others (gae, reinforce_pp, remax,
     your own) and a KL in the reward learn from every group, also where all rewards are equal.
     """
-    if find(algo.advantage.name).compares not in ("rewards", "group") or (algo.kl_coef and algo.kl_in == "reward"):
+    if find(algo.advantage.name).compares not in ("rewards", "group") or (
+        algo.kl_coef and algo.kl_in == "reward"
+    ):
         return bool(episodes)
     if compares_groups(algo):
         rewards = [episode.graded_reward for episode in episodes]
@@ -251,4 +262,8 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
 def options(algo: AlgoConfig) -> dict[str, Any]:
     """Return the estimator's options, as fields of AdvantageInput."""
     names = {field.name for field in fields(AdvantageInput)}
-    return {name: value for name, value in algo.advantage.model_dump(by_alias=False).items() if name in names}
+    return {
+        name: value
+        for name, value in algo.advantage.model_dump(by_alias=False).items()
+        if name in names
+    }

@@ -38,7 +38,9 @@ class Block:
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
         """(begin, end) of each continuation that is not empty."""
-        return tuple((a, b) for a, b in zip((self.own, *self.ends), self.ends, strict=False) if b > a)
+        return tuple(
+            (a, b) for a, b in zip((self.own, *self.ends), self.ends, strict=False) if b > a
+        )
 
 
 class NotPackable(ModelError):
@@ -70,10 +72,13 @@ def packed_forward(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention function that transformers calls: q [1, H, T, d], k and v [1, H_kv, T, d] -> [1, T, H, d].
+    """Return the attention function that transformers calls: q [1, H, T, d], k and v [1, H_kv, T,
+    d] -> [1, T, H, d].
     """
     if packing is None:
-        raise NotPackable(f"{type(module).__name__} does not hand keyword arguments to its attention")
+        raise NotPackable(
+            f"{type(module).__name__} does not hand keyword arguments to its attention"
+        )
     odd = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if odd:
         raise NotPackable(f"{type(module).__name__} uses {odd[0]} in its attention")
@@ -81,13 +86,21 @@ def packed_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     windowed = sliding_window is not None and sliding_window < packing.longest
     same_width = query.shape[-1] == value.shape[-1]
-    if has_cpu_kernel() and query.device.type == "cpu" and same_width and not windowed and dropout == 0.0:
+    if (
+        has_cpu_kernel()
+        and query.device.type == "cpu"
+        and same_width
+        and not windowed
+        and dropout == 0.0
+    ):
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         out: Tensor = _FlashBlocks.apply(query, key, value, packing.blocks, scale)  # type: ignore[no-untyped-call]  # torch's
     else:
-        out = _masked_blocks(query, key, value, packing.blocks, scale, dropout, sliding_window if windowed else None)
+        out = _masked_blocks(
+            query, key, value, packing.blocks, scale, dropout, sliding_window if windowed else None
+        )
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -100,9 +113,13 @@ class _FlashBlocks(torch.autograd.Function):
     """The CPU flash kernel per piece, pieces of one query merged by log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float
+    ) -> Tensor:
         out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        lse = torch.empty(
+            q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device
+        )
         for queries, keys, causal in _pieces(blocks):
             o, part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, :, queries], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale
@@ -153,12 +170,20 @@ def _pieces(blocks: tuple[Block, ...]) -> Iterator[tuple[slice, slice, bool]]:
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     """In place: attention over two disjoint sets of keys from the attention over each."""
     total = torch.logaddexp(lse, other_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(other, (other_lse - total).exp_().unsqueeze(-1))
+    out.mul_((lse - total).exp_().unsqueeze(-1)).addcmul_(
+        other, (other_lse - total).exp_().unsqueeze(-1)
+    )
     lse.copy_(total)
 
 
 def _masked_blocks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float, dropout: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: tuple[Block, ...],
+    scale: float,
+    dropout: float,
+    window: int | None,
 ) -> Tensor:
     """[1, H, T, d] by one SDPA call per piece, keys of a continuation being the prefix and its own."""
     parts: list[Tensor] = []
@@ -166,7 +191,11 @@ def _masked_blocks(
     if repeats > 1:  # with a mask, the memory-saving kernels want every head's own keys
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     for block in blocks:
-        pieces = [((block.start, block.own), (block.start, block.start))] if block.own > block.start else []
+        pieces = (
+            [((block.start, block.own), (block.start, block.start))]
+            if block.own > block.start
+            else []
+        )
         pieces += [(segment, (block.start, block.own)) for segment in block.segments]
         for (begin, end), (first, last) in pieces:
             keys, values = k[:, :, begin:end], v[:, :, begin:end]
@@ -191,6 +220,9 @@ def _masked_blocks(
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """[queries, keys] bool, True where attended: causal aligned to the end, at most `window` keys back."""
-    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)[None]
+    distance = (
+        torch.arange(keys - queries, keys, device=device)[:, None]
+        - torch.arange(keys, device=device)[None]
+    )
     mask = distance >= 0
     return mask if window is None else mask & (distance < window)

@@ -63,7 +63,9 @@ class Batch:
     def __getitem__(self, which: int | slice | Sequence[int] | Tensor) -> Batch:
         """Return the chosen sequences, padding kept; an integer gives a batch of one."""
         rows = torch.arange(len(self))[[which] if isinstance(which, int) else which]
-        tensors: dict[str, Any] = {name: tensor[rows.to(tensor.device)] for name, tensor in self.items()}
+        tensors: dict[str, Any] = {
+            name: tensor[rows.to(tensor.device)] for name, tensor in self.items()
+        }
         ids = tuple(self.episode_ids[int(i)] for i in rows) if self.episode_ids else ()
         return replace(self, **tensors, episode_ids=ids)
 
@@ -90,7 +92,11 @@ class Batch:
         """Write a safetensors file."""
         from safetensors.torch import save_file
 
-        facts = {"batch": "1", "pad_id": str(self.pad_id), "episode_ids": json.dumps(self.episode_ids)}
+        facts = {
+            "batch": "1",
+            "pad_id": str(self.pad_id),
+            "episode_ids": json.dumps(self.episode_ids),
+        }
         save_file({name: tensor.contiguous() for name, tensor in self.items()}, str(path), facts)
 
     @classmethod
@@ -103,10 +109,17 @@ class Batch:
                 facts = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         except (OSError, SafetensorError) as error:
-            raise DataError(f"Cannot read the batch {path}: {error}", hint="Batch.save writes one.") from error
+            raise DataError(
+                f"Cannot read the batch {path}: {error}", hint="Batch.save writes one."
+            ) from error
         if facts.get("batch") != "1":
-            raise DataError(f"{path} is a safetensors file but not a batch.", hint="Batch.save writes one.")
-        given: dict[str, Any] = {"pad_id": int(facts["pad_id"]), "episode_ids": tuple(json.loads(facts["episode_ids"]))}
+            raise DataError(
+                f"{path} is a safetensors file but not a batch.", hint="Batch.save writes one."
+            )
+        given: dict[str, Any] = {
+            "pad_id": int(facts["pad_id"]),
+            "episode_ids": tuple(json.loads(facts["episode_ids"])),
+        }
         return cls(**tensors, **given)
 
     @classmethod
@@ -124,7 +137,10 @@ class Batch:
         for name in names:
             if name in {"input_ids", "attention_mask", "position_ids"}:
                 continue
-            parts = [_pad(cast(Tensor, getattr(b, name)), name, prompt, response, first.pad_id) for b in batches]
+            parts = [
+                _pad(cast(Tensor, getattr(b, name)), name, prompt, response, first.pad_id)
+                for b in batches
+            ]
             joined[name] = torch.cat(parts)
         there = [_pad_mask(b, prompt, response) for b in batches]
         ids = sum((b.episode_ids for b in batches), ())
@@ -132,13 +148,23 @@ class Batch:
 
     @classmethod
     def from_episodes(
-        cls, episodes: Sequence[Episode], *, advantages: Sequence[Float32] | None = None, pad_id: int = 0
+        cls,
+        episodes: Sequence[Episode],
+        *,
+        advantages: Sequence[Float32] | None = None,
+        pad_id: int = 0,
     ) -> Batch:
         """Episodes to tensors; `advantages` as an estimator returns them, N arrays over the trained tokens."""
-        rows = [(n, branch, segment) for n, e in enumerate(episodes) for branch, segment in segments_of(e)]
+        rows = [
+            (n, branch, segment)
+            for n, e in enumerate(episodes)
+            for branch, segment in segments_of(e)
+        ]
         starts = [_first_trained(segment) for _, _, segment in rows]
         prompt = max(starts, default=0)
-        response = max((len(s.ids) - start for (_, _, s), start in zip(rows, starts, strict=True)), default=0)
+        response = max(
+            (len(s.ids) - start for (_, _, s), start in zip(rows, starts, strict=True)), default=0
+        )
         whole = np.full((len(rows), prompt + response), pad_id, np.int64)
         there, mask = np.zeros_like(whole), np.zeros_like(whole)
         logps, gains = np.zeros(whole.shape, np.float32), np.zeros(whole.shape, np.float32)
@@ -148,20 +174,27 @@ class Batch:
             whole[row, place], there[row, place], mask[row, place] = segment.ids, 1, trained
             logps[row, place] = np.where(trained, tokens.logp_policy[branch.positions], 0.0)
             if advantages is not None:
-                (gains[row, place][trained],) = split_trained([branch], tokens.trained_mask, advantages[n])
+                (gains[row, place][trained],) = split_trained(
+                    [branch], tokens.trained_mask, advantages[n]
+                )
         tensors = {
             "prompts": torch.from_numpy(whole[:, :prompt].copy()),
             "responses": torch.from_numpy(whole[:, prompt:].copy()),
             "response_mask": torch.from_numpy(mask[:, prompt:].copy()),
             "old_log_probs": torch.from_numpy(logps[:, prompt:].copy()),
             "rewards": torch.tensor(
-                [math.nan if (reward := episodes[n].reward) is None else reward for n, _, _ in rows],
+                [
+                    math.nan if (reward := episodes[n].reward) is None else reward
+                    for n, _, _ in rows
+                ],
                 dtype=torch.float32,
             ),
         }
         if advantages is not None:
             tensors["advantages"] = torch.from_numpy(gains[:, prompt:].copy())
-        return _assemble(tensors, torch.from_numpy(there), pad_id, tuple(episodes[n].id for n, _, _ in rows))
+        return _assemble(
+            tensors, torch.from_numpy(there), pad_id, tuple(episodes[n].id for n, _, _ in rows)
+        )
 
 
 def _first_trained(segment: Segment) -> int:
@@ -170,7 +203,9 @@ def _first_trained(segment: Segment) -> int:
     return int(where[0]) if len(where) else len(segment.ids)
 
 
-def _assemble(tensors: dict[str, Tensor], there: Tensor, pad_id: int, ids: tuple[str, ...]) -> Batch:
+def _assemble(
+    tensors: dict[str, Tensor], there: Tensor, pad_id: int, ids: tuple[str, ...]
+) -> Batch:
     """Return a batch from its two halves and the mask of what is not padding."""
     given: dict[str, Any] = {
         **tensors,

@@ -9,7 +9,9 @@ from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.learning.losses import LossConfig
 
 
-def adapt_kl_coef(coef: float, kl: float, target: float, tokens: int, horizon: int = 10_000) -> float:
+def adapt_kl_coef(
+    coef: float, kl: float, target: float, tokens: int, horizon: int = 10_000
+) -> float:
     """Return the next KL coefficient: up where KL is above its target. https://arxiv.org/abs/1909.08593
 
     At most by a fifth in one step, however many tokens it had: a step longer than the horizon would overshoot, and
@@ -19,7 +21,9 @@ def adapt_kl_coef(coef: float, kl: float, target: float, tokens: int, horizon: i
     return coef * (1 + error * min(tokens / horizon, 1.0))
 
 
-def adapt_entropy_coef(coef: float, entropy: float, target: float, delta: float = 0.005, top: float = 1.0) -> float:
+def adapt_entropy_coef(
+    coef: float, entropy: float, target: float, delta: float = 0.005, top: float = 1.0
+) -> float:
     """Return the next entropy coefficient: up by delta while entropy is below its target, else down; in [0, top].
 
     https://arxiv.org/abs/2505.22312 (Skywork-OR1). The bonus is meant to be off above the target.
@@ -45,11 +49,17 @@ class Coefficients:
     def bonus(self) -> float:
         """The entropy coefficient that counts in the next step. https://arxiv.org/abs/2505.22312"""
         target = self.algo.entropy_target
-        return 0.0 if target is not None and self.seen is not None and self.seen > target else self.entropy
+        return (
+            0.0
+            if target is not None and self.seen is not None and self.seen > target
+            else self.entropy
+        )
 
     def apply(self, c: LossConfig) -> LossConfig:
         """Return the loss's numbers with these in them."""
-        return replace(c, kl_coef=self.kl if self.algo.kl_in == "loss" else 0.0, entropy_coef=self.bonus)
+        return replace(
+            c, kl_coef=self.kl if self.algo.kl_in == "loss" else 0.0, entropy_coef=self.bonus
+        )
 
     def adapt(self, metrics: Mapping[str, float], tokens: int) -> None:
         """Steer after a step of so many trained tokens, by its `kl` and `entropy`."""
@@ -59,11 +69,16 @@ class Coefficients:
         if "entropy" in metrics:
             self.seen = metrics["entropy"]
             if algo.entropy_target is not None:
-                self.entropy = adapt_entropy_coef(self.entropy, self.seen, algo.entropy_target, algo.entropy_step)
+                self.entropy = adapt_entropy_coef(
+                    self.entropy, self.seen, algo.entropy_target, algo.entropy_step
+                )
 
     def metrics(self) -> dict[str, float]:
         """Return those that are steered, as they counted."""
-        steered = {"kl_coef": self.algo.kl_target is not None, "entropy_coef": self.algo.entropy_target is not None}
+        steered = {
+            "kl_coef": self.algo.kl_target is not None,
+            "entropy_coef": self.algo.entropy_target is not None,
+        }
         values = {"kl_coef": self.kl, "entropy_coef": self.bonus}
         return {name: values[name] for name, on in steered.items() if on}
 

@@ -110,7 +110,11 @@ class Compute:
         self.loss = policy_loss(algo.loss.name)
         self.aggregation = find_aggregation(algo)
         self.trained = trainable(model)
-        self.average = MovingReference(self.trained, algo.ref_ema, algo.ref_ema_steps) if algo.ref_ema else None
+        self.average = (
+            MovingReference(self.trained, algo.ref_ema, algo.ref_ema_steps)
+            if algo.ref_ema
+            else None
+        )
         self.optimizer = make_optimizer(model, config.train)
         valued = advantages.needs(algo) == "values"
         self.critic = Critic(width(model), algo, device=self._device) if valued else None
@@ -164,7 +168,12 @@ class Compute:
 
     @torch.no_grad()
     def forward(
-        self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False, entropy: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        reference: bool = False,
+        values: bool = False,
+        entropy: bool = False,
     ) -> list[Columns]:
         """`logp` of each micro-batch under the model or the reference, without dropout; other columns on request."""
         off = getattr(self.model, "disable_adapter", None)
@@ -186,7 +195,9 @@ class Compute:
         model.train(training)
         return found
 
-    def _as_reference(self, off: Callable[[], AbstractContextManager[None]] | None) -> AbstractContextManager[None]:
+    def _as_reference(
+        self, off: Callable[[], AbstractContextManager[None]] | None
+    ) -> AbstractContextManager[None]:
         """Return the model as the reference: with its moving average, or without its adapter."""
         if self.average is not None:
             return self.average.in_place()
@@ -203,7 +214,11 @@ class Compute:
         found: list[Columns] = []
         for batch in batches:
             out = self._logprobs(model, pack(batch.groups))
-            states = {"teacher_states": out.states.float().cpu().numpy()} if self.teacher.wants_states else {}
+            states = (
+                {"teacher_states": out.states.float().cpu().numpy()}
+                if self.teacher.wants_states
+                else {}
+            )
             found.append({"logp": out.logp.cpu().numpy(), **states})
         model.train(training)
         return found
@@ -237,14 +252,18 @@ class Compute:
         found = objective(x, order.loss, order.totals, self.loss, self.aggregation)
         loss, metrics = found.loss, dict(found.metrics)
         if self.critic is not None:
-            old, returns = (tensor(batch.columns[name], out.logp.device) for name in ("value", "returns"))
+            old, returns = (
+                tensor(batch.columns[name], out.logp.device) for name in ("value", "returns")
+            )
             values, old, returns = map(x.among, (self.critic.values(out.states), old, returns))
             part, more = self.critic.loss(values, old, returns, order.totals.tokens)
             loss, metrics = loss + part, {**metrics, **more}
         if self.teacher is not None and self.teacher.wants_states:
             states = tensor(batch.columns["teacher_states"], out.logp.device)
             temperature, tokens = self.config.rollout.temperature, order.totals.tokens
-            part = self.teacher.loss(self.model, x.among(out.states), x.among(states), temperature, tokens)
+            part = self.teacher.loss(
+                self.model, x.among(out.states), x.among(states), temperature, tokens
+            )
             loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
         return _numbers(found, x.old), {"loss": float(loss.detach()), **metrics}
@@ -276,7 +295,11 @@ def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
     step.
     """
     device, columns = out.logp.device, batch.columns
-    known = {name: tensor(columns[name], device) for name in ("old", "ref", "sampled", "policy") if name in columns}
+    known = {
+        name: tensor(columns[name], device)
+        for name in ("old", "ref", "sampled", "policy")
+        if name in columns
+    }
     chosen = {
         name: torch.from_numpy(columns[name].astype(np.bool_)).to(device)
         for name in ("marked", "kept", "held")

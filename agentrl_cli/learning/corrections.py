@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 
-def no_correction(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+def no_correction(
+    old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None
+) -> Tensor:
     """[M] of ones."""
     return torch.ones_like(old)
 
 
-def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+def tis(
+    old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None
+) -> Tensor:
     """Truncated importance sampling: π_old / π_sampled per token, at most cap and, with a floor, at least that.
 
     https://fengyao.notion.site/off-policy-rl
@@ -21,12 +25,16 @@ def tis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float 
     return torch.exp((old - sampled).detach()).clamp(min=floor, max=cap)
 
 
-def tis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+def tis_sequence(
+    old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None
+) -> Tensor:
     """Return the same with the ratio of the whole sequence."""
     return torch.exp(_of_sequence(old - sampled, segment)).clamp(min=floor, max=cap)
 
 
-def mis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+def mis(
+    old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None
+) -> Tensor:
     """Masked importance sampling: the ratio per token, 0 where it is above cap or below floor.
 
     https://arxiv.org/abs/2510.18855
@@ -34,7 +42,9 @@ def mis(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float 
     return _within(torch.exp((old - sampled).detach()), cap, floor)
 
 
-def mis_sequence(old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None) -> Tensor:
+def mis_sequence(
+    old: Tensor, sampled: Tensor, segment: Tensor, cap: float, floor: float | None = None
+) -> Tensor:
     """Return the same with the ratio of the whole sequence (TRL's `sequence_mask`)."""
     return _within(torch.exp(_of_sequence(old - sampled, segment)), cap, floor)
 

@@ -51,11 +51,25 @@ def small_model(device: torch.device, dtype: torch.dtype) -> Any:
 
     make: Any = Qwen3ForCausalLM
     config: Any = Qwen3Config
-    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
-    heads = {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "max_position_embeddings": 4096}
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    heads = {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+    }
     window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
     torch.manual_seed(0)
-    model = make(config(**shape, **heads, **window, initializer_range=0.1, eos_token_id=None, pad_token_id=None))
+    model = make(
+        config(
+            **shape, **heads, **window, initializer_range=0.1, eos_token_id=None, pad_token_id=None
+        )
+    )
     return model.eval().to(device, dtype)
 
 
@@ -100,16 +114,22 @@ def _generate(model: Any, seconds: float) -> dict[str, Any]:
     prompts = [ids for ids in _prompts() if len(ids) < LONG]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    mask = torch.tensor(
+        [[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device
+    )
 
     def once(_: int) -> int:
-        model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=True, top_k=0, pad_token_id=0)
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=True, top_k=0, pad_token_id=0
+        )
         return len(prompts) * NEW
 
     return {"tokens_per_second": _rate(once, seconds, model.device)}
 
 
-def _sampled(runner: Callable[[Any], ModelRunner], engine: str, model: Any, seconds: float) -> dict[str, Any]:
+def _sampled(
+    runner: Callable[[Any], ModelRunner], engine: str, model: Any, seconds: float
+) -> dict[str, Any]:
     """Tokens a second of an engine; its log-probabilities in the first round beside the plain forward's."""
     policy = LocalPolicy(model, context_length=4096, rows=16, runner=runner)
     if policy.engine != engine:
@@ -132,7 +152,9 @@ def _sampled(runner: Callable[[Any], ModelRunner], engine: str, model: Any, seco
         return {"problem": policy.engine_why}
     worst = max(_difference(model, context, said) for context, said in asked)
     tolerance = TOLERANCE.get(model.dtype, 1e-3)
-    return _judged(worst, tolerance, "log-probabilities differ from transformers'", tokens_per_second=rate)
+    return _judged(
+        worst, tolerance, "log-probabilities differ from transformers'", tokens_per_second=rate
+    )
 
 
 def _prompts() -> list[list[int]]:
@@ -163,7 +185,12 @@ async def _episodes(policy: LocalPolicy, number: int) -> list[Asked]:
 @torch.inference_mode()
 def _difference(model: Any, context: Sequence[int], said: Generation) -> float:
     ids = torch.tensor([[*context, *said.ids.tolist()]], device=model.device)
-    logp = model(input_ids=ids, use_cache=False).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
+    logp = (
+        model(input_ids=ids, use_cache=False)
+        .logits[0, len(context) - 1 : -1]
+        .float()
+        .log_softmax(-1)
+    )
     wanted = logp.gather(1, ids[0, len(context) :, None])[:, 0].cpu().numpy()
     return float(np.abs(wanted - said.logp_policy).max())
 
@@ -192,7 +219,8 @@ def _captured(model: Any) -> ModelRunner:
 
 
 def _updated(way: str, model: Any, seconds: float) -> dict[str, Any]:
-    """Return an optimizer step from gradients of packed or padded episodes, which are those of plain forwards before.
+    """Return an optimizer step from gradients of packed or padded episodes, which are those of
+    plain forwards before.
     """
     groups = _groups()
     packed = pack(groups)
@@ -203,7 +231,10 @@ def _updated(way: str, model: Any, seconds: float) -> dict[str, Any]:
     for checkpoint in (False, True):
         logp = WAYS[way](model.train(), packed, 1.0, None, checkpoint).logp
         found = _gradients(model, logp, weights)
-        worst = max(worst, *(float((a - b).abs().max()) / largest for a, b in zip(found, wanted, strict=True)))
+        worst = max(
+            worst,
+            *(float((a - b).abs().max()) / largest for a, b in zip(found, wanted, strict=True)),
+        )
     before = model.get_input_embeddings().weight.detach().clone()
     optimizer = make_optimizer(model, Config().train)
     optimizer.step()
@@ -219,7 +250,10 @@ def _groups() -> list[list[Segment]]:
     rng, groups = np.random.default_rng(1), []
     for prompt in (120, 90):
         first = rng.integers(0, VOCABULARY, prompt)
-        every = [np.concatenate([first, rng.integers(0, VOCABULARY, n)]).astype(np.int32) for n in (33, 70, 8)]
+        every = [
+            np.concatenate([first, rng.integers(0, VOCABULARY, n)]).astype(np.int32)
+            for n in (33, 70, 8)
+        ]
         groups.append([Segment(ids, np.arange(len(ids)) >= prompt) for ids in every])
     return groups
 
@@ -230,7 +264,11 @@ def _plain(model: Any, groups: Sequence[Sequence[Segment]]) -> Tensor:
     for segment in (segment for group in groups for segment in group):
         ids = torch.from_numpy(segment.ids.astype(np.int64)).to(model.device)
         logp = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        parts.append(logp.gather(1, ids[1:, None])[:, 0][torch.from_numpy(segment.trained[1:]).to(ids.device)])
+        parts.append(
+            logp.gather(1, ids[1:, None])[:, 0][
+                torch.from_numpy(segment.trained[1:]).to(ids.device)
+            ]
+        )
     return torch.cat(parts)
 
 

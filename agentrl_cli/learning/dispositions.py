@@ -64,7 +64,11 @@ def decide(
             facts[episode.id] = fact
             if fact is Fact.TRAINED and episode.id in stale:
                 facts[episode.id] = Fact.SKIPPED_STALE
-            elif fact is Fact.TRAINED and mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
+            elif (
+                fact is Fact.TRAINED
+                and mask_overlong
+                and episode.outcome is Outcome.TRUNCATED_TOKENS
+            ):
                 facts[episode.id] = Fact.SKIPPED_OVERLONG
             elif fact is Fact.TRAINED and mask_void and any(map(void, episode.turns)):
                 facts[episode.id] = Fact.SKIPPED_VOID
@@ -89,7 +93,9 @@ def _own(episode: Episode, drift: str, train_drifted: bool, vocabulary: int | No
 
 
 def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact:
-    """Return the fate of a group's usable episodes. A group of one by choice is a group; one that was decimated is not.
+    """Return the fate of a group's usable episodes.
+
+    A group of one by choice is a group; one that was decimated is not.
     """
     if len(good) < 2 <= size:
         return Fact.SKIPPED_GROUP_TOO_SMALL
@@ -127,15 +133,24 @@ def flaw(episode: Episode, vocabulary: int | None = None) -> str:
     arrays = (tokens.origin, tokens.logp_sampled, tokens.logp_policy, tokens.entropy)
     if any(len(array) != n for array in arrays):
         return f"{n} ids and other numbers of log-probabilities"
-    outside = np.flatnonzero((tokens.ids < 0) | (tokens.ids >= (vocabulary or np.iinfo(np.int32).max)))
+    outside = np.flatnonzero(
+        (tokens.ids < 0) | (tokens.ids >= (vocabulary or np.iinfo(np.int32).max))
+    )
     if len(outside):
         return f"the id {tokens.ids[outside[0]]} at {outside[0]} is outside the vocabulary of {vocabulary}"
     ends = [turn.end for turn in episode.turns]
-    if ends and (ends != sorted(ends) or ends[-1] != n or any(turn.start > turn.end for turn in episode.turns)):
+    if ends and (
+        ends != sorted(ends)
+        or ends[-1] != n
+        or any(turn.start > turn.end for turn in episode.turns)
+    ):
         return f"the turns end at {ends[-1]} and the tokens at {n}"
     if problem := _crooked(episode):
         return problem
-    for logps in (tokens.logp_sampled[tokens.trained_mask], tokens.logp_policy[tokens.trained_mask]):
+    for logps in (
+        tokens.logp_sampled[tokens.trained_mask],
+        tokens.logp_policy[tokens.trained_mask],
+    ):
         bad = np.flatnonzero(np.isinf(logps) | (logps > ABOVE_ZERO))
         if len(bad):
             return f"a log-probability is {logps[bad[0]]:g}"

@@ -48,7 +48,9 @@ class Teacher:
         return self.options.form != "sampled"
 
     def sees(self, source: Source, segment: Segment) -> Segment:
-        """Return the student's sequence as the teacher gets it. Raises ConfigError if a prompt has no text for a hint.
+        """Return the student's sequence as the teacher gets it.
+
+        Raises ConfigError if a prompt has no text for a hint.
         """
         if self.hint is None:
             return segment
@@ -61,26 +63,44 @@ class Teacher:
                 at = int(found[-1]) + 1
                 ids = np.insert(segment.ids, at, more).astype(segment.ids.dtype)
                 trained = np.insert(segment.trained, at, np.zeros(len(more), bool))
-                support = None if segment.support is None else np.insert(segment.support, at, no_support(len(more)))
+                support = (
+                    None
+                    if segment.support is None
+                    else np.insert(segment.support, at, no_support(len(more)))
+                )
                 return replace(segment, ids=ids, trained=trained, support=support)
         raise ConfigError(
             f"The prompt of episode {source.episode.id} has no user or system text, where algo.advantage.hint would go."
         )
 
     def prepare(self, student: nn.Module) -> nn.Module:
-        """Return the model that scores a step. A head of the student's own that is trained is copied: it will change.
+        """Return the model that scores a step.
+
+        A head of the student's own that is trained is copied: it will change.
         """
         model = student if self.model is None else self.model
         self._head = transformer(model).get_output_embeddings()
-        if self.wants_states and self.model is None and any(w.requires_grad for w in self._head.parameters()):
+        if (
+            self.wants_states
+            and self.model is None
+            and any(w.requires_grad for w in self._head.parameters())
+        ):
             self._head = copy.deepcopy(self._head).requires_grad_(False)
         return model
 
-    def loss(self, student: nn.Module, states: Tensor, taught: Tensor, temperature: float, tokens: int) -> Tensor:
+    def loss(
+        self, student: nn.Module, states: Tensor, taught: Tensor, temperature: float, tokens: int
+    ) -> Tensor:
         """coef × mean over the mini-batch's `tokens` of the reverse KL: this micro-batch's part."""
         assert self._head is not None
-        base, other = transformer(student), transformer(student if self.model is None else self.model)
-        heads = (base.get_output_embeddings(), logit_rules(base.config)), (self._head, logit_rules(other.config))
+        base, other = (
+            transformer(student),
+            transformer(student if self.model is None else self.model),
+        )
+        heads = (
+            (base.get_output_embeddings(), logit_rules(base.config)),
+            (self._head, logit_rules(other.config)),
+        )
         kept = self.options.top_k if self.options.form == "top_k" else None
         found = divergence(*heads, states, taught, temperature=temperature, top_k=kept)
         return self.options.coef * found.sum() / max(tokens, 1)
@@ -91,7 +111,13 @@ Head = tuple[nn.Module, tuple[float, float | None]]
 
 
 def divergence(
-    student: Head, teacher: Head, states: Tensor, taught: Tensor, *, temperature: float, top_k: int | None = None
+    student: Head,
+    teacher: Head,
+    states: Tensor,
+    taught: Tensor,
+    *,
+    temperature: float,
+    top_k: int | None = None,
 ) -> Tensor:
     """[M] KL(student || teacher) from hidden states [M, D] and [M, D'], differentiable by the student's side.
 
@@ -102,11 +128,17 @@ def divergence(
         rows = slice(start, start + CHUNK)
         with torch.no_grad():
             target = _log_probabilities(teacher, taught[rows], temperature)
-        parts.append(checkpoint(_chunk, student, states[rows], target, temperature, top_k, use_reentrant=False))
+        parts.append(
+            checkpoint(
+                _chunk, student, states[rows], target, temperature, top_k, use_reentrant=False
+            )
+        )
     return torch.cat(parts)
 
 
-def _chunk(student: Head, states: Tensor, target: Tensor, temperature: float, top_k: int | None) -> Tensor:
+def _chunk(
+    student: Head, states: Tensor, target: Tensor, temperature: float, top_k: int | None
+) -> Tensor:
     own = _log_probabilities(student, states, temperature)
     if own.shape[-1] != target.shape[-1]:  # one of the vocabularies is padded
         width = min(own.shape[-1], target.shape[-1])

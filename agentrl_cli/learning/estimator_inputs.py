@@ -104,7 +104,9 @@ class AdvantageInput:
         Groups are the distinct `group_id`s (an episode without one is alone). `fields` sets the rest: gamma, k, values…
         """
         index: dict[str, int] = {}
-        groups = [index.setdefault(e.group_id or f"\0{i}", len(index)) for i, e in enumerate(episodes)]
+        groups = [
+            index.setdefault(e.group_id or f"\0{i}", len(index)) for i, e in enumerate(episodes)
+        ]
         names = sorted({part.name for e in episodes for part in e.reward_parts})
         parts = np.full((len(episodes), len(names)), np.nan)
         weights = np.ones(len(names))
@@ -120,7 +122,9 @@ class AdvantageInput:
             turn_rewards=tuple(turn_rewards(e) for e in episodes),
             turn_parts=turn_parts(episodes),
             turn_states=tuple(anchor_states(e) for e in episodes),
-            branches=None if all(e.linear for e in episodes) else tuple(turn_paths(e) for e in episodes),
+            branches=None
+            if all(e.linear for e in episodes)
+            else tuple(turn_paths(e) for e in episodes),
             parts=parts,
             part_weights=weights,
         )
@@ -130,7 +134,9 @@ class AdvantageInput:
 def turn_lengths(episode: Episode) -> Ints:
     """[K] trained tokens per assistant turn."""
     mask = episode.tokens.trained_mask
-    return np.array([int(mask[t.start : t.end].sum()) for t in episode.turns if t.role == "assistant"], np.int64)
+    return np.array(
+        [int(mask[t.start : t.end].sum()) for t in episode.turns if t.role == "assistant"], np.int64
+    )
 
 
 WORLD = ""
@@ -139,7 +145,9 @@ WORLD = ""
 
 def turn_rewards(episode: Episode) -> Float64:
     """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing."""
-    return np.array([sum(given.values()) if given else np.nan for given in _given(episode)], np.float64)
+    return np.array(
+        [sum(given.values()) if given else np.nan for given in _given(episode)], np.float64
+    )
 
 
 def turn_parts(episodes: Sequence[Episode]) -> tuple[Float64, ...]:
@@ -166,9 +174,16 @@ def _given(episode: Episode) -> list[dict[str, float]]:
             asked.append(asked[parent] if parent >= 0 else -1)
         if asked[-1] < 0:
             continue
-        calls = [call.name for call in episode.turns[parent].calls] if turn.results and parent >= 0 else []
+        calls = (
+            [call.name for call in episode.turns[parent].calls]
+            if turn.results and parent >= 0
+            else []
+        )
         names = [*calls, *[WORLD] * (len(turn.results) - len(calls))]
-        named = [(WORLD, turn.reward), *zip(names, (result.reward for result in turn.results), strict=False)]
+        named = [
+            (WORLD, turn.reward),
+            *zip(names, (result.reward for result in turn.results), strict=False),
+        ]
         for name, reward in named:
             if reward is not None:
                 out[asked[-1]][name] = out[asked[-1]].get(name, 0.0) + reward
@@ -179,7 +194,9 @@ def turn_paths(episode: Episode) -> tuple[Ints, ...]:
     """Numbers of the assistant turns on each branch, root first."""
     number = np.cumsum([turn.role == "assistant" for turn in episode.turns]) - 1
     model = [turn.role == "assistant" for turn in episode.turns]
-    return tuple(np.array([number[t] for t in path if model[t]], np.int64) for path in episode.branches)
+    return tuple(
+        np.array([number[t] for t in path if model[t]], np.int64) for path in episode.branches
+    )
 
 
 def anchor_states(episode: Episode) -> tuple[Hashable, ...]:
@@ -257,4 +274,6 @@ def whiten(arrays: Sequence[Float64]) -> list[Float32]:
 def need(value: object, field: str, estimator: str) -> None:
     """Raise ConfigError if an input that the estimator needs is missing."""
     if value is None:
-        raise ConfigError(f"Advantage {estimator!r} needs {field}.", hint="Choose another algo.advantage.")
+        raise ConfigError(
+            f"Advantage {estimator!r} needs {field}.", hint="Choose another algo.advantage."
+        )

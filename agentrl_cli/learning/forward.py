@@ -28,7 +28,12 @@ from agentrl_cli.learning.attention import NAME, NotPackable, Packing, packed_fo
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside
 from agentrl_cli.learning.packing import Packed, Segment, pack
-from agentrl_cli.learning.padded_forward import decoder_of, padded_states, pictured_states, whole_logits
+from agentrl_cli.learning.padded_forward import (
+    decoder_of,
+    padded_states,
+    pictured_states,
+    whole_logits,
+)
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.vision import plain_logits, reader_of, trial
 
@@ -66,7 +71,13 @@ def logprobs(
     """
     base = transformer(model)
     if not packed.tokens:
-        return _head(base, base.get_input_embeddings().weight.new_zeros((0, width(model))), packed, temperature, chunk)
+        return _head(
+            base,
+            base.get_input_embeddings().weight.new_zeros((0, width(model))),
+            packed,
+            temperature,
+            chunk,
+        )
     fused = None if packed.images else fused_states(base, packed, checkpoint=checkpoint)
     if fused is not None:
         return _head(base, fused, packed, temperature, chunk)
@@ -95,7 +106,9 @@ def way_of(base: Any) -> str:
     if base not in _WAYS:
         _WAYS[base] = _tried_images(base) if reader_of(base) is not None else _tried(base)
         if _WAYS[base] == "apart":
-            _LOG.warning("%s: episodes with images are computed one by one in training", type(base).__name__)
+            _LOG.warning(
+                "%s: episodes with images are computed one by one in training", type(base).__name__
+            )
     return _WAYS[base]
 
 
@@ -113,7 +126,10 @@ def _tried_images(base: Any) -> str:
         ]
         logits = [plain_logits(base, reader, *one)[:-1].float().log_softmax(-1) for one in found]
         wanted = torch.cat(
-            [line.gather(1, ids[1:, None])[-4:, 0] for line, (ids, _) in zip(logits, found, strict=True)]
+            [
+                line.gather(1, ids[1:, None])[-4:, 0]
+                for line, (ids, _) in zip(logits, found, strict=True)
+            ]
         )
         packed = pack([segments])
         for way in ("images", "apart"):
@@ -126,7 +142,9 @@ def _tried_images(base: Any) -> str:
         raise ModelError(f"{type(base).__name__} cannot be trained with images ({why}).") from error
     finally:
         base.train(training)
-    raise ModelError(f"{type(base).__name__} cannot be trained: after images its numbers differ by {off:.2g} nats.")
+    raise ModelError(
+        f"{type(base).__name__} cannot be trained: after images its numbers differ by {off:.2g} nats."
+    )
 
 
 @torch.no_grad()
@@ -148,11 +166,19 @@ def _tried(base: Any) -> str:
                         raise ModelError(avoided)
                     found = WAYS[way](base, packed, 1.0, None, False).logp
                     off = difference(found.float(), wanted.float())
-                    error = "" if off <= tolerance else f"{type(base).__name__} {way} differs by {off:.2g} nats"
+                    error = (
+                        ""
+                        if off <= tolerance
+                        else f"{type(base).__name__} {way} differs by {off:.2g} nats"
+                    )
                     if not error:
                         _differentiate(base, way, packed)
                 except (ModelError, *CAUGHT) as raised:
-                    error = raised.message if isinstance(raised, ModelError) else f"{type(raised).__name__}: {raised}"
+                    error = (
+                        raised.message
+                        if isinstance(raised, ModelError)
+                        else f"{type(raised).__name__}: {raised}"
+                    )
                 if not error:
                     if problem:
                         _LOG.warning("%s: episodes are padded in training, not packed", problem)
@@ -190,7 +216,11 @@ def _plain_logps(base: Any, packed: Packed) -> Tensor:
     """[M] log-probabilities of the trained tokens by one plain forward for each episode. Raises ModelError."""
     device, parts = base.get_input_embeddings().weight.device, []
     try:
-        for segment in (segment for group in _trial(base.get_input_embeddings().weight.shape[0]) for segment in group):
+        for segment in (
+            segment
+            for group in _trial(base.get_input_embeddings().weight.shape[0])
+            for segment in group
+        ):
             ids = torch.from_numpy(segment.ids.astype(np.int64)).to(device)
             logp = base(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
             parts.append(logp.gather(1, ids[1:, None])[torch.from_numpy(segment.trained[1:]), 0])
@@ -201,13 +231,21 @@ def _plain_logps(base: Any, packed: Packed) -> Tensor:
     return torch.cat(parts)
 
 
-def _head(base: Any, states: Tensor, packed: Packed, temperature: float, chunk: int | None) -> Logprobs:
+def _head(
+    base: Any, states: Tensor, packed: Packed, temperature: float, chunk: int | None
+) -> Logprobs:
     """Log-probabilities from the states [M, D] that predict the trained tokens."""
     targets = torch.from_numpy(packed.targets).to(states.device)
     scale, softcap = logit_rules(base.config)
     head = base.get_output_embeddings()
     logp, entropy = head_logprobs(
-        head, states, targets, temperature=temperature / scale, softcap=softcap, chunk=chunk, support=packed.support
+        head,
+        states,
+        targets,
+        temperature=temperature / scale,
+        softcap=softcap,
+        chunk=chunk,
+        support=packed.support,
     )
     return Logprobs(logp, entropy, states)
 
@@ -216,20 +254,26 @@ def _rows_of(hidden: Tensor, packed: Packed) -> Tensor:
     return hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
 
 
-def _by_packing(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+def _by_packing(
+    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
+) -> Logprobs:
     device = base.get_input_embeddings().weight.device
     with _checkpointing(base, checkpoint, partial(attention_in, base.config, NAME, packed_forward)):
         hidden = _packed_states(base, packed, device)
     return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
 
 
-def _by_padding(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+def _by_padding(
+    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
+) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
         hidden = padded_states(base, packed, share=not checkpoint)
     return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
 
 
-def _by_whole(base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool) -> Logprobs:
+def _by_whole(
+    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
+) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
         logits, states = whole_logits(base, packed)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -242,7 +286,13 @@ def _by_whole(base: Any, packed: Packed, temperature: float, chunk: int | None, 
 
 
 def _by_images(
-    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool, *, apart: bool = False
+    base: Any,
+    packed: Packed,
+    temperature: float,
+    chunk: int | None,
+    checkpoint: bool,
+    *,
+    apart: bool = False,
 ) -> Logprobs:
     with _checkpointing(base, checkpoint, nullcontext):
         hidden = pictured_states(base, packed, apart=apart)
@@ -255,7 +305,10 @@ WAYS["apart"] = partial(_by_images, apart=True)
 
 def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     """Return the whole row at once. Raises NotPackable if a layer did not use the packed attention."""
-    kinds = set(getattr(base.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(base.config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")
     ids = torch.from_numpy(packed.input_ids)[None].to(device)
@@ -286,7 +339,9 @@ def trained_logprobs(
 ) -> tuple[Packed, Logprobs]:
     """`pack` and `logprobs` in one."""
     packed = pack(groups)
-    return packed, logprobs(model, packed, temperature=temperature, chunk=chunk, checkpoint=checkpoint)
+    return packed, logprobs(
+        model, packed, temperature=temperature, chunk=chunk, checkpoint=checkpoint
+    )
 
 
 def width(model: nn.Module) -> int:
@@ -309,7 +364,9 @@ def _checkpointing(base: Any, on: bool, attention: Callable[[], Any]) -> Iterato
     if not on or not torch.is_grad_enabled():
         yield
         return
-    layers = [m for m in base.modules() if hasattr(m, "_can_checkpoint_with_cache")]  # transformers' layer class
+    layers = [
+        m for m in base.modules() if hasattr(m, "_can_checkpoint_with_cache")
+    ]  # transformers' layer class
     if not layers:
         raise ModelError(f"{type(base).__name__} has no layers that can be checkpointed.")
     before = [layer.training for layer in layers]
@@ -319,7 +376,11 @@ def _checkpointing(base: Any, on: bool, attention: Callable[[], Any]) -> Iterato
         context_fn=lambda: (nullcontext(), attention()),
     )
     for layer in layers:
-        layer.gradient_checkpointing, layer._gradient_checkpointing_func, layer.training = True, recompute, True
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func, layer.training = (
+            True,
+            recompute,
+            True,
+        )
     try:
         yield
     finally:

@@ -50,7 +50,9 @@ def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | Non
     if not _TRUSTED[base]:
         return None
     device = base.get_input_embeddings().weight.device
-    wanted, place = np.unique(packed.rows, return_inverse=True)  # a shared prefix predicts for several episodes
+    wanted, place = np.unique(
+        packed.rows, return_inverse=True
+    )  # a shared prefix predicts for several episodes
     given = (packed.input_ids, packed.position_ids, wanted)
     ids, positions, reads = (torch.from_numpy(array).to(device) for array in given)
     states = _run(base, Row(ids, positions, packed.blocks, reads), checkpoint)
@@ -60,14 +62,22 @@ def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | Non
 
 def _structure(base: Any) -> bool:
     """Whether only plain LoRA matrices are trained, on linear layers, without dropout; looked at before every use."""
-    if next((p for name, p in base.named_parameters() if p.requires_grad and ".lora_" not in name), None) is not None:
+    if (
+        next(
+            (p for name, p in base.named_parameters() if p.requires_grad and ".lora_" not in name),
+            None,
+        )
+        is not None
+    ):
         return False
     if fusable(base) or type(base.get_input_embeddings()) is not nn.Embedding:
         return False
     config = base.config
     if getattr(config, "attention_dropout", 0.0) and base.training:
         return False
-    adapted = [m for layer in base.model.layers for m in _linears(layer) if hasattr(m, "base_layer")]
+    adapted = [
+        m for layer in base.model.layers for m in _linears(layer) if hasattr(m, "base_layer")
+    ]
     return all(_plain(m) for m in adapted)
 
 
@@ -88,7 +98,11 @@ def _linears(layer: Any) -> Iterator[Any]:
 def _read(module: Any) -> tuple[Projection, tuple[Tensor | None, Tensor | None]]:
     """Return a linear layer and its active adapter."""
     inner = getattr(module, "base_layer", module)
-    names = [] if inner is module else [name for name in module.active_adapters if name in module.lora_A]
+    names = (
+        []
+        if inner is module
+        else [name for name in module.active_adapters if name in module.lora_A]
+    )
     if not names or module.disable_adapters or module.merged:
         return Projection(inner.weight, inner.bias, 0.0), (None, None)
     name = names[0]
@@ -109,15 +123,29 @@ def _run(base: Any, row: Row, checkpoint: bool) -> Tensor:
     return states
 
 
-def _layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, blocks: tuple[Block, ...], wanted: Tensor | None) -> Tensor:
+def _layer(
+    layer: Any,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    blocks: tuple[Block, ...],
+    wanted: Tensor | None,
+) -> Tensor:
     attention = layer.self_attn
     read = [_read(module) for module in _linears(layer)]
     given, adapters = [one for one, _ in read], [each for _, pair in read for each in pair]
     norm = layer.input_layernorm
     dim = int(attention.head_dim)
-    q_norm, k_norm = (getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm"))
+    q_norm, k_norm = (
+        getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")
+    )
     heads = Heads(
-        given[0].weight.shape[0] // dim, given[1].weight.shape[0] // dim, dim, norm.variance_epsilon, q_norm, k_norm
+        given[0].weight.shape[0] // dim,
+        given[1].weight.shape[0] // dim,
+        dim,
+        norm.variance_epsilon,
+        q_norm,
+        k_norm,
     )
     q, k, v = Before.apply(x, norm.weight, cos, sin, heads, given[:3], *adapters[:6])  # type: ignore[no-untyped-call]
     window = getattr(attention, "sliding_window", None)
@@ -125,7 +153,14 @@ def _layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, blocks: tuple[Block,
         window = attention.config.sliding_window
     q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
     out, _ = packed_forward(
-        attention, q, k, v, None, scaling=attention.scaling, sliding_window=window, packing=Packing(blocks)
+        attention,
+        q,
+        k,
+        v,
+        None,
+        scaling=attention.scaling,
+        sliding_window=window,
+        packing=Packing(blocks),
     )
     attended = out[0].flatten(1)
     if wanted is not None:
@@ -140,7 +175,9 @@ def _layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, blocks: tuple[Block,
 def _agrees(base: Any) -> bool:
     """Compare a short row with the model's own forward."""
     weight = base.get_input_embeddings().weight
-    ids = torch.randint(0, weight.shape[0], (24,), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    ids = torch.randint(0, weight.shape[0], (24,), generator=torch.Generator().manual_seed(0)).to(
+        weight.device
+    )
     places = torch.arange(24, device=weight.device)
     training = base.training
     base.eval()
@@ -154,7 +191,9 @@ def _agrees(base: Any) -> bool:
         base.train(training)
     off = float((ours.float() - own.float()).abs().max() / own.float().abs().max().clamp(min=1e-6))
     if not off <= TOLERANCE.get(weight.dtype, 1e-3):
-        _LOG.warning("%s: the fused training forward differs by %.2g: not used", type(base).__name__, off)
+        _LOG.warning(
+            "%s: the fused training forward differs by %.2g: not used", type(base).__name__, off
+        )
         return False
     return True
 

@@ -60,13 +60,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Products:
     """Projections of one input [T, in], which is normalised where a norm's weight is given."""
 
-    def __init__(self, given: Sequence[Projection], adapters: Sequence[Pair], norm: Tensor | None = None) -> None:
+    def __init__(
+        self, given: Sequence[Projection], adapters: Sequence[Pair], norm: Tensor | None = None
+    ) -> None:
         self.given = given
         self.norm = norm
         self.merged = given[0].weight.dtype in (torch.float32, torch.float64)
         self.weights = [p.weight for p in given]
         dtype = given[0].weight.dtype
-        self.adapters = [(None, None) if a is None or b is None else (a.to(dtype), b.to(dtype)) for a, b in adapters]
+        self.adapters = [
+            (None, None) if a is None or b is None else (a.to(dtype), b.to(dtype))
+            for a, b in adapters
+        ]
         if self.merged:
             for n, (a, b) in enumerate(self.adapters):
                 if a is not None and b is not None:
@@ -90,7 +95,9 @@ class _Products:
             outs.append(out)
         return outs
 
-    def backward(self, x: Tensor, grads: Sequence[Tensor], wants_input: bool) -> tuple[Tensor | None, list[Tensor]]:
+    def backward(
+        self, x: Tensor, grads: Sequence[Tensor], wants_input: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
         """(gradient of the input [T, in], those of A and B of each adapter)."""
         x = self._input(x)
         d_x: Tensor | None = None
@@ -98,9 +105,13 @@ class _Products:
             if wants_input:
                 part = product(grad, weight.T)
                 d_x = part if d_x is None else d_x.add_(part)
-        found = [(n, a, b) for n, (a, b) in enumerate(self.adapters) if a is not None and b is not None]
+        found = [
+            (n, a, b) for n, (a, b) in enumerate(self.adapters) if a is not None and b is not None
+        ]
         if not found:
-            return d_x if d_x is None or self.merged or self.norm is None else d_x.mul_(self.norm), []
+            return d_x if d_x is None or self.merged or self.norm is None else d_x.mul_(
+                self.norm
+            ), []
         every = torch.cat([a for _, a, _ in found])
         if self.merged and self.norm is not None:
             every = every * self.norm
@@ -166,7 +177,14 @@ class Before(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, norm: Tensor, cos: Tensor, sin: Tensor, heads: Heads, given: Any, *adapters: Any
+        ctx: Any,
+        x: Tensor,
+        norm: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        given: Any,
+        *adapters: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`cos`, `sin` [T, 1, d]; `given` three Projections, `adapters` A and B of each."""
         normal, factor = _normal(x, heads.eps)
@@ -197,7 +215,9 @@ class Before(torch.autograd.Function):
                 grad = _normal_backward(grad, kept[2 * number], kept[2 * number + 1])
             flat.append(grad.flatten(1))
         products = _Products(ctx.given, _pairs(adapters), ctx.norm)
-        d_normal, found = products.backward(normal, [*flat, grads[2].flatten(1)], ctx.needs_input_grad[0])
+        d_normal, found = products.backward(
+            normal, [*flat, grads[2].flatten(1)], ctx.needs_input_grad[0]
+        )
         d_x = None if d_normal is None else _normal_backward(d_normal, normal, factor)
         return d_x, None, None, None, None, None, *_spread(adapters, found)
 
@@ -206,7 +226,9 @@ class After(torch.autograd.Function):
     """Output projection, residual, norm and the gated feed-forward part: x [T, D], attended [T, H·d] -> [T, D]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, attended: Tensor, norm: Tensor, eps: float, given: Any, *adapters: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, attended: Tensor, norm: Tensor, eps: float, given: Any, *adapters: Any
+    ) -> Tensor:
         """`given`: the projections o, gate, up, down; `adapters` A and B of each."""
         pairs = _pairs(adapters)
         (middle,) = _Products(given[:1], pairs[:1]).forward(attended, x)
@@ -227,7 +249,9 @@ class After(torch.autograd.Function):
         assert d_inner is not None
         d_up = active.mul_(d_inner)
         d_gate = torch.ops.aten.silu_backward(d_inner.mul_(up), gate)
-        d_normal, both = _Products(ctx.given[1:3], pairs[1:3], ctx.norm).backward(normal, [d_gate, d_up], True)
+        d_normal, both = _Products(ctx.given[1:3], pairs[1:3], ctx.norm).backward(
+            normal, [d_gate, d_up], True
+        )
         assert d_normal is not None
         d_middle = _normal_backward(d_normal, normal, factor).add_(grad)
         wants = bool(ctx.needs_input_grad[1])
@@ -251,5 +275,8 @@ def prefers_onednn() -> bool:
     mkldnn: Any = torch.backends.mkldnn
     known = bool(mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     info = Path("/proc/cpuinfo")
-    intel = info.is_file() and "GenuineIntel" in info.read_text(encoding="utf-8", errors="replace")[:400]
+    intel = (
+        info.is_file()
+        and "GenuineIntel" in info.read_text(encoding="utf-8", errors="replace")[:400]
+    )
     return known and not intel

@@ -32,4 +32,9 @@ def absolute(logp: Tensor, ref: Tensor) -> Tensor:
     return (logp - ref).abs()
 
 
-KL: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+KL: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": absolute,
+}

@@ -33,11 +33,17 @@ class Shaping(Hook):
         algo, length = self.algo, max(len(branch) for branch in rollout.sequences)
         if algo.overlong_penalty:
             cut = any(turn.stop_reason is StopReason.LENGTH for turn in rollout.turns)
-            value = -1.0 if cut else overlong(length, self.limit, min(algo.overlong_buffer, self.limit))
+            value = (
+                -1.0 if cut else overlong(length, self.limit, min(algo.overlong_buffer, self.limit))
+            )
             text = f"{length} of {self.limit} tokens" + ", a turn was cut" * cut
             parts.append(RewardPart("overlong", value, algo.overlong_penalty, detail=text))
         if algo.length_penalty:
             sampled = rollout.trained_tokens
             text = f"{sampled} sampled tokens, limit {self.limit}"
-            parts.append(RewardPart("length_penalty", -sampled / self.limit, algo.length_penalty, detail=text))
+            parts.append(
+                RewardPart(
+                    "length_penalty", -sampled / self.limit, algo.length_penalty, detail=text
+                )
+            )
         return parts

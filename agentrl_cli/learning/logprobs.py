@@ -50,7 +50,14 @@ def head_logprobs(
     entropies: list[Tensor] = []
     for start in range(0, len(targets), chunk):
         part = slice(start, start + chunk)
-        given = (head, hidden[part], targets[part], temperature, softcap, None if support is None else support[part])
+        given = (
+            head,
+            hidden[part],
+            targets[part],
+            temperature,
+            softcap,
+            None if support is None else support[part],
+        )
         logp, entropy = checkpoint(_module_chunk, *given, use_reentrant=False)
         logps.append(logp)
         entropies.append(entropy)
@@ -93,10 +100,14 @@ class _LinearLogprobs(torch.autograd.Function):
         logp = torch.empty(len(targets), dtype=_precise(hidden), device=hidden.device)
         entropy, lse = torch.empty_like(logp), torch.empty_like(logp)
         # A frozen head: the gradient of log p by the hidden state is made here, from the logits that are there anyway.
-        slope = torch.empty_like(hidden) if ctx.needs_input_grad[:3] == (True, False, False) else None
+        slope = (
+            torch.empty_like(hidden) if ctx.needs_input_grad[:3] == (True, False, False) else None
+        )
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature, None if support is None else support[part])
+            logits = _logits(
+                hidden[part], weight, bias, temperature, None if support is None else support[part]
+            )
             picked = logits.gather(-1, targets[part, None])[:, 0]
             top = logits.amax(-1)
             powers = (logits - top[:, None]).exp_()
@@ -127,7 +138,9 @@ class _LinearLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             support = None if ctx.support is None else ctx.support[part]
-            every = _logits(hidden[part], weight, bias, ctx.temperature, support).sub_(lse[part, None])
+            every = _logits(hidden[part], weight, bias, ctx.temperature, support).sub_(
+                lse[part, None]
+            )
             d_logits = torch.exp(every) if has_entropy else every.exp_()
             # dlogp/dz = onehot − p and dH/dz = −p (log p + H), times the incoming gradients
             factor = grad_logp[part, None]
@@ -151,14 +164,20 @@ def outside(support: Support, logits: Tensor) -> Tensor:
     found = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
     if sets:
         rows = np.repeat([row for row, _ in sets], [len(ids) for _, ids in sets])
-        where = torch.from_numpy(np.stack([rows, np.concatenate([ids for _, ids in sets])]).astype(np.int64))
+        where = torch.from_numpy(
+            np.stack([rows, np.concatenate([ids for _, ids in sets])]).astype(np.int64)
+        )
         found[torch.tensor([row for row, _ in sets], device=logits.device)] = True
         found[tuple(where.to(logits.device))] = False
     return found
 
 
 def _logits(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, support: Support | None = None
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    support: Support | None = None,
 ) -> Tensor:
     """[chunk, V] float32, divided by the temperature: the only vocabulary-sized tensor there is."""
     times = torch.nn.functional.linear if weight.requires_grad else product

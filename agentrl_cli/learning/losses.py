@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.config.choice import Options
-from agentrl_cli.config.losses import LOSSES, Clip, ClipCov, CustomLoss, DualClip, Gate, KlCov, Loss, TrustRegion
+from agentrl_cli.config.losses import (
+    LOSSES,
+    Clip,
+    ClipCov,
+    CustomLoss,
+    DualClip,
+    Gate,
+    KlCov,
+    Loss,
+    TrustRegion,
+)
 from agentrl_cli.registry import resolve
 
 _MAX_LOG_RATIO = 20.0
@@ -79,7 +89,11 @@ class LossInput:
     def only(self, kept: Tensor) -> LossInput:
         """Return the tokens that were not rejected."""
         given = {item.name: getattr(self, item.name) for item in fields(self)} | {"kept": None}
-        own = {name: one[kept] for name, one in given.items() if one is not None and name != "episode_tokens"}
+        own = {
+            name: one[kept]
+            for name, one in given.items()
+            if one is not None and name != "episode_tokens"
+        }
         return replace(self, kept=None, **own)
 
 
@@ -138,7 +152,9 @@ def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: DualClip) -> Polic
 
 def _held(ratio: Tensor, advantage: Tensor, c: Clip) -> Tensor:
     """[M] bool: a bound is reached on the side that changes the update."""
-    return ((advantage > 0) & (ratio > 1 + c.clip_high)) | ((advantage < 0) & (ratio < 1 - c.clip_low))
+    return ((advantage > 0) & (ratio > 1 + c.clip_high)) | (
+        (advantage < 0) & (ratio < 1 - c.clip_low)
+    )
 
 
 def ppo_clip(x: LossInput, c: DualClip) -> PolicyTerm:
@@ -212,7 +228,11 @@ def dppo(x: LossInput, c: TrustRegion) -> PolicyTerm:
     """
     ratio, slope = ratio_of(x)
     p, q = x.old.detach().exp().clamp(1e-6, 1 - 1e-6), x.logp.detach().exp().clamp(1e-6, 1 - 1e-6)
-    distance = (p - q).abs() if c.divergence == "tv" else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    distance = (
+        (p - q).abs()
+        if c.divergence == "tv"
+        else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    )
     outside = (distance > c.threshold) & (x.advantage * (ratio.detach() - 1) > 0)
     kept = torch.where(outside, torch.zeros_like(x.advantage), x.advantage)
     return PolicyTerm(-ratio * kept, slope * kept, ratio.detach(), outside)
@@ -229,7 +249,9 @@ def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
     return (logp - logp.mean()) * (advantage - advantage.mean())
 
 
-def mark_clip_cov(logp: Tensor, advantage: Tensor, c: ClipCov, seed: int, old: Tensor | None) -> Tensor:
+def mark_clip_cov(
+    logp: Tensor, advantage: Tensor, c: ClipCov, seed: int, old: Tensor | None
+) -> Tensor:
     """[M] bool over a whole mini-batch: tokens drawn from those between the two bounds of the covariance.
 
     Those that the clip already holds, by their log-probabilities `old`, are not drawn; None: none is held. As the
@@ -238,9 +260,15 @@ def mark_clip_cov(logp: Tensor, advantage: Tensor, c: ClipCov, seed: int, old: T
     cov = covariance(logp.detach(), advantage)
     marked = torch.zeros_like(cov, dtype=torch.bool)
     n = max(1, int(c.fraction * len(cov)))
-    free = torch.ones_like(marked) if old is None else ~_held(torch.exp(logp.detach() - old), advantage, c)
+    free = (
+        torch.ones_like(marked)
+        if old is None
+        else ~_held(torch.exp(logp.detach() - old), advantage, c)
+    )
     within = torch.nonzero((cov > c.low) & (cov < c.high) & free)[:, 0]
-    order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(within.device)
+    order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(
+        within.device
+    )
     marked[within[order[:n]]] = True
     return marked
 
@@ -287,7 +315,9 @@ def policy_loss(name: str) -> PolicyLoss:
     return found
 
 
-def mark(chosen: Options, logp: Tensor, advantage: Tensor, seed: int = 0, old: Tensor | None = None) -> Tensor | None:
+def mark(
+    chosen: Options, logp: Tensor, advantage: Tensor, seed: int = 0, old: Tensor | None = None
+) -> Tensor | None:
     """[M] bool over a whole mini-batch: the tokens that the loss chooses; None if it chooses none."""
     path = find(chosen.name).mark
     if not path:
@@ -331,7 +361,9 @@ def episode_mean(x: LossInput, t: Totals) -> Tensor:
     """Mean over an episode's tokens, in however many sequences they lie, then over episodes."""
     if x.episode_tokens is None:
         return seq_mean(x, t)
-    each = 1 / (x.episode_tokens.to(x.old.dtype) * max(t.sequences if t.episodes is None else t.episodes, 1))
+    each = 1 / (
+        x.episode_tokens.to(x.old.dtype) * max(t.sequences if t.episodes is None else t.episodes, 1)
+    )
     return each[x.segment]
 
 

@@ -30,10 +30,16 @@ _DIVERGENCE: Mapping[str, Callable[[Float64], Float64]] = {
 }
 """Estimates of KL(sampler || trainer) from log p_trainer − log p_sampler. http://joschu.net/blog/kl-approx.html"""
 
-_OVER: Mapping[str, Callable[[Float64], Float64]] = {"seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
+_OVER: Mapping[str, Callable[[Float64], Float64]] = {
+    "seq_sum": np.sum,
+    "seq_mean": np.mean,
+    "seq_max": np.max,
+}
 
 
-def accepted(rule: str, trainer: Float32, sampler: Float32, upper: float, lower: float | None = None) -> Bools:
+def accepted(
+    rule: str, trainer: Float32, sampler: Float32, upper: float, lower: float | None = None
+) -> Bools:
     """[n] bool over a sequence's tokens: those that lie within the bounds of `algo.reject`.
 
     With k1 the bounds are ratios π_sampler / π_trainer: of each token, of the sequence (sum), or its geometric mean
@@ -42,7 +48,9 @@ def accepted(rule: str, trainer: Float32, sampler: Float32, upper: float, lower:
     https://richardli.xyz/rl-collapse
     """
     level, _, estimate = rule.rpartition("_")
-    change = np.nan_to_num(np.asarray(trainer, np.float64) - sampler, nan=0.0).clip(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    change = np.nan_to_num(np.asarray(trainer, np.float64) - sampler, nan=0.0).clip(
+        -_MAX_LOG_RATIO, _MAX_LOG_RATIO
+    )
     if not len(change):
         return np.zeros(0, np.bool_)
     value = _DIVERGENCE[estimate](change)
@@ -59,11 +67,16 @@ def reject(now: Step, algo: AlgoConfig) -> dict[str, float]:
     for member, record in now.seen.items():
         assert record.old is not None and algo.reject_upper is not None
         sampler = now.sampler(member)
-        record.kept = accepted(algo.reject, record.old, sampler, algo.reject_upper, algo.reject_lower)
+        record.kept = accepted(
+            algo.reject, record.old, sampler, algo.reject_upper, algo.reject_lower
+        )
         counts.append((int(record.kept.sum()), len(record.kept)))
     kept, tokens = (sum(column) for column in zip(*counts, strict=True))
     touched = sum(count < size for count, size in counts)
-    return {"reject/tokens": 1 - kept / max(tokens, 1), "reject/sequences": touched / max(len(counts), 1)}
+    return {
+        "reject/tokens": 1 - kept / max(tokens, 1),
+        "reject/sequences": touched / max(len(counts), 1),
+    }
 
 
 def hold_certain(now: Step, members: Sequence[Member], share: float) -> None:
@@ -73,18 +86,24 @@ def hold_certain(now: Step, members: Sequence[Member], share: float) -> None:
     """
     records = [now.seen[member] for member in members]
     entropies = [np.asarray(record.entropy, np.float32) for record in records]
-    flat = np.concatenate([one[record.valid] for one, record in zip(entropies, records, strict=True)])
+    flat = np.concatenate(
+        [one[record.valid] for one, record in zip(entropies, records, strict=True)]
+    )
     threshold = float(np.quantile(flat, 1 - share)) if len(flat) else 0.0
     for record, one in zip(records, entropies, strict=True):
         record.held = one < threshold
 
 
-def off_policy(logp: Tensor, sampled: Tensor, advantage: Tensor, segment: Tensor, threshold: float) -> Tensor:
+def off_policy(
+    logp: Tensor, sampled: Tensor, advantage: Tensor, segment: Tensor, threshold: float
+) -> Tensor:
     """[M] bool: tokens with a negative advantage in a sequence that has become too unlikely since it was sampled.
 
     That is mean(log π_sampled − log π) > threshold. https://arxiv.org/abs/2512.02556 section 3.1 (DeepSeek-V3.2)
     """
     count = int(segment.max()) + 1 if len(segment) else 0
-    total = logp.new_zeros(count).index_add_(0, segment, torch.nan_to_num(sampled - logp.detach(), nan=0.0))
+    total = logp.new_zeros(count).index_add_(
+        0, segment, torch.nan_to_num(sampled - logp.detach(), nan=0.0)
+    )
     mean = total / torch.bincount(segment, minlength=count).clamp(min=1)
     return (advantage < 0) & (mean[segment] > threshold)

@@ -23,7 +23,10 @@ class MovingReference:
         self.steps = steps
         self.seen = 0
         # A sixteen-bit average would not move by small shares.
-        self.weights = [one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True) for one in trained]
+        self.weights = [
+            one.detach().to(torch.promote_types(one.dtype, torch.float32), copy=True)
+            for one in trained
+        ]
 
     def follow(self) -> None:
         """A step was trained."""

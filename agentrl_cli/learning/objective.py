@@ -9,7 +9,14 @@ from torch import Tensor
 
 from agentrl_cli.learning.corrections import CORRECTIONS
 from agentrl_cli.learning.kl import KL
-from agentrl_cli.learning.losses import Aggregation, LossConfig, LossInput, PolicyLoss, Totals, ratio_of
+from agentrl_cli.learning.losses import (
+    Aggregation,
+    LossConfig,
+    LossInput,
+    PolicyLoss,
+    Totals,
+    ratio_of,
+)
 from agentrl_cli.learning.masks import off_policy
 from agentrl_cli.types.signals import FAR, MASKED
 
@@ -31,7 +38,9 @@ class Objective:
     """Shares and means over all trained tokens, under TRL's names where it has one."""
 
 
-def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation) -> Objective:
+def objective(
+    x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation
+) -> Objective:
     """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy).
 
     Over the tokens that were not rejected; the numbers of the others are 0, and their ratio is what it is.
@@ -73,7 +82,11 @@ def objective(x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, a
 def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
     """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask holds; and its metrics."""
     factor = CORRECTIONS[c.correction](
-        x.old, x.old if x.sampled is None else x.sampled, x.segment, c.correction_cap, c.correction_floor
+        x.old,
+        x.old if x.sampled is None else x.sampled,
+        x.segment,
+        c.correction_cap,
+        c.correction_floor,
     )
     metrics: dict[str, Tensor] = {}
     if x.sampled is not None:

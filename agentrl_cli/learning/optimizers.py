@@ -21,7 +21,9 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     """What requires a gradient. Raises ConfigError if nothing does."""
     found = [p for p in model.parameters() if p.requires_grad]
     if not found:
-        raise ConfigError("Nothing is trainable: all weights are frozen and the model has no adapter.")
+        raise ConfigError(
+            "Nothing is trainable: all weights are frozen and the model has no adapter."
+        )
     return found
 
 
@@ -30,7 +32,11 @@ def learning_rate(train: TrainConfig, step: int) -> float:
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
     done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))}
+    factor = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0))),
+    }
     return train.lr * max(0.0, factor[train.schedule])
 
 
@@ -41,7 +47,9 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
 
 def adamw(model: nn.Module, settings: TrainConfig) -> Any:
     """torch's AdamW: two float32 numbers of state a weight."""
-    return torch.optim.AdamW(trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(
+        trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+    )
 
 
 def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
@@ -50,7 +58,9 @@ def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
     check_8bit(weights[0].device)
     from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit(weights, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    return AdamW8bit(
+        weights, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+    )
 
 
 class OffloadedAdamW:
@@ -62,7 +72,9 @@ class OffloadedAdamW:
 
     def __init__(self, weights: Sequence[nn.Parameter], **settings: Any) -> None:
         self.weights = list(weights)
-        self.copies = [nn.Parameter(p.detach().to("cpu", torch.float32, copy=True)) for p in self.weights]
+        self.copies = [
+            nn.Parameter(p.detach().to("cpu", torch.float32, copy=True)) for p in self.weights
+        ]
         self.inner = torch.optim.AdamW(self.copies, **settings)
 
     @property
@@ -98,7 +110,9 @@ class OffloadedAdamW:
 
 def adamw_offload(model: nn.Module, settings: TrainConfig) -> Any:
     """`OffloadedAdamW` over what is trained."""
-    return OffloadedAdamW(trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    return OffloadedAdamW(
+        trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+    )
 
 
 class Several:
@@ -131,7 +145,9 @@ def move_state(optimizer: Any, device: torch.device | str) -> None:
     """Move the state of one of torch's optimizers, or of several, to a device; counts of steps stay where they are."""
     for one in optimizer.optimizers if isinstance(optimizer, Several) else [optimizer]:
         for state in one.state.values():
-            state |= {name: t.to(device) for name, t in state.items() if isinstance(t, Tensor) and t.ndim}
+            state |= {
+                name: t.to(device) for name, t in state.items() if isinstance(t, Tensor) and t.ndim
+            }
 
 
 def muon(model: nn.Module, settings: TrainConfig) -> Any:
@@ -149,10 +165,19 @@ def muon(model: nn.Module, settings: TrainConfig) -> Any:
     parts: list[torch.optim.Optimizer] = []
     if inner:
         parts.append(
-            torch.optim.Muon(inner, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")
+            torch.optim.Muon(
+                inner,
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
         )
     if rest:
-        parts.append(torch.optim.AdamW(rest, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay))
+        parts.append(
+            torch.optim.AdamW(
+                rest, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+            )
+        )
     return Several(parts)
 
 

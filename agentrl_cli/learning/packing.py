@@ -93,7 +93,9 @@ class Packed:
     def scatter(self, flat: NDArray[Any], fill: float = np.nan) -> list[Float32]:
         """[M] -> N float32 arrays over all tokens of each episode, `fill` where a token was not trained."""
         out = [np.full(int(n), fill, np.float32) for n in self.lengths]
-        for array, values, where in zip(out, self.split(flat), self.split(self.position), strict=True):
+        for array, values, where in zip(
+            out, self.split(flat), self.split(self.position), strict=True
+        ):
             array[where] = values
         return out
 
@@ -152,7 +154,9 @@ class _Row:
             if len(segment.trained) != len(segment.ids):
                 raise ValueError("ids and trained differ in length")
             if len(segment.trained) and segment.trained[0]:
-                raise ValueError("the first token of an episode has no log-probability: nothing precedes it")
+                raise ValueError(
+                    "the first token of an episode has no log-probability: nothing precedes it"
+                )
         wanted = [np.flatnonzero(s.trained) for s in segments]
         needed = [_needed(s) for s in segments]
         alive = [ids for ids in needed if len(ids)]
@@ -165,9 +169,15 @@ class _Row:
         for segment, where, ids in zip(segments, wanted, needed, strict=True):
             before = where - 1
             self.facts.append(
-                (np.where(before < shared, start + before, self.size + before - shared), segment.ids[where], where)
+                (
+                    np.where(before < shared, start + before, self.size + before - shared),
+                    segment.ids[where],
+                    where,
+                )
             )
-            self.support.append(no_support(len(where)) if segment.support is None else segment.support[where])
+            self.support.append(
+                no_support(len(where)) if segment.support is None else segment.support[where]
+            )
             self.lengths.append(len(segment.ids))
             if len(ids):
                 self._put(ids[shared:], shared)
@@ -238,9 +248,13 @@ class Rows:
     def of(self, groups: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
         """`micro_batches` of some groups; logs once if a prompt is computed more than once."""
         sizes = [(shared, shared + sum(costs)) for shared, costs in map(_costs, groups)]
-        prompt, whole = max((size for size in sizes if size[0]), key=lambda size: size[1], default=(0, 0))
+        prompt, whole = max(
+            (size for size in sizes if size[0]), key=lambda size: size[1], default=(0, 0)
+        )
         if whole > self._budget and not self._longest:
-            self._longest = max(self._budget, self._row_tokens() if self._row_tokens is not None else 0)
+            self._longest = max(
+                self._budget, self._row_tokens() if self._row_tokens is not None else 0
+            )
         if whole > max(self._longest, self._budget) and not self._warned:
             self._warned = True
             _LOG.warning(
@@ -251,7 +265,9 @@ class Rows:
         return micro_batches(groups, self._budget, self._longest)
 
 
-def chosen(groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]) -> list[list[Segment]]:
+def chosen(
+    groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]
+) -> list[list[Segment]]:
     """Return the groups of one of `micro_batches`' rows."""
     members: dict[int, list[Segment]] = {}
     for g, m in row:
@@ -268,7 +284,11 @@ def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:
 
 def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
     """Leading tokens that are computed once for all. 0 with images, which equal tokens may hide."""
-    return common_prefix(alive) if len(alive) > 1 and not any(segment.images for segment in segments) else 0
+    return (
+        common_prefix(alive)
+        if len(alive) > 1 and not any(segment.images for segment in segments)
+        else 0
+    )
 
 
 def _needed(segment: Segment) -> Int32:

@@ -37,7 +37,9 @@ def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
     decoder = decoder_of(base)
     device = base.get_input_embeddings().weight.device
     ids = torch.from_numpy(packed.input_ids).to(device)
-    share = share and any(block.own > block.start and len(block.segments) > 1 for block in packed.blocks)
+    share = share and any(
+        block.own > block.start and len(block.segments) > 1 for block in packed.blocks
+    )
     if share and carries(base):
         return torch.cat([continued(decoder, ids, block) for block in packed.blocks])
     return _spread(ids, packed, lambda rows, length, _: _states(decoder, rows, length))
@@ -48,7 +50,11 @@ def pictured_states(base: Any, packed: Packed, *, apart: bool = False) -> Tensor
     decoder, reader = decoder_of(base), reader_of(base)
     assert reader is not None
     given = iter(packed.images)
-    images = [next(given, ()) if end > begin else () for block in packed.blocks for begin, end in _members(block)]
+    images = [
+        next(given, ()) if end > begin else ()
+        for block in packed.blocks
+        for begin, end in _members(block)
+    ]
     device = base.get_input_embeddings().weight.device
 
     def states(rows: list[Tensor], length: int, numbers: list[int]) -> Tensor:
@@ -67,26 +73,44 @@ def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
         out = base(input_ids=_stacked(rows, length), use_cache=False, output_hidden_states=True)
         return torch.cat([out.logits, out.hidden_states[-1]], -1)
 
-    found = _spread(torch.from_numpy(packed.input_ids).to(device), packed, both).index_select(0, wanted)
+    found = _spread(torch.from_numpy(packed.input_ids).to(device), packed, both).index_select(
+        0, wanted
+    )
     size = int(found.shape[-1]) - int(base.config.get_text_config().hidden_size)
     return found[:, :size], found[:, size:]
 
 
 def _spread(
-    ids: Tensor, packed: Packed, compute: Callable[[list[Tensor], int, list[int]], Tensor], *, apart: bool = False
+    ids: Tensor,
+    packed: Packed,
+    compute: Callable[[list[Tensor], int, list[int]], Tensor],
+    *,
+    apart: bool = False,
 ) -> Tensor:
     """[T, …] what whole episodes give, in the order of a packed row; a shared prefix is read off the last of them."""
-    places = [np.r_[block.start : block.own, begin:end] for block in packed.blocks for begin, end in _members(block)]
+    places = [
+        np.r_[block.start : block.own, begin:end]
+        for block in packed.blocks
+        for begin, end in _members(block)
+    ]
     parts: list[Tensor] = []
     source = np.zeros(packed.tokens, np.int64)
     at = 0
     lengths = [len(place) for place in places]
-    for number, length in [([n], length) for n, length in enumerate(lengths)] if apart else _alike(lengths):
-        parts.append(compute([ids[torch.from_numpy(places[n]).to(ids.device)] for n in number], length, number))
+    for number, length in (
+        [([n], length) for n, length in enumerate(lengths)] if apart else _alike(lengths)
+    ):
+        parts.append(
+            compute(
+                [ids[torch.from_numpy(places[n]).to(ids.device)] for n in number], length, number
+            )
+        )
         for line, n in enumerate(number):
             source[places[n]] = at + line * length + np.arange(len(places[n]))
         at += len(number) * length
-    return torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, torch.from_numpy(source).to(ids.device))
+    return torch.cat([part.flatten(0, 1) for part in parts]).index_select(
+        0, torch.from_numpy(source).to(ids.device)
+    )
 
 
 def _members(block: Block) -> tuple[tuple[int, int], ...]:
@@ -107,7 +131,9 @@ def _alike(lengths: list[int]) -> list[tuple[list[int], int]]:
 def _states(decoder: Any, rows: list[Tensor], length: int, **given: Any) -> Tensor:
     """[B, length, D] states of sequences padded on the right."""
     out = decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given})
-    return cast(Tensor, out[0] if isinstance(out, tuple) else out.last_hidden_state)  # minimind's own code
+    return cast(
+        Tensor, out[0] if isinstance(out, tuple) else out.last_hidden_state
+    )  # minimind's own code
 
 
 def _stacked(rows: list[Tensor], length: int) -> Tensor:
@@ -118,7 +144,9 @@ def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
     """States of a block in its order: the prefix once, then the continuations from its cache."""
     prefix, segments = block.own - block.start, block.segments
     if not prefix or not segments:
-        every = [ids[begin:end] for begin, end in ([(block.start, block.own)] if prefix else segments)]
+        every = [
+            ids[begin:end] for begin, end in ([(block.start, block.own)] if prefix else segments)
+        ]
         parts: dict[int, Tensor] = {}
         for numbers, length in _alike([len(row) for row in every]):
             states = _states(decoder, [every[n] for n in numbers], length)
@@ -130,11 +158,17 @@ def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
     rows = [ids[begin:end] for begin, end in segments]
     takes = "position_ids" in inspect.signature(decoder.forward).parameters
     for numbers, longest in _alike([len(row) for row in rows]):
-        length = max(2, longest)  # a single token would be a decode step, which writes into its state
+        length = max(
+            2, longest
+        )  # a single token would be a decode step, which writes into its state
         cache = _read_only(select(out[name], [0] * len(numbers)))
-        places = torch.arange(prefix, prefix + length, device=ids.device)[None].expand(len(numbers), -1)
+        places = torch.arange(prefix, prefix + length, device=ids.device)[None].expand(
+            len(numbers), -1
+        )
         given = {"position_ids": places} if takes else {}
-        states = _states(decoder, [rows[n] for n in numbers], length, use_cache=True, **{name: cache}, **given)
+        states = _states(
+            decoder, [rows[n] for n in numbers], length, use_cache=True, **{name: cache}, **given
+        )
         parts |= {n: states[line, : len(rows[n])] for line, n in enumerate(numbers)}
     return torch.cat([parts[n] for n in sorted(parts)])
 
@@ -160,7 +194,9 @@ def _cache_name(decoder: Any) -> str:
 def decoder_of(base: Any) -> nn.Module:
     """Return the transformer without its head."""
     named = getattr(base, base.base_model_prefix, None)
-    return cast(nn.Module, base.model if named is None else named)  # Llama 4's prefix names no attribute
+    return cast(
+        nn.Module, base.model if named is None else named
+    )  # Llama 4's prefix names no attribute
 
 
 def carries(base: Any) -> bool:
@@ -172,7 +208,9 @@ def carries(base: Any) -> bool:
             with short_windows(base):
                 _CARRIES[base] = _carries(base)
         except CAUGHT as error:
-            _LOG.debug("%s computes a group's prompt for each episode: %s", type(base).__name__, error)
+            _LOG.debug(
+                "%s computes a group's prompt for each episode: %s", type(base).__name__, error
+            )
             _CARRIES[base] = False
         finally:
             base.train(training)
@@ -189,7 +227,8 @@ def _carries(base: Any) -> bool:
     block = Block(0, 40, (67, 97))
     trained = [p for p in decoder.parameters() if p.requires_grad][:1]
     whole = [
-        _states(decoder, [torch.cat([ids[:40], ids[begin:end]])], end - begin + 40)[0] for begin, end in block.segments
+        _states(decoder, [torch.cat([ids[:40], ids[begin:end]])], end - begin + 40)[0]
+        for begin, end in block.segments
     ]
     wanted = torch.cat([whole[0][:40], *(states[40:] for states in whole)])
     found = continued(decoder, ids, block)
@@ -197,9 +236,12 @@ def _carries(base: Any) -> bool:
     pairs = [(found, wanted)]
     if trained:
         grads = [
-            torch.autograd.grad((states * scale).sum(), trained, allow_unused=True)[0] for states in (found, wanted)
+            torch.autograd.grad((states * scale).sum(), trained, allow_unused=True)[0]
+            for states in (found, wanted)
         ]
         pairs += [(grads[0], grads[1])] if grads[0] is not None else []
     most = TOLERANCE.get(weight.dtype, 1e-3)
     both = [(found.detach(), wanted.detach()) for found, wanted in pairs]
-    return all(float((a - b).abs().max()) <= most * float(b.abs().max().clamp(min=1e-6)) for a, b in both)
+    return all(
+        float((a - b).abs().max()) <= most * float(b.abs().max().clamp(min=1e-6)) for a, b in both
+    )

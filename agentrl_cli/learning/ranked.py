@@ -51,7 +51,9 @@ class Ranks:
     def deal(self, parts: Sequence[T] | None = None) -> T:
         """Send one of `parts` from rank 0 to each rank."""
         box: list[Any] = [None]
-        dist.scatter_object_list(box, None if parts is None else list(parts), src=0, group=self.control)
+        dist.scatter_object_list(
+            box, None if parts is None else list(parts), src=0, group=self.control
+        )
         found: T = box[0]
         return found
 
@@ -80,9 +82,13 @@ class Ranks:
         """Rank 0's nested dicts and lists, everywhere; `place` makes of each tensor what is kept, one at a time."""
         if self.rank == 0:
             self.send(_mapped(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
-            return _mapped(tree, lambda one: place(self._sent(one.detach().cpu().contiguous())), Tensor)
+            return _mapped(
+                tree, lambda one: place(self._sent(one.detach().cpu().contiguous())), Tensor
+            )
         (outline,) = self.receive()
-        return _mapped(outline, lambda one: place(self._sent(torch.empty(one.shape, dtype=one.dtype))), _Shape)
+        return _mapped(
+            outline, lambda one: place(self._sent(torch.empty(one.shape, dtype=one.dtype))), _Shape
+        )
 
     def _sent(self, one: Tensor) -> Tensor:
         dist.broadcast(one, src=0, group=self.control)
@@ -158,7 +164,9 @@ class Replica(Compute):
         for one in used:
             one.grad = torch.zeros_like(one) if one.grad is None else one.grad
         for dtype in {one.dtype for one in used}:
-            self.ranks.add_up([one.grad for one in used if one.grad is not None and one.dtype == dtype])
+            self.ranks.add_up(
+                [one.grad for one in used if one.grad is not None and one.dtype == dtype]
+            )
 
 
 class Lead:
@@ -204,7 +212,9 @@ class Lead:
         self.local.require_fit(state)
         with self._together():
             self.ranks.send("share")
-            self.local.share({name: state[name] for name in ("optimizer", "critic") if name in state})
+            self.local.share(
+                {name: state[name] for name in ("optimizer", "critic") if name in state}
+            )
 
     def begin(self, lr: float) -> None:
         with self._together():
@@ -217,7 +227,12 @@ class Lead:
             self.local.end()
 
     def forward(
-        self, batches: Sequence[MicroBatch], *, reference: bool = False, values: bool = False, entropy: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        reference: bool = False,
+        values: bool = False,
+        entropy: bool = False,
     ) -> list[Columns]:
         """As `Compute.forward`, the micro-batches spread over the ranks."""
         with self._together():
@@ -238,7 +253,9 @@ class Lead:
         for one in all_:
             for name, value in one.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
-        return replace(own, metrics=metrics, columns=_in_order([one.columns for one in all_], places))
+        return replace(
+            own, metrics=metrics, columns=_in_order([one.columns for one in all_], places)
+        )
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -274,7 +291,9 @@ def follow(local: Replica) -> None:
             ranks.collect(local.step(ranks.deal(), *arguments))
 
 
-def rows_for(segments: Sequence[Sequence[Segment]], budget: int, size: int) -> list[list[tuple[int, int]]]:
+def rows_for(
+    segments: Sequence[Sequence[Segment]], budget: int, size: int
+) -> list[list[tuple[int, int]]]:
     """`micro_batches`, smaller ones if there are too few for so many ranks."""
     rows = micro_batches(segments, budget)
     if len(rows) < 2 * size:
@@ -283,7 +302,9 @@ def rows_for(segments: Sequence[Sequence[Segment]], budget: int, size: int) -> l
     return _joined(rows, segments)
 
 
-def dealt(batches: Sequence[MicroBatch], size: int, *, even: bool) -> tuple[list[list[MicroBatch]], list[list[int]]]:
+def dealt(
+    batches: Sequence[MicroBatch], size: int, *, even: bool
+) -> tuple[list[list[MicroBatch]], list[list[int]]]:
     """Micro-batches for each rank, and their numbers: the largest first, each to the rank with the fewest tokens.
 
     `even`: all ranks get equally many, by padding with the smallest one. Sharded weights need it: a forward gathers
@@ -303,13 +324,21 @@ def dealt(batches: Sequence[MicroBatch], size: int, *, even: bool) -> tuple[list
     return parts, [sorted(mine) for mine in numbers]
 
 
-def _in_order(found: Sequence[Sequence[Columns]], numbers: Sequence[Sequence[int]]) -> list[Columns]:
+def _in_order(
+    found: Sequence[Sequence[Columns]], numbers: Sequence[Sequence[int]]
+) -> list[Columns]:
     """What the ranks found, in the order of the micro-batches; what came of padding is left out."""
-    by_number = {n: one for part, mine in zip(found, numbers, strict=True) for n, one in zip(mine, part, strict=False)}
+    by_number = {
+        n: one
+        for part, mine in zip(found, numbers, strict=True)
+        for n, one in zip(mine, part, strict=False)
+    }
     return [by_number[n] for n in range(len(by_number))]
 
 
-def _joined(rows: list[list[tuple[int, int]]], segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
+def _joined(
+    rows: list[list[tuple[int, int]]], segments: Sequence[Sequence[Segment]]
+) -> list[list[tuple[int, int]]]:
     """Rows without trained tokens are put to the next one: a forward of nothing would gather no weights."""
     found: list[list[tuple[int, int]]] = []
     waiting: list[tuple[int, int]] = []

@@ -32,7 +32,9 @@ def aggregation_name(algo: AlgoConfig) -> str:
     """What `algo.aggregation` means, by its name here or verl's: `auto` is that of the loss's or estimator's paper."""
     if algo.aggregation != "auto":
         return VERL.get(algo.aggregation, algo.aggregation)
-    paired = losses.find(algo.loss.name).aggregation or advantages.find(algo.advantage.name).aggregation
+    paired = (
+        losses.find(algo.loss.name).aggregation or advantages.find(algo.advantage.name).aggregation
+    )
     return paired or "token_mean"
 
 

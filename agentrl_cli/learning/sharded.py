@@ -33,7 +33,9 @@ class Forward(nn.Module):
         self.model = model
         self.config = model.config
 
-    def forward(self, packed: Packed, temperature: float, checkpoint: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, packed: Packed, temperature: float, checkpoint: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         out = logprobs(self.model, packed, temperature=temperature, checkpoint=checkpoint)
         return out.logp, out.entropy, out.states
 
@@ -61,11 +63,17 @@ class Sharded(Replica):
             if one is not None:
                 way_of(transformer(one))  # tried while the weights are whole
         sharded = None if reference is None else shard(reference, self.mesh, dtype)
-        super().__init__(shard(model, self.mesh, dtype), config, sharded, ranks, checkpoint=checkpoint)
+        super().__init__(
+            shard(model, self.mesh, dtype), config, sharded, ranks, checkpoint=checkpoint
+        )
 
     def share(self, state: Mapping[str, Any] | None = None) -> None:
         """Take this rank's part of rank 0's whole weights and state."""
-        whole = [] if self.whole is None else [one for one in self.whole.parameters() if one.requires_grad]
+        whole = (
+            []
+            if self.whole is None
+            else [one for one in self.whole.parameters() if one.requires_grad]
+        )
         with torch.no_grad():
             for number, own in enumerate(self.trained):
                 part = self.ranks.share(whole[number] if whole else None, self._part)
@@ -76,7 +84,9 @@ class Sharded(Replica):
             return
         given = state or {}
         self.optimizer.load_state_dict(
-            self.ranks.share(given.get("optimizer"), lambda one: self._part(one) if one.ndim else one)
+            self.ranks.share(
+                given.get("optimizer"), lambda one: self._part(one) if one.ndim else one
+            )
         )
         critic = self.ranks.share(given.get("critic"))
         if self.critic is not None and critic is not None:
@@ -90,13 +100,20 @@ class Sharded(Replica):
 
     def state(self) -> dict[str, Any]:
         """What one process would keep, on rank 0."""
-        return {name: _whole(value, keep=self.ranks.rank == 0) for name, value in super().state().items()}
+        return {
+            name: _whole(value, keep=self.ranks.rank == 0)
+            for name, value in super().state().items()
+        }
 
     @torch.no_grad()
     def end(self) -> None:
         """Rank 0's whole weights become those that were trained."""
         super().end()
-        whole = [] if self.whole is None else [one for one in self.whole.parameters() if one.requires_grad]
+        whole = (
+            []
+            if self.whole is None
+            else [one for one in self.whole.parameters() if one.requires_grad]
+        )
         for number, own in enumerate(self.trained):
             full = _full(own)
             if whole:
@@ -106,7 +123,9 @@ class Sharded(Replica):
         """This rank's share of a tensor that every rank has."""
         placed = self.trained[0]
         assert isinstance(placed, DTensor)
-        return distribute_tensor(full.to(self.ranks.device), self.mesh, placed.placements, src_data_rank=None)
+        return distribute_tensor(
+            full.to(self.ranks.device), self.mesh, placed.placements, src_data_rank=None
+        )
 
     def _logprobs(self, model: nn.Module, packed: Packed) -> Logprobs:
         return Logprobs(*model(packed, self.config.rollout.temperature, self.checkpoint))
@@ -131,7 +150,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
     fully_shard(root, mesh=mesh, mp_policy=policy)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # losses are divided by global totals: gradients add up
+            module.set_gradient_divide_factor(
+                1.0
+            )  # losses are divided by global totals: gradients add up
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
     return root
 

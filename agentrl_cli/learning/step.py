@@ -18,7 +18,9 @@ from agentrl_cli.learning.token_record import Member, TokenRecord
 from agentrl_cli.types import Branch, Episode, Float32
 from agentrl_cli.types.branches import join_trained, split_trained
 
-_PER_TOKEN = tuple(item.name for item in fields(TokenRecord) if item.name not in ("after", "teacher_states"))
+_PER_TOKEN = tuple(
+    item.name for item in fields(TokenRecord) if item.name not in ("after", "teacher_states")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Source:
 
     def sampled(self, name: str) -> Float32:
         """[n] one array of the episode's tokens, over the tokens that are trained in this sequence."""
-        values: Float32 = getattr(self.episode.tokens, name)[self.branch.positions[self.branch.trained]]
+        values: Float32 = getattr(self.episode.tokens, name)[
+            self.branch.positions[self.branch.trained]
+        ]
         return values
 
 
@@ -96,14 +100,19 @@ class Step:
     def sizes(self, members: Sequence[Member]) -> list[int]:
         """Trained tokens of the episode of each sequence, without those that were rejected."""
         return [
-            sum(int(self.seen[other].valid.sum()) for other in self.members[self.sources[member].number])
+            sum(
+                int(self.seen[other].valid.sum())
+                for other in self.members[self.sources[member].number]
+            )
             for member in members
         ]
 
     def totals(self, batch: Sequence[int], max_tokens: int) -> Totals:
         """Totals of a mini-batch: tokens that were not rejected, and the sequences and episodes left."""
         counts = {member: int(self.seen[member].valid.sum()) for member in self.in_batch(batch)}
-        left = [member for member, count in counts.items() if count or self.seen[member].kept is None]
+        left = [
+            member for member, count in counts.items() if count or self.seen[member].kept is None
+        ]
         episodes = len({self.sources[member].number for member in left})
         return Totals(sum(counts.values()), len(left), max_tokens, episodes)
 
@@ -122,7 +131,9 @@ class Step:
                 setattr(self.seen[members[0]], name, values)
                 continue
             branches = [self.sources[member].branch for member in members]
-            parts = split_trained(branches, self.episodes[number].tokens.trained_mask, np.asarray(values))
+            parts = split_trained(
+                branches, self.episodes[number].tokens.trained_mask, np.asarray(values)
+            )
             for member, part in zip(members, parts, strict=True):
                 setattr(self.seen[member], name, part)
 

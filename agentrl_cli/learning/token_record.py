@@ -96,7 +96,9 @@ def gap(known: Iterable[tuple[Float32 | None, Float32]]) -> dict[str, float]:
     pairs = [(old, sampled) for old, sampled in known if old is not None and len(old)]
     if not pairs:
         return {}
-    trainer, sampler = (np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True))
+    trainer, sampler = (
+        np.concatenate(part).astype(np.float64) for part in zip(*pairs, strict=True)
+    )
     finite = np.isfinite(sampler)
     unknown = {} if finite.all() else {"sampling/unknown": float(1 - finite.mean())}
     if not finite.any():

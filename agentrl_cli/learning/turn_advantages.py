@@ -51,12 +51,20 @@ def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
     for path in x.turn_paths[i]:
         whole = len(path) == len(counts)
         tokens = np.arange(n) if whole else _spans(starts[path], counts[path])
-        own = np.ones(n, np.bool_) if not seen else np.repeat([t not in seen for t in path.tolist()], counts[path])
+        own = (
+            np.ones(n, np.bool_)
+            if not seen
+            else np.repeat([t not in seen for t in path.tolist()], counts[path])
+        )
         r = np.zeros(len(tokens))
         if x.token_penalty is not None:
             r -= x.token_penalty[i][tokens]
         if x.turn_rewards is not None and len(r):
-            np.add.at(r, np.maximum(np.cumsum(counts[path]) - 1, 0), np.nan_to_num(x.turn_rewards[i][path]))
+            np.add.at(
+                r,
+                np.maximum(np.cumsum(counts[path]) - 1, 0),
+                np.nan_to_num(x.turn_rewards[i][path]),
+            )
         if len(r):
             r[-1] += x.rewards[i]
         out.append(TokenPath(tokens, own[: len(tokens)], r))
@@ -126,7 +134,10 @@ def value_targets(x: AdvantageInput) -> list[Float32]:
 
 def _returns_per_turn(x: AdvantageInput) -> list[Float64]:
     """N × [K_i] discounted return from each assistant turn on; the episode's reward comes with its path's last turn."""
-    ends = [np.full(len(counts), returned) for counts, returned in zip(x.turn_counts, x.returns, strict=True)]
+    ends = [
+        np.full(len(counts), returned)
+        for counts, returned in zip(x.turn_counts, x.returns, strict=True)
+    ]
     return _turns_to_go(x, ends)
 
 
@@ -157,7 +168,8 @@ def _by_depth(x: AdvantageInput, rows: Sequence[int]) -> Iterator[list[tuple[int
     paths = [(i, path.tolist()) for i in rows for path in x.turn_paths[i]]
     for depth in range(max((len(path) for _, path in paths), default=0)):
         found = [
-            (i, path[depth], True) if depth < len(path) else (i, path[-1] if path else -1, False) for i, path in paths
+            (i, path[depth], True) if depth < len(path) else (i, path[-1] if path else -1, False)
+            for i, path in paths
         ]
         yield list(dict.fromkeys(found))
 
@@ -207,18 +219,24 @@ def turn_gdpo(x: AdvantageInput) -> list[Float32]:
     need(x.turn_parts, "turn rewards by source (turn_parts)", "turn_gdpo")
     parts = x.turn_parts or ()
     sources = range(parts[0].shape[1])
-    turns = _with_turns(x, parts_apart(x, "turn_gdpo"), [tuple(part[:, s] for part in parts) for s in sources])
+    turns = _with_turns(
+        x, parts_apart(x, "turn_gdpo"), [tuple(part[:, s] for part in parts) for s in sources]
+    )
     means = np.array([values.mean() if len(values) else 0.0 for values in turns])
     squares = [np.mean((values - means.mean()) ** 2) if len(values) else 0.0 for values in turns]
     std = float(np.sqrt(sum(squares) / (x.size - 1))) if x.size > 1 else 0.0
     return spread_turns([over(values, std + x.eps) for values in turns], x)
 
 
-def _with_turns(x: AdvantageInput, episode: Float64, sources: Sequence[tuple[Float64, ...]]) -> list[Float64]:
+def _with_turns(
+    x: AdvantageInput, episode: Float64, sources: Sequence[tuple[Float64, ...]]
+) -> list[Float64]:
     """N × [K_i] the episode's advantage + turn_coef × each source's rewards from the turn on, normalised by depth."""
     out = [np.full(len(counts), episode[i]) for i, counts in enumerate(x.turn_counts)]
     for rewards in sources:
-        earned = _turns_to_go(replace(x, turn_rewards=rewards), [np.zeros(len(counts)) for counts in x.turn_counts])
+        earned = _turns_to_go(
+            replace(x, turn_rewards=rewards), [np.zeros(len(counts)) for counts in x.turn_counts]
+        )
         for entries in _by_depth(x, range(x.size)):
             column = np.array([earned[i][turn] if reached else 0.0 for i, turn, reached in entries])
             scaled = normalise(column, x.groups[[i for i, _, _ in entries]], x.eps)
@@ -237,17 +255,24 @@ def gigpo(x: AdvantageInput) -> list[Float32]:
     """
     need(x.turn_states, "the state before each turn (turn_states)", "gigpo")
     assert x.turn_states is not None
-    earned = [0.0] * x.size if x.turn_rewards is None else [float(np.nansum(r)) for r in x.turn_rewards]
+    earned = (
+        [0.0] * x.size if x.turn_rewards is None else [float(np.nansum(r)) for r in x.turn_rewards]
+    )
     episode = normalise(x.returns + np.array(earned, np.float64), x.groups, x.eps)
     returns = _returns_per_turn(x)
     keys = _state_index(x.turn_states, x.groups)
     flat_keys = np.array([key for row in keys for key in row], np.int64)
     step = normalise(np.concatenate([np.zeros(0), *returns]), flat_keys, x.eps)
     ends = np.cumsum([len(r) for r in returns])
-    return spread_turns([episode[i] + x.turn_coef * a for i, a in enumerate(np.split(step, ends)[: x.size])], x)
+    return spread_turns(
+        [episode[i] + x.turn_coef * a for i, a in enumerate(np.split(step, ends)[: x.size])], x
+    )
 
 
 def _state_index(states: Sequence[tuple[Hashable, ...]], groups: Ints) -> list[list[int]]:
     """N × [K_i] a number per distinct (group, state)."""
     index: defaultdict[tuple[int, Hashable], int] = defaultdict(lambda: len(index))
-    return [[index[int(group), state] for state in row] for row, group in zip(states, groups, strict=True)]
+    return [
+        [index[int(group), state] for state in row]
+        for row, group in zip(states, groups, strict=True)
+    ]

@@ -76,7 +76,9 @@ class Learner:
     ) -> None:
         algo = config.algo
         if config.rollout.temperature <= 0:
-            raise ConfigError("Training needs rollout.temperature above 0: greedy attempts are all the same.")
+            raise ConfigError(
+                "Training needs rollout.temperature above 0: greedy attempts are all the same."
+            )
         self.config = config
         self.estimator = advantages.function(algo.advantage.name)
         self.needs = advantages.needs(algo)
@@ -86,10 +88,14 @@ class Learner:
         self.marks = bool(find(algo.loss.name).mark)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
-        self.compute: Compute | Lead = compute or Compute(model, config, reference, checkpoint=checkpoint, aside=aside)
+        self.compute: Compute | Lead = compute or Compute(
+            model, config, reference, checkpoint=checkpoint, aside=aside
+        )
         if teacher is not None:
             if not isinstance(self.compute, Compute):
-                raise ConfigError("A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes.")
+                raise ConfigError(
+                    "A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes."
+                )
             self.compute.teacher = teacher
 
     @property
@@ -124,7 +130,10 @@ class Learner:
         return learning_rate(self.config.train, step)
 
     def update(
-        self, groups: Sequence[Sequence[Episode]], step: int, baselines: Mapping[str, float] | None = None
+        self,
+        groups: Sequence[Sequence[Episode]],
+        step: int,
+        baselines: Mapping[str, float] | None = None,
     ) -> Update:
         """Train on groups of episodes, all of which count. Raises TrainingStopped if the loss is NaN.
 
@@ -137,7 +146,9 @@ class Learner:
         if self.config.rollout.replay_truncation:
             _require_support(now.episodes)
         in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
-        early = algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
+        early = (
+            algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
+        )
         if (early and not algo.bypass) or algo.reject != "none":
             self._before(now, "old")
         if algo.reject != "none":
@@ -154,34 +165,52 @@ class Learner:
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
             for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
-                for name, value in self._minibatch(now, now.batch(batch), lr, (epoch, number)).items():
+                for name, value in self._minibatch(
+                    now, now.batch(batch), lr, (epoch, number)
+                ).items():
                     sums.setdefault(name, []).append(value)
         self.compute.end()
-        result.metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | {"learning_rate": lr}
+        result.metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | {
+            "learning_rate": lr
+        }
         result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
         result.metrics |= _distance(now.seen.values())
         if not algo.bypass:
             result.metrics |= gap((one.old, now.sampler(m)) for m, one in now.seen.items())
-        self.coefficients.adapt(result.metrics, sum(episode.trained_tokens for episode in now.episodes))
+        self.coefficients.adapt(
+            result.metrics, sum(episode.trained_tokens for episode in now.episodes)
+        )
         for episode, seen in now.records():
             result.signals[episode.id] = signals(episode, seen)
-            result.advantages[episode.id] = float(seen.advantage.mean()) if len(seen.advantage) else 0.0
+            result.advantages[episode.id] = (
+                float(seen.advantage.mean()) if len(seen.advantage) else 0.0
+            )
         return result
 
-    def _advantages(self, now: Step, baselines: Mapping[str, float] | None, in_reward: bool) -> None:
+    def _advantages(
+        self, now: Step, baselines: Mapping[str, float] | None, in_reward: bool
+    ) -> None:
         """Fill in every token's advantage, and with a value head its return."""
         episodes = now.episodes
         fields = advantages.options(self.config.algo)
         if baselines is not None and self.needs == "baseline":
-            fields["baseline"] = np.array([baselines[e.group_id or ""] for e in episodes], np.float64)
+            fields["baseline"] = np.array(
+                [baselines[e.group_id or ""] for e in episodes], np.float64
+            )
         if self.critic is not None:
-            fields["values"] = tuple(np.asarray(values, np.float64) for values in now.joined("value"))
+            fields["values"] = tuple(
+                np.asarray(values, np.float64) for values in now.joined("value")
+            )
             fields["bootstrap"] = np.array(now.after(), np.float64)
         if in_reward:
-            fields["token_penalty"] = tuple(_penalties(now, self.config.algo.kl, self.coefficients.kl))
+            fields["token_penalty"] = tuple(
+                _penalties(now, self.config.algo.kl, self.coefficients.kl)
+            )
         if self.teacher is not None:
             for name, column in (("logp_teacher", "teacher"), ("logp_student", "old")):
-                fields[name] = tuple(np.asarray(values, np.float64) for values in now.joined(column))
+                fields[name] = tuple(
+                    np.asarray(values, np.float64) for values in now.joined(column)
+                )
             if self.teacher.wants_states:
                 fields["coef"] = 0.0  # the loss has the teacher's term
         x = AdvantageInput.of(episodes, **fields)
@@ -193,7 +222,9 @@ class Learner:
 
     # --- a mini-batch ------------------------------------------------------------------------------------------------
 
-    def _minibatch(self, now: Step, batch: Sequence[int], lr: float, place: tuple[int, int]) -> dict[str, float]:
+    def _minibatch(
+        self, now: Step, batch: Sequence[int], lr: float, place: tuple[int, int]
+    ) -> dict[str, float]:
         """One optimizer step over some bundles; metrics add up over its micro-batches."""
         picked = [now.segments[b] for b in batch]
         totals = now.totals(batch, self.config.rollout.max_tokens)
@@ -219,14 +250,28 @@ class Learner:
     def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
         """Return a packed row with everything that the loss needs of its tokens."""
         records = [now.seen[member] for member in row]
-        names = ("advantage", "old", "ref", "marked", "kept", "held", "value", "returns", "teacher_states")
+        names = (
+            "advantage",
+            "old",
+            "ref",
+            "marked",
+            "kept",
+            "held",
+            "value",
+            "returns",
+            "teacher_states",
+        )
         known = [name for name in names if getattr(records[0], name) is not None]
         columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
         if self.loss_config.correction != "none":
-            columns["sampled"] = np.concatenate([now.sources[member].sampled("logp_sampled") for member in row])
+            columns["sampled"] = np.concatenate(
+                [now.sources[member].sampled("logp_sampled") for member in row]
+            )
         if self.loss_config.off_policy is not None:
             columns["policy"] = np.concatenate([now.sampler(member) for member in row])
-        return MicroBatch(chosen(now.segments, row), columns, now.sizes(row) if now.branched else None)
+        return MicroBatch(
+            chosen(now.segments, row), columns, now.sizes(row) if now.branched else None
+        )
 
     def _choose(self, now: Step, batch: Sequence[int], seed: int) -> None:
         """Let the loss and the entropy mask choose tokens over the whole mini-batch, those that were not rejected."""
@@ -238,7 +283,9 @@ class Learner:
             return
         facts = [now.seen[member] for member in members]
         names = ("now", "advantage", "now" if facts[0].old is None else "old")
-        logp, advantage, old = (torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names)
+        logp, advantage, old = (
+            torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names
+        )
         kept = torch.from_numpy(np.concatenate([one.valid for one in facts]))
         found = mark(self.config.algo.loss, logp[kept], advantage[kept], seed, old[kept])
         assert found is not None
@@ -251,11 +298,15 @@ class Learner:
 
     def _as_sampled(self, now: Step) -> None:
         """Compare with the sampler's log-probabilities; an unknown one is the trainer's."""
-        if self.critic is not None or any(np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen):
+        if self.critic is not None or any(
+            np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen
+        ):
             self._before(now, "old")
         for member, record in now.seen.items():
             sampled = now.sources[member].sampled("logp_sampled")
-            record.old = sampled if record.old is None else np.where(np.isnan(sampled), record.old, sampled)
+            record.old = (
+                sampled if record.old is None else np.where(np.isnan(sampled), record.old, sampled)
+            )
 
     def _before(self, now: Step, name: str, batch: Sequence[int] | None = None) -> None:
         """Log-probabilities of trained tokens, without gradient: `ref` the reference's; with `old` come values."""
@@ -263,8 +314,13 @@ class Learner:
         segments = [now.segments[b] for b in bundles]
         values, entropy = name == "old" and self.critic is not None, name == "now"
         if values and self.config.algo.value_bootstrap:
-            segments = [[_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])] for b in bundles]
-        forward = partial(self.compute.forward, reference=name == "ref", values=values, entropy=entropy)
+            segments = [
+                [_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])]
+                for b in bundles
+            ]
+        forward = partial(
+            self.compute.forward, reference=name == "ref", values=values, entropy=entropy
+        )
         self._scored(now, bundles, segments, name, forward)
 
     def _scored(
@@ -281,7 +337,10 @@ class Learner:
         for row, one, columns in zip(rows, batches, forward(batches), strict=True):
             for column, flat in columns.items():
                 for (b, m), found in zip(row, one.split(flat), strict=True):
-                    record, trained = now.seen[bundles[b], m], int(now.segments[bundles[b]][m].trained.sum())
+                    record, trained = (
+                        now.seen[bundles[b], m],
+                        int(now.segments[bundles[b]][m].trained.sum()),
+                    )
                     setattr(record, name if column == "logp" else column, found[:trained])
                     if column == "value" and len(found) > trained:
                         record.after = float(found[-1])
@@ -289,21 +348,28 @@ class Learner:
     def _taught(self, now: Step, teacher: Teacher) -> None:
         """The teacher's log-probabilities, from a model or its server."""
         segments = [
-            [teacher.sees(now.sources[b, m], s) for m, s in enumerate(bundle)] for b, bundle in enumerate(now.segments)
+            [teacher.sees(now.sources[b, m], s) for m, s in enumerate(bundle)]
+            for b, bundle in enumerate(now.segments)
         ]
         if teacher.server is None:
             assert isinstance(self.compute, Compute)
             self._scored(now, range(len(segments)), segments, "teacher", self.compute.taught)
             return
         members = now.in_batch(range(len(segments)))
-        for member, values in zip(members, teacher.server([segments[b][m] for b, m in members]), strict=True):
+        for member, values in zip(
+            members, teacher.server([segments[b][m] for b, m in members]), strict=True
+        ):
             now.seen[member].teacher = values
 
 
-def _penalties(now: Step, kind: str, coefficient: float) -> Iterable[np.ndarray[Any, np.dtype[np.float64]]]:
+def _penalties(
+    now: Step, kind: str, coefficient: float
+) -> Iterable[np.ndarray[Any, np.dtype[np.float64]]]:
     """For each episode what the KL takes off each token's reward."""
     for old, ref in zip(now.joined("old"), now.joined("ref"), strict=True):
-        yield coefficient * KL[kind](torch.from_numpy(old), torch.from_numpy(ref)).numpy().astype(np.float64)
+        yield coefficient * KL[kind](torch.from_numpy(old), torch.from_numpy(ref)).numpy().astype(
+            np.float64
+        )
 
 
 def _require_support(episodes: Sequence[Episode]) -> None:
@@ -321,7 +387,9 @@ def _beyond(source: Source, segment: Segment) -> Segment:
         return segment
     support = None if segment.support is None else np.append(segment.support, no_support(1))
     trained = np.append(segment.trained, True)
-    return replace(segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=trained, support=support)
+    return replace(
+        segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=trained, support=support
+    )
 
 
 def _minibatches(groups: int, count: int) -> list[list[int]]:
@@ -334,14 +402,18 @@ def _explained(seen: Sequence[TokenRecord]) -> dict[str, float]:
     pairs = [(s.value, s.returns) for s in seen if s.value is not None and s.returns is not None]
     if not pairs:
         return {}
-    value, returns = (torch.from_numpy(np.concatenate(part)).double() for part in zip(*pairs, strict=True))
+    value, returns = (
+        torch.from_numpy(np.concatenate(part)).double() for part in zip(*pairs, strict=True)
+    )
     share = explained_variance(value, returns)
     return {} if math.isnan(share) else {"value/explained_variance": share}
 
 
 def _distance(seen: Iterable[TokenRecord]) -> dict[str, float]:
     """`distill/kl`: mean of log p − log p of the teacher over the sampled tokens; {} without a teacher."""
-    gaps = [one.old - one.teacher for one in seen if one.old is not None and one.teacher is not None]
+    gaps = [
+        one.old - one.teacher for one in seen if one.old is not None and one.teacher is not None
+    ]
     return {"distill/kl": float(np.concatenate(gaps).mean())} if gaps else {}
 
 

@@ -36,20 +36,27 @@ class Critic:
     def __init__(self, width: int, algo: AlgoConfig, *, device: torch.device | str = "cpu") -> None:
         self.algo = algo
         self.head = ValueHead(width).to(device)
-        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=algo.value_lr, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            self.head.parameters(), lr=algo.value_lr, weight_decay=0.0
+        )
 
     def values(self, states: Tensor) -> Tensor:
         """[M] values; the gradient into `states` is scaled by `value_coef`."""
         c = self.algo.value_coef
         return self.head(states.detach() if not c else c * states + (1 - c) * states.detach())  # type: ignore[no-any-return]
 
-    def loss(self, values: Tensor, old: Tensor, returns: Tensor, tokens: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(
+        self, values: Tensor, old: Tensor, returns: Tensor, tokens: int
+    ) -> tuple[Tensor, dict[str, float]]:
         """This micro-batch's part of the mean over the mini-batch's `tokens`; and its metrics, which add up."""
         clip, n = self.algo.value_clip, max(tokens, 1)
         loss = value_loss(values, old, returns, clip).sum() / n
         held = float(value_held(values.detach(), old, returns, clip).sum()) / n
         metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": held}
-        return loss, metrics | {"value/mean": float(old.sum()) / n, "value/returns_mean": float(returns.sum()) / n}
+        return loss, metrics | {
+            "value/mean": float(old.sum()) / n,
+            "value/returns_mean": float(returns.sum()) / n,
+        }
 
     def step(self, factor: float, max_norm: float) -> None:
         """An optimizer step at `factor` × `value_lr`, the gradient's norm held as the policy's is."""
@@ -92,4 +99,8 @@ def value_held(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) 
 def explained_variance(value: Tensor, returns: Tensor) -> float:
     """1 − Var(R − V) / Var(R): 1 is perfect, 0 no better than a constant; NaN where the returns do not vary."""
     spread = returns.var(correction=0)
-    return float(1 - (returns - value).var(correction=0) / spread) if float(spread) > 0 else float("nan")
+    return (
+        float(1 - (returns - value).var(correction=0) / spread)
+        if float(spread) > 0
+        else float("nan")
+    )

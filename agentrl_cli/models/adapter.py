@@ -117,9 +117,15 @@ def quiet_peft() -> Iterator[None]:
     the caller chooses one for each turn.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
-        warnings.filterwarnings("ignore", r"Adapter \S+ was active which is now deleted", UserWarning)
-        warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings(
+            "ignore", r"Model has `tie_word_embeddings=True` and a tied layer", UserWarning
+        )
+        warnings.filterwarnings(
+            "ignore", r"Adapter \S+ was active which is now deleted", UserWarning
+        )
+        warnings.filterwarnings(
+            "ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning
+        )
         yield
 
 

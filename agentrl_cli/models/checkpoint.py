@@ -27,7 +27,13 @@ from agentrl_cli.paths import utf8_name
 
 STATE = "trainer.pt"
 """Optimizer, random numbers and step; the rest of the folder is the model."""
-OF_ONE_MODEL = (STATE, ADAPTER_FILE, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
+OF_ONE_MODEL = (
+    STATE,
+    ADAPTER_FILE,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin*",
+)
 """Files that mean nothing beside another model's."""
 LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old)-(?P<pid>[0-9]+)")
 """What a checkpoint is called while it is written, and while it is replaced."""
@@ -37,7 +43,10 @@ class DamagedCheckpoint(ModelError):
     """A checkpoint that a run cannot continue from; `why` is the reason."""
 
     def __init__(self, folder: Path, why: str) -> None:
-        super().__init__(f"The checkpoint {folder} cannot be resumed from: {why}", hint="An older one may be usable.")
+        super().__init__(
+            f"The checkpoint {folder} cannot be resumed from: {why}",
+            hint="An older one may be usable.",
+        )
         self.why = why
 
 
@@ -49,7 +58,9 @@ def save_checkpoint(folder: Path, model: nn.Module, tokenizer: Path, state: dict
     sweep(folder.parent)
     with writing(f"the checkpoint {folder}"), written_whole(folder) as beside:
         save_model(model, tokenizer, beside)
-        with (beside / STATE).open("wb") as file:  # given a path, torch would not say what went wrong
+        with (beside / STATE).open(
+            "wb"
+        ) as file:  # given a path, torch would not say what went wrong
             torch.save(state, file)
 
 
@@ -119,7 +130,11 @@ def sweep(parent: Path, name: str = "") -> None:
         if found is None or (name and found["name"] != name) or _alive(int(found["pid"])):
             continue
         place = path.with_name(found["name"])
-        if found["kind"] == "old" and not place.exists() and (whole(path) or (path / CHECKSUMS).is_file()):
+        if (
+            found["kind"] == "old"
+            and not place.exists()
+            and (whole(path) or (path / CHECKSUMS).is_file())
+        ):
             path.rename(place)
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -160,13 +175,17 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         weights = _read(folder, folder / "adapter_model.safetensors")
-        _require_fit(folder, weights, get_peft_model_state_dict(model, save_embedding_layers=False), set())
+        _require_fit(
+            folder, weights, get_peft_model_state_dict(model, save_embedding_layers=False), set()
+        )
         set_peft_model_state_dict(model, weights)
         return
     weights = _read(folder, *sorted(folder.glob("*.safetensors")))
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     own = model.state_dict()
-    if set(weights) - set(own) and hasattr(model, "from_pretrained"):  # published names (vision-language models)
+    if set(weights) - set(own) and hasattr(
+        model, "from_pretrained"
+    ):  # published names (vision-language models)
         weights = _published(model, folder)
     _require_fit(folder, weights, own, tied)
     model.load_state_dict(weights, strict=False)
@@ -189,13 +208,17 @@ def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights under the model's own names, by transformers' conversion."""
     try:
         with utf8_name(folder) as name:
-            weights: dict[str, torch.Tensor] = type(model).from_pretrained(name, local_files_only=True).state_dict()
+            weights: dict[str, torch.Tensor] = (
+                type(model).from_pretrained(name, local_files_only=True).state_dict()
+            )
     except Exception as error:  # damaged bytes break the reader in any way
         raise DamagedCheckpoint(folder, _first_line(error)) from error
     return weights
 
 
-def _require_fit(folder: Path, weights: Mapping[str, Any], own: Mapping[str, Any], tied: set[str]) -> None:
+def _require_fit(
+    folder: Path, weights: Mapping[str, Any], own: Mapping[str, Any], tied: set[str]
+) -> None:
     """Raise DamagedCheckpoint unless names and shapes are the model's; tied weights may be missing."""
     wrong = [*(set(own) - set(weights) - tied), *(set(weights) - set(own))]
     wrong += [name for name in set(weights) & set(own) if weights[name].shape != own[name].shape]
@@ -221,7 +244,11 @@ def whole(folder: Path) -> bool:
         return False
     index = folder / "model.safetensors.index.json"
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+        shards = (
+            set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            if index.is_file()
+            else set()
+        )
     except (OSError, ValueError, KeyError):
         return False
     return all((folder / shard).is_file() for shard in shards or {"model.safetensors"})

@@ -21,7 +21,9 @@ FREE = frozenset({CHECKSUMS, "README.md"})
 def seal(folder: Path) -> None:
     """Write the checksums of a finished folder, and everything in it to the disk. Raises OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sums = {path.relative_to(folder).as_posix(): _facts(path) for path in files if path.name not in FREE}
+    sums = {
+        path.relative_to(folder).as_posix(): _facts(path) for path in files if path.name not in FREE
+    }
     manifest = folder / CHECKSUMS
     manifest.write_text(json.dumps({"files": sums}, indent=1) + "\n", encoding="utf-8")
     for path in (*files, manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -72,7 +74,10 @@ def _damage(folder: Path, manifest: Path, skip: Collection[str]) -> str:
 
 def _facts(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def _differs(path: Path, facts: Any) -> str:

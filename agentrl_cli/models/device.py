@@ -18,9 +18,14 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"Unknown model.device {name!r}.", hint="Use auto, cpu, cuda or cuda:1.") from error
+        raise ModelError(
+            f"Unknown model.device {name!r}.", hint="Use auto, cpu, cuda or cuda:1."
+        ) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("model.device says cuda, and torch finds no GPU here.", hint="`agentrl doctor` says why.")
+        raise ModelError(
+            "model.device says cuda, and torch finds no GPU here.",
+            hint="`agentrl doctor` says why.",
+        )
     return device
 
 
@@ -29,7 +34,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return (
+        torch.bfloat16
+        if device.type == "cuda" and torch.cuda.is_bf16_supported()
+        else torch.float32
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -50,7 +59,9 @@ def identity(device: torch.device) -> dict[str, str]:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     driver = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\d+(\.\d+)+", driver.read_text(encoding="ascii")) if driver.is_file() else None
+    found = (
+        re.search(r"\d+(\.\d+)+", driver.read_text(encoding="ascii")) if driver.is_file() else None
+    )
     build = torch.version.cuda or torch.version.hip or "cpu"
     versions = {"torch": f"{torch.__version__} ({build})", "transformers": transformers.__version__}
     return {"device": name, "driver": found[0] if found else "", **versions, "agentrl": __version__}

@@ -27,13 +27,19 @@ def import_minimind(source: Path, out: Path, tokenizer: Path | None = None) -> i
     given = _weights(source)
     kept = {name: tensor for name, tensor in given.items() if not name.endswith(DROPPED)}
     if any(".experts." in name for name in kept):
-        raise ModelError(f"{source} is a mixture of experts; only dense minimind models can be imported.")
+        raise ModelError(
+            f"{source} is a mixture of experts; only dense minimind models can be imported."
+        )
     config = _config(source, kept)
     folder = tokenizer or _tokenizer(source)
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in kept.items()}, out / WEIGHTS[0], {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in kept.items()},
+        out / WEIGHTS[0],
+        {"format": "pt"},
+    )
     config.save_pretrained(out)
     copy_tokenizer(folder, out)
     return sum(tensor.numel() for tensor in kept.values())
@@ -56,14 +62,24 @@ def _weights(source: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
-    file = source if source.is_file() else next((source / n for n in WEIGHTS if (source / n).is_file()), None)
+    file = (
+        source
+        if source.is_file()
+        else next((source / n for n in WEIGHTS if (source / n).is_file()), None)
+    )
     if file is None:
         raise ModelError(f"{source} has no weights: {' or '.join(WEIGHTS)}, or name a .pth file.")
     try:
-        found: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        found: Any = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, "cpu", weights_only=True)
+        )
     except Exception as error:
         raise ModelError(f"{file} cannot be read as weights: {error}") from error
-    if not isinstance(found, Mapping) or not all(hasattr(value, "shape") for value in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        hasattr(value, "shape") for value in found.values()
+    ):
         raise ModelError(f"{file} is not a state dict: names mapped to tensors are expected.")
     return dict(found)
 
@@ -73,7 +89,9 @@ def _config(source: Path, kept: Mapping[str, Any]) -> Any:
     from transformers import LlamaConfig, Qwen3Config
 
     path = source / "config.json"
-    given = json.loads(path.read_text(encoding="utf-8")) if source.is_dir() and path.is_file() else {}
+    given = (
+        json.loads(path.read_text(encoding="utf-8")) if source.is_dir() and path.is_file() else {}
+    )
     first = "model.layers.0."
     try:
         vocabulary, hidden = kept["model.embed_tokens.weight"].shape
@@ -84,9 +102,13 @@ def _config(source: Path, kept: Mapping[str, Any]) -> Any:
     norm = kept.get(f"{first}self_attn.q_norm.weight")
     theta = float(given.get("rope_theta") or 1e6)
     heads = int(given.get("num_attention_heads") or 8)
-    width = int(norm.shape[0]) if norm is not None else int(given.get("head_dim") or queries // heads)
+    width = (
+        int(norm.shape[0]) if norm is not None else int(given.get("head_dim") or queries // heads)
+    )
     if given.get("inference_rope_scaling"):
-        raise ModelError(f"{source} stretches positions (inference_rope_scaling), which is not imported.")
+        raise ModelError(
+            f"{source} stretches positions (inference_rope_scaling), which is not imported."
+        )
     kind = LlamaConfig if norm is None else Qwen3Config
     return kind(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner, head_dim=width,
@@ -107,4 +129,6 @@ def _tokenizer(source: Path) -> Path:
     for place in (folder, folder.parent / "model"):
         if (place / "tokenizer.json").is_file():
             return place
-    raise ModelError(f"No tokenizer.json beside {source}.", hint="--tokenizer FOLDER, minimind's `model`.")
+    raise ModelError(
+        f"No tokenizer.json beside {source}.", hint="--tokenizer FOLDER, minimind's `model`."
+    )

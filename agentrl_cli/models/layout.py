@@ -16,7 +16,11 @@ def lay_by_input(model: nn.Module) -> None:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     kept.add(id(getattr(head, "weight", None)))
     for module in model.modules():
-        if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or id(module.weight) in kept:
+        if (
+            type(module) is not nn.Linear
+            or type(module.weight) is not nn.Parameter
+            or id(module.weight) in kept
+        ):
             continue
         weight = module.weight.data
         if weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous():

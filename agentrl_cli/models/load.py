@@ -57,7 +57,11 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
 def is_hub_id(name: str, base: Path) -> bool:
     """Whether a name that is not a checkpoint's is a Hugging Face hub model: `org/name`, not a folder."""
     folders = (base / Path(name).expanduser(), Path(name).expanduser())
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not any(f.is_dir() for f in folders)
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and not any(f.is_dir() for f in folders)
+    )
 
 
 def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
@@ -67,14 +71,19 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
         return model_folder(row.model or config.model.name, config, base=base)
     found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
-    if not chosen and which in ("best", "last"):  # of a run that is running or was killed: the newest
+    if not chosen and which in (
+        "best",
+        "last",
+    ):  # of a run that is running or was killed: the newest
         chosen = [c for c in found if c.kind == "last"] or sorted(found, key=lambda c: c.step)
     if not chosen:
         known = sorted({c.kind for c in found if c.kind != "step"} | {str(c.step) for c in found})
         raise NotFound.of(f"checkpoint of {row.name}", which, [*known, "base"])
     folder = Path(chosen[-1].path)
     if not folder.is_dir():
-        raise ModelError(f"The checkpoint's folder is missing: {folder}.", hint="Others: agentrl show RUN.")
+        raise ModelError(
+            f"The checkpoint's folder is missing: {folder}.", hint="Others: agentrl show RUN."
+        )
     return folder
 
 
@@ -86,7 +95,10 @@ def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
     elif config.chat_template is not None:
         path = base / Path(config.chat_template).expanduser()
         if not path.is_file():
-            raise ModelError(f"No chat template at {path}.", hint=f"Name a file, or one of: {', '.join(FAMILIES)}.")
+            raise ModelError(
+                f"No chat template at {path}.",
+                hint=f"Name a file, or one of: {', '.join(FAMILIES)}.",
+            )
         tokenizer.chat_template = path.read_text(encoding="utf-8")
     return tokenizer
 
@@ -103,11 +115,18 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
     loader = auto_class(folder)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    quantised = {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
+    quantised = (
+        {} if config.quantization == "none" else quantization(config.quantization, device, dtype)
+    )
     try:
         with utf8_name(folder) as name:
             model, found = loader.from_pretrained(
-                name, dtype=dtype, local_files_only=True, output_loading_info=True, **more, **quantised
+                name,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                **more,
+                **quantised,
             )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError) as error:
         raise ModelError(
@@ -117,9 +136,14 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
         kind = type(error).__name__
         if kind not in {"SafetensorError", "PickleError", "UnpicklingError"}:
             raise
-        what = short(error) if kind == "SafetensorError" else "a .bin file is cut short, or holds more than tensors."
+        what = (
+            short(error)
+            if kind == "SafetensorError"
+            else "a .bin file is cut short, or holds more than tensors."
+        )
         raise ModelError(
-            f"The weights in {folder} are corrupt: {what}", hint="Copy or download the folder again."
+            f"The weights in {folder} are corrupt: {what}",
+            hint="Copy or download the folder again.",
         ) from error
     if found["missing_keys"]:
         lost = sorted(found["missing_keys"])
@@ -128,7 +152,9 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
             f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
             hint="transformers would make them up at random. Copy or download the folder again.",
         )
-    ready: nn.Module = model.eval() if quantised else model.to(device).eval()  # quantised weights are there already
+    ready: nn.Module = (
+        model.eval() if quantised else model.to(device).eval()
+    )  # quantised weights are there already
     if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
         with torch.no_grad():
             ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
@@ -143,10 +169,16 @@ def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     given = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    own = [str(value).rpartition("--")[2] for value in (given.get("auto_map") or {}).values() if isinstance(value, str)]
+    own = [
+        str(value).rpartition("--")[2]
+        for value in (given.get("auto_map") or {}).values()
+        if isinstance(value, str)
+    ]
     files = sorted({f"{value.partition('.')[0]}.py" for value in own})
     minimind = "minimind" in str(given.get("model_type", ""))
-    if (not files and not minimind) or given.get("model_type") in CONFIG_MAPPING:  # transformers has its code
+    if (not files and not minimind) or given.get(
+        "model_type"
+    ) in CONFIG_MAPPING:  # transformers has its code
         return {}
     if files and config.trust_remote_code:
         return {"trust_remote_code": True}
@@ -195,13 +227,24 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     named = str(_json(folder / ADAPTER_FILE).get("base_model_name_or_path") or config.name)
     path = Path(named).expanduser()
     own = PurePath(portable(config.name, (base,)))
-    inside = folder.resolve().is_relative_to(base.resolve()) and not path.is_relative_to(base) and path.is_absolute()
-    if inside and not own.is_absolute() and (base / own).is_dir() and path.parts[-len(own.parts) :] == own.parts:
+    inside = (
+        folder.resolve().is_relative_to(base.resolve())
+        and not path.is_relative_to(base)
+        and path.is_absolute()
+    )
+    if (
+        inside
+        and not own.is_absolute()
+        and (base / own).is_dir()
+        and path.parts[-len(own.parts) :] == own.parts
+    ):
         return model_folder(str(own), Config(model=config), base=base)
     moved = path.is_absolute() and not path.is_dir() and is_bundled(path.name)
     if moved or path.parent == models_dir():
         return bundled_model(path.name)
-    if named.startswith("./"):  # relative to the project that trained it, which may be another than this one
+    if named.startswith(
+        "./"
+    ):  # relative to the project that trained it, which may be another than this one
         places = (place / path for place in (base, *folder.resolve().parents))
         named = str(next((place for place in places if place.is_dir()), named))
     return model_folder(named, Config(model=config), base=base)
@@ -219,13 +262,22 @@ def _checked(folder: Path) -> Path:
 
 def _download(name: str, config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     offline = config.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
     wanted += ["*.py"] * config.trust_remote_code
     try:
-        return Path(snapshot_download(name, revision=config.revision, allow_patterns=wanted, local_files_only=offline))
+        return Path(
+            snapshot_download(
+                name, revision=config.revision, allow_patterns=wanted, local_files_only=offline
+            )
+        )
     except GatedRepoError as error:
         raise ModelError(
             f"{name} is gated on the Hugging Face hub.",
@@ -233,17 +285,23 @@ def _download(name: str, config: ModelConfig) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"The Hugging Face hub has no model {name!r} (or it is private).", hint="Mind the spelling; set HF_TOKEN."
+            f"The Hugging Face hub has no model {name!r} (or it is private).",
+            hint="Mind the spelling; set HF_TOKEN.",
         ) from error
     except LocalEntryNotFoundError as error:
-        why = "offline mode is on and it is not in the cache" if offline else "the hub cannot be reached"
+        why = (
+            "offline mode is on and it is not in the cache"
+            if offline
+            else "the hub cannot be reached"
+        )
         raise ModelError(
             f"{name} cannot be had: {why}.",
             hint="Use a local folder, or the bundled model: --model tiny.",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelError(
-            f"{name} could not be downloaded: {short(error)}", hint="Try again, or use a local folder."
+            f"{name} could not be downloaded: {short(error)}",
+            hint="Try again, or use a local folder.",
         ) from error
 
 
@@ -251,14 +309,18 @@ def _json(path: Path) -> Mapping[str, Any]:
     try:
         data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path.parent} cannot be loaded: {path.name} cannot be read: {error}") from error
+        raise ModelError(
+            f"{path.parent} cannot be loaded: {path.name} cannot be read: {error}"
+        ) from error
     return data
 
 
 def configured_length(folder: Path) -> int:
     """Positions of the model in a folder by its configuration alone: nothing is loaded."""
     config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get(
+        "max_position_embeddings"
+    )
     return int(found or 32768)
 
 

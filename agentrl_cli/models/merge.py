@@ -80,7 +80,10 @@ def merge(
         raise TemplateError(f"{tokenizer_home} has no chat template.", hint=given)
     adapter = (source / ADAPTER_FILE).is_file()
     require_undamaged(source)
-    with writing(str(out), hint="Free some space, or choose another place."), written_whole(out) as beside:
+    with (
+        writing(str(out), hint="Free some space, or choose another place."),
+        written_whole(out) as beside,
+    ):
         if adapter or dtype != "auto":
             _save(source, beside, config, base, dtype, _stored_dtype(under))
         else:
@@ -98,10 +101,14 @@ def _refuse(source: Path, out: Path, force: bool) -> None:
     """Raise UsageError if `out` must not be written to, before anything is written."""
     if out.is_file():
         raise UsageError(f"{out} is a file.", hint="Name a folder that is not there yet.")
-    if out.exists() and (out.resolve() == source.resolve() or out.resolve() in source.resolve().parents):
+    if out.exists() and (
+        out.resolve() == source.resolve() or out.resolve() in source.resolve().parents
+    ):
         raise UsageError(f"{out} holds the model to merge.", hint="Name another folder.")
     if out.exists() and any(out.iterdir()) and not force:
-        raise UsageError(f"{out} is there already.", hint="Name another folder, or replace it with --force.")
+        raise UsageError(
+            f"{out} is there already.", hint="Name another folder, or replace it with --force."
+        )
 
 
 def _base_folder(source: Path, config: Config, base: Path) -> Path:
@@ -153,12 +160,19 @@ def _stored_dtype(folder: Path) -> str:
 # --- the model card ------------------------------------------------------------------------------------------------
 
 
-def _card(name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any) -> str:
+def _card(
+    name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any
+) -> str:
     """README.md: what it is, how it was trained, what it was measured at, how to load it."""
     row, step = _origin(name, store)
     base = row.model if row is not None else None
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    if base is not None and base.count("/") == 1 and not Path(base).exists() and base[0] not in "./~":
+    if (
+        base is not None
+        and base.count("/") == 1
+        and not Path(base).exists()
+        and base[0] not in "./~"
+    ):
         head.append(f"base_model: {base}")
     head += ["tags:", "- agentrl", "- reinforcement-learning", "- tool-use", "---", ""]
     lines = [f"# {name}", ""]
@@ -189,14 +203,25 @@ def _training(row: RunRow, step: int) -> list[str]:
     algo, train = settings.get("algo") or {}, settings.get("train") or {}
     facts = {
         "run": f"{row.name}, step {step} of {row.total_steps}",
-        "base model": f"{row.model} (bundled with agentrl-cli)" if row.model == "tiny" else Path(row.model).name,
+        "base model": f"{row.model} (bundled with agentrl-cli)"
+        if row.model == "tiny"
+        else Path(row.model).name,
         "tasks": row.pack,
-        "advantage, loss": ", ".join(name_of(algo.get(key)) or "-" for key in ("advantage", "loss")),
+        "advantage, loss": ", ".join(
+            name_of(algo.get(key)) or "-" for key in ("advantage", "loss")
+        ),
         "learning rate": train.get("lr", "-"),
         "seed": row.seed,
         "agentrl-cli": row.version,
     }
-    return ["## Training", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items()), ""]
+    return [
+        "## Training",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in facts.items()),
+        "",
+    ]
 
 
 def _measured(evals: Sequence[EvalRow]) -> list[str]:
@@ -214,9 +239,13 @@ def _measured(evals: Sequence[EvalRow]) -> list[str]:
 def _evals(store: Store, row: RunRow, step: int) -> list[EvalRow]:
     """Return the evaluations of just these weights with their tools, in the run and by `agentrl eval` afterwards."""
     runs = [
-        one.id for one in store.runs.all() if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
+        one.id
+        for one in store.runs.all()
+        if one.kind == "eval" and (one.parent_id, one.parent_step) == (row.id, step)
     ]
-    found = [one for run_id in [row.id, *runs] for one in store.runs.evals(run_id) if one.step == step]
+    found = [
+        one for run_id in [row.id, *runs] for one in store.runs.evals(run_id) if one.step == step
+    ]
     return [one for one in found if one.metrics.get("tools", True)]
 
 
@@ -226,5 +255,7 @@ def _origin(name: str, store: Store | None) -> tuple[RunRow | None, int]:
         return None, 0
     row = store.runs.get(run)
     found = store.runs.checkpoints(row.id)
-    chosen = [c for c in found if which in (c.kind, str(c.step))] or [c for c in found if c.kind == "last"]
+    chosen = [c for c in found if which in (c.kind, str(c.step))] or [
+        c for c in found if c.kind == "last"
+    ]
     return row, chosen[-1].step if chosen and which != "base" else 0

@@ -25,7 +25,10 @@ def quantization(bits: str, device: torch.device, dtype: torch.dtype) -> dict[st
             f"model.quantization={bits} needs bitsandbytes, which is not installed.",
             hint="pip install 'agentrl-cli[quant]', or leave model.quantization at none.",
         )
-    if device.type != "cuda" and tuple(map(int, version("bitsandbytes").split(".")[:2])) < CPU_RELEASE:
+    if (
+        device.type != "cuda"
+        and tuple(map(int, version("bitsandbytes").split(".")[:2])) < CPU_RELEASE
+    ):
         raise EnvironmentProblem(
             f"model.quantization={bits} on {device} needs bitsandbytes {'.'.join(map(str, CPU_RELEASE))}.",
             hint="pip install -U 'agentrl-cli[quant]'",
@@ -64,7 +67,8 @@ def check_trainable(config: Config, device: torch.device) -> None:
     bits = config.model.quantization
     if bits != "none" and not config.adapter.enabled:
         raise ConfigError(
-            f"Weights in {bits} cannot be trained themselves.", hint="Train an adapter over them: --lora."
+            f"Weights in {bits} cannot be trained themselves.",
+            hint="Train an adapter over them: --lora.",
         )
     if bits != "none":
         quantization(bits, device, torch.float32)

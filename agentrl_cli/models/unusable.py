@@ -8,7 +8,14 @@ from typing import Any
 
 from agentrl_cli.errors import ModelError
 
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMModel")
+GENERATES = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForImageTextToText",
+    "ForVision2Seq",
+    "LMModel",
+)
 """How the names of classes end that can generate text."""
 _POINTER = b"version https://git-lfs.github.com"
 
@@ -29,7 +36,9 @@ def refuse_encoder(folder: Path, config: Mapping[str, Any]) -> None:
     named = [str(name) for name in config.get("architectures") or ()]
     if config.get("is_encoder_decoder"):
         what = f"{', '.join(named) or config.get('model_type')} is an encoder-decoder model"
-    elif named and not any(name.endswith(GENERATES) for name in named) and not config.get("auto_map"):
+    elif (
+        named and not any(name.endswith(GENERATES) for name in named) and not config.get("auto_map")
+    ):
         what = f"{', '.join(named)} does not generate text"
     else:
         return

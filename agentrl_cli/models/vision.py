@@ -57,7 +57,9 @@ class Seen:
 class Reader:
     """Turns images into what the model's forward takes."""
 
-    def __init__(self, processor: Any, token: int, unsaid: Sequence[int] = (), types: str = "") -> None:
+    def __init__(
+        self, processor: Any, token: int, unsaid: Sequence[int] = (), types: str = ""
+    ) -> None:
         """`processor`: the model's own, `token`: id of the placeholder, `types`: the forward's argument that marks it.
 
         `unsaid`: further tokens that the model must not write (video, the start of an image).
@@ -102,11 +104,17 @@ class Reader:
                 parts.append(pixels)
             done += count
         if done != total:
-            raise EnvError(f"The images of this episode take {done} tokens, and its ids have {total} for them.")
+            raise EnvError(
+                f"The images of this episode take {done} tokens, and its ids have {total} for them."
+            )
         return {name: value.to(ids.device) for name, value in together(parts).items()}
 
     def seen(
-        self, model: Any, contexts: Sequence[Tensor], images: Sequence[Sequence[bytes]], starts: Sequence[int]
+        self,
+        model: Any,
+        contexts: Sequence[Tensor],
+        images: Sequence[Sequence[bytes]],
+        starts: Sequence[int],
     ) -> Seen:
         """What a forward over context[start:] of several conversations takes. Raises EnvError as `inputs` does."""
         parts, marks, places, shifts = [], [], [], []
@@ -120,7 +128,9 @@ class Reader:
             shifts.append(0 if where is None else int(where.max()) + 1 - len(ids))
         return Seen(together(parts), tuple(marks), tuple(places) if places else None, tuple(shifts))
 
-    def arguments(self, seen: Seen, left: Sequence[int], width: int, held: int = 0) -> dict[str, Tensor]:
+    def arguments(
+        self, seen: Seen, left: Sequence[int], width: int, held: int = 0
+    ) -> dict[str, Tensor]:
         """Arguments of a forward over `width` new tokens, `left` of each sequence's being padding on the left.
 
         `held`: columns of the cache.
@@ -130,7 +140,9 @@ class Reader:
             places = [_padded(where, n, width) for where, n in zip(seen.places, left, strict=True)]
             given["position_ids"] = torch.stack(places, 1)
         if self.types and seen.pixels:
-            marks = torch.stack([_padded(m.long(), n, width) for m, n in zip(seen.marks, left, strict=True)])
+            marks = torch.stack(
+                [_padded(m.long(), n, width) for m, n in zip(seen.marks, left, strict=True)]
+            )
             given[self.types] = torch.nn.functional.pad(marks, (held, 0))
         return given
 
@@ -154,17 +166,29 @@ class Reader:
             given = dict(getattr(self.processor, "images_kwargs", None) or {})
             out = self.processor.image_processor(images=[[image]], return_tensors="pt", **given)
             text = self.processor.replace_image_token(out, image_idx=0)
-        except (OSError, ValueError, SyntaxError, ZeroDivisionError, Image.DecompressionBombError) as error:
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            ZeroDivisionError,
+            Image.DecompressionBombError,
+        ) as error:
             raise EnvError(f"An image of {len(data)} bytes cannot be read: {error}") from error
         unused = UNUSED | set(getattr(self.processor, "unused_input_names", ()))
-        pixels = {name: value for name, value in out.items() if name not in unused and isinstance(value, Tensor)}
+        pixels = {
+            name: value
+            for name, value in out.items()
+            if name not in unused and isinstance(value, Tensor)
+        }
         return (image.width, image.height, *self._layout(text)), pixels
 
     def _layout(self, text: str) -> tuple[int, Layout]:
         """Return the tokens of an image, and the texts between them if there are any."""
         pieces = re.split(f"((?:{re.escape(self.mark)})+)", text)
         runs = [len(run) // len(self.mark) for run in pieces[1::2]] + [0]
-        layout = [(words, count) for words, count in zip(pieces[::2], runs, strict=True) if words or count]
+        layout = [
+            (words, count) for words, count in zip(pieces[::2], runs, strict=True) if words or count
+        ]
         return sum(runs), () if len(layout) == 1 and not layout[0][0] else layout
 
 
@@ -178,7 +202,10 @@ def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     every = [part for part in parts if part]
     names = every[0] if every else ()
     nested = bool(every) and "pixel_attention_mask" in names
-    return {name: torch.cat([part[name] for part in every], int(nested and name in NESTED)) for name in names}
+    return {
+        name: torch.cat([part[name] for part in every], int(nested and name in NESTED))
+        for name in names
+    }
 
 
 def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
@@ -190,17 +217,23 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
     Raises MissingDependency if the processor's packages are missing, ModelError if it cannot be used.
     """
     base = transformer(model)
-    token = getattr(base.config, "image_token_id", None) or getattr(base.config, "image_token_index", None)
+    token = getattr(base.config, "image_token_id", None) or getattr(
+        base.config, "image_token_index", None
+    )
     if token is None:
         return None
-    folder = next((f for f in folders if any((f / name).is_file() for name in PROCESSOR_FILES)), None)
+    folder = next(
+        (f for f in folders if any((f / name).is_file() for name in PROCESSOR_FILES)), None
+    )
     if folder is None:
         _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
         return None
     reader = Reader(load_processor(folder, base.config.model_type), int(token), *_others(base))
     chat = chat_of(reader.images)
     if not chat.reads_images and not chat.shows_images:
-        _LOG.warning("the chat template of %s shows no images: the model reads text alone here", folder)
+        _LOG.warning(
+            "the chat template of %s shows no images: the model reads text alone here", folder
+        )
         return None
     base.image_reader = reader
     return chat
@@ -234,7 +267,9 @@ def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int)
     grid = inputs.get("image_grid_thw")
     if grid is None:
         return torch.arange(len(ids), device=ids.device).expand(3, 1, -1)
-    found: Tensor = rule(ids[None], mm_token_type_ids=(ids == token).int()[None], image_grid_thw=grid)[0]
+    found: Tensor = rule(
+        ids[None], mm_token_type_ids=(ids == token).int()[None], image_grid_thw=grid
+    )[0]
     return found
 
 
@@ -250,7 +285,9 @@ def plain_logits(model: Any, reader: Reader, ids: Tensor, images: Sequence[bytes
     return logits
 
 
-def trial(reader: Reader, vocabulary: int, device: torch.device) -> list[tuple[Tensor, tuple[bytes, ...]]]:
+def trial(
+    reader: Reader, vocabulary: int, device: torch.device
+) -> list[tuple[Tensor, tuple[bytes, ...]]]:
     """Two conversations of random tokens, with one image and with two, that a model is tried with."""
     from PIL import Image
 
@@ -267,6 +304,9 @@ def trial(reader: Reader, vocabulary: int, device: torch.device) -> list[tuple[T
         return [0 if token in reader.unsaid else token for token in drawn]
 
     places = [[reader.token] * reader.measure(image)[2] for image in images]
-    texts = [[*words(5), *places[0], *words(6)], [*words(9), *places[1], *words(3), *places[0], *words(4)]]
+    texts = [
+        [*words(5), *places[0], *words(6)],
+        [*words(9), *places[1], *words(3), *places[0], *words(4)],
+    ]
     ids = [torch.tensor(text, device=device) for text in texts]
     return [(ids[0], (images[0],)), (ids[1], (images[1], images[0]))]

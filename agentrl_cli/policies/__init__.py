@@ -36,7 +36,11 @@ def backend_name(spec: str | None, config: Config) -> str:
     """What samples: the configured backend, unless another model is asked for by name; that runs in this process."""
     if (spec or config.model.name) == "scripted":
         return "scripted"
-    return config.remote.backend if config.remote.backend and spec in (None, config.model.name) else "local"
+    return (
+        config.remote.backend
+        if config.remote.backend and spec in (None, config.model.name)
+        else "local"
+    )
 
 
 __all__ = [

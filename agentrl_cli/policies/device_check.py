@@ -94,7 +94,9 @@ def verdict_of(device: Any) -> Verdict:
         known = _read().get(_key(wanted))
         if known is not None:
             return known
-        _LOG.warning("first use of %s: comparing it with transformers, about a minute", wanted["device"])
+        _LOG.warning(
+            "first use of %s: comparing it with transformers, about a minute", wanted["device"]
+        )
         return keep(try_device(str(device)))
 
 
@@ -111,9 +113,15 @@ def try_device(
     found: dict[str, Part] = {}
     while left:
         text, reason = _run([*program, device, f"{seconds:g}", *left], limit + seconds)
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+        lines = [
+            json.loads(line)
+            for line in text.splitlines()
+            if line.startswith("{") and line.endswith("}")
+        ]
         if not lines:
-            raise EnvironmentProblem(f"{device} could not be tried: {reason}", hint="`agentrl doctor` checks torch.")
+            raise EnvironmentProblem(
+                f"{device} could not be tried: {reason}", hint="`agentrl doctor` checks torch."
+            )
         identity = lines[0]
         found |= {line["part"]: Part(**line) for line in lines[1:]}
         left = [part for part in left if part not in found]
@@ -129,7 +137,9 @@ def _run(command: Sequence[str], limit: float) -> tuple[str, str]:
         child = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired as error:
         said = error.stdout or b""
-        return said.decode(errors="replace") if isinstance(said, bytes) else said, f"no answer within {limit:g} s"
+        return said.decode(errors="replace") if isinstance(
+            said, bytes
+        ) else said, f"no answer within {limit:g} s"
     last = (child.stderr.strip().splitlines() or ["no message"])[-1][:200]
     return child.stdout, f"exit status {child.returncode}: {last}"
 
@@ -143,10 +153,16 @@ def keep(verdict: Verdict) -> Verdict:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({key: asdict(one) for key, one in known.items()}, indent=1), encoding="utf-8")
+        part.write_text(
+            json.dumps({key: asdict(one) for key, one in known.items()}, indent=1), encoding="utf-8"
+        )
         part.replace(file)
     except OSError as error:
-        _LOG.warning("%s could not be written (%s): the next use of this GPU tries it again", file, error.strerror)
+        _LOG.warning(
+            "%s could not be written (%s): the next use of this GPU tries it again",
+            file,
+            error.strerror,
+        )
     return verdict
 
 
@@ -154,10 +170,18 @@ def _read() -> dict[str, Verdict]:
     try:
         found = json.loads((state_dir() / "devices.json").read_text(encoding="utf-8"))
         return {
-            key: Verdict(one["identity"], {name: Part(**part) for name, part in one["parts"].items()})
+            key: Verdict(
+                one["identity"], {name: Part(**part) for name, part in one["parts"].items()}
+            )
             for key, one in found.items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # missing, damaged or of another version
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # missing, damaged or of another version
         return {}
 
 

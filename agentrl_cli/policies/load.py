@@ -96,7 +96,9 @@ def load_policy(
         held = EVERY if conversations is None or audit(chat).append_only else conversations()
         require_append_only(chat, held)
     load = partial(load_weights, folder, name, config, base=base, trainable=trainable)
-    source = PolicySource(config, chat, name, folder, base, trainable, configured_length(folder), load)
+    source = PolicySource(
+        config, chat, name, folder, base, trainable, configured_length(folder), load
+    )
     policy = make(source)
     if trainable:
         require_trainable(policy)
@@ -109,14 +111,24 @@ def local_policy(source: PolicySource) -> LocalPolicy:
     """Return the policy that samples in this process."""
     model, config = source.model(), source.config
     assert source.folder is not None
-    under = [adapter_base(source.folder, config.model, base=source.base)] if _is_adapter(source.folder) else []
+    under = (
+        [adapter_base(source.folder, config.model, base=source.base)]
+        if _is_adapter(source.folder)
+        else []
+    )
     folders = [source.folder, *under]
-    source.chat = attach(model, folders, partial(_chat, source.chat.tokenizer, config)) or source.chat
+    source.chat = (
+        attach(model, folders, partial(_chat, source.chat.tokenizer, config)) or source.chat
+    )
     return make_policy(model, config, source.name, source.chat.tokenizer.decode, source.trainable)
 
 
 def make_policy(
-    model: nn.Module, config: Config, name: str, decode: Callable[[list[int]], str] | None, trainable: bool
+    model: nn.Module,
+    config: Config,
+    name: str,
+    decode: Callable[[list[int]], str] | None,
+    trainable: bool,
 ) -> LocalPolicy:
     """Return the policy that samples with a loaded model, or with a copy of it that is renewed at every `publish`.
 
@@ -145,7 +157,8 @@ def make_policy(
     policy = make(twin(model), source=model) if ahead else make(model)
     if policy.context_length < min(length, config.rollout.max_tokens):
         _LOG.warning(
-            "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens", policy.context_length
+            "rollout.memory holds %d tokens: episodes end there, not at rollout.max_tokens",
+            policy.context_length,
         )
     return policy
 
@@ -176,14 +189,18 @@ def runner_for(
 def _chat(tokenizer: BaseTokenizer, config: Config, images: Images | None = None) -> Chat:
     settings = config.model
     variables = settings.template_variables
-    return Chat(tokenizer, settings.parser, settings.append_only, variables=variables, images=images)
+    return Chat(
+        tokenizer, settings.parser, settings.append_only, variables=variables, images=images
+    )
 
 
 def _is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILE).is_file()
 
 
-def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainable: bool) -> nn.Module:
+def load_weights(
+    folder: Path, name: str, config: Config, *, base: Path, trainable: bool
+) -> nn.Module:
     """Return the model, in the dtype of training and with a fresh adapter if it will be trained."""
     settings = config.model
     if trainable:
@@ -205,4 +222,7 @@ def load_weights(folder: Path, name: str, config: Config, *, base: Path, trainab
 
 
 def _no_model() -> nn.Module:
-    raise ModelError("The scripted policy has no weights.", hint="Set model.name to a model, `tiny` for instance.")
+    raise ModelError(
+        "The scripted policy has no weights.",
+        hint="Set model.name to a model, `tiny` for instance.",
+    )

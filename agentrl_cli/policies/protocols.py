@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from agentrl_cli.errors import ModelError
-from agentrl_cli.types import TOP_K, Float32, Generation, Int32, Message, Sampling, StopReason, ToolSchema
+from agentrl_cli.types import (
+    TOP_K,
+    Float32,
+    Generation,
+    Int32,
+    Message,
+    Sampling,
+    StopReason,
+    ToolSchema,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +78,9 @@ class Policy(Protocol):
 class MessagePolicy(Protocol):
     """What a policy has besides if its server renders the messages with its own template."""
 
-    def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+    def observe(
+        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> None:
         """The conversation so far; called before each `generate` of the episode."""
         ...
 
@@ -155,10 +166,18 @@ def require_trainable(policy: Policy) -> TrainablePolicy:
     """Return the policy, for a training. Raises ModelError with the reason if it cannot be trained with."""
     if isinstance(policy, TrainablePolicy) and not policy.untrainable:
         return policy
-    missing = [name for name in ("rest", "publish", "take_metrics", "describe") if not hasattr(policy, name)]
-    reason = policy.untrainable or f"it lacks {', '.join(missing) or 'separate_weights'} of TrainablePolicy"
+    missing = [
+        name
+        for name in ("rest", "publish", "take_metrics", "describe")
+        if not hasattr(policy, name)
+    ]
+    reason = (
+        policy.untrainable
+        or f"it lacks {', '.join(missing) or 'separate_weights'} of TrainablePolicy"
+    )
     raise ModelError(
-        f"Policy {policy.name} cannot be trained: {reason}.", hint="It works for `agentrl eval` and `agentrl chat`."
+        f"Policy {policy.name} cannot be trained: {reason}.",
+        hint="It works for `agentrl eval` and `agentrl chat`.",
     )
 
 

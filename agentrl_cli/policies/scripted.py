@@ -67,7 +67,9 @@ class ScriptedPolicy:
         """
         started = time.perf_counter()
         if len(ids) >= self.context_length:
-            raise PolicyError(f"A context of {len(ids)} tokens does not fit into {self.context_length}.")
+            raise PolicyError(
+                f"A context of {len(ids)} tokens does not fit into {self.context_length}."
+            )
         stops = sampling.stop_ids or self.tokenizer.eos_ids
         text = self._reply(key, ids)
         out = self.tokenizer.encode(text)

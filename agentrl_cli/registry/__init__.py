@@ -17,7 +17,9 @@ from agentrl_cli.registry.files import load_file as load_file
 from agentrl_cli.registry.plugins import offers
 
 
-def resolve(kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None) -> Any:
+def resolve(
+    kind: str, table: Mapping[str, str | object], name: str, *, base: Path | None = None
+) -> Any:
     """Return the object that `name` means.
 
     `kind` is the plural noun, which is also the entry-point group: "tools" is `agentrl.tools`. In order: a key of
@@ -87,7 +89,11 @@ def _load(kind: str, target: str, base: Path | None) -> Any:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            known = [name for name in vars(value) if not name.startswith("_")] if hasattr(value, "__dict__") else []
+            known = (
+                [name for name in vars(value) if not name.startswith("_")]
+                if hasattr(value, "__dict__")
+                else []
+            )
             raise NotFound.of(f"object in {where}", attribute, known)
         value = getattr(value, part)
     return value
@@ -108,7 +114,9 @@ def _import(kind: str, name: str) -> ModuleType:
     except BaseException as error:
         if from_outside(error):
             raise
-        raise EnvError(f"The module {name} ended its import by {type(error).__name__}: {error}") from error
+        raise EnvError(
+            f"The module {name} ended its import by {type(error).__name__}: {error}"
+        ) from error
 
 
 def require_package(name: str, version: str, extra: str, *, otherwise: str = "") -> None:
@@ -122,5 +130,7 @@ def require_package(name: str, version: str, extra: str, *, otherwise: str = "")
         line = f"pip install 'agentrl-cli[{extra}]'" + (f", or {otherwise}." if otherwise else "")
         raise MissingDependency(f"The package {name} is not installed.", hint=line) from error
     if not f"{found}.".startswith(f"{version}."):
-        text = f"{name} {found} is another version than {version}, which this release is tested with."
+        text = (
+            f"{name} {found} is another version than {version}, which this release is tested with."
+        )
         raise MissingDependency(text, hint=f"pip install 'agentrl-cli[{extra}]'")

@@ -50,7 +50,9 @@ class _Folder:
 
     def has(self, module: str) -> bool:
         """Whether a module or a package of that name lies in the folder."""
-        return (self.path / f"{module}.py").is_file() or (self.path / module / "__init__.py").is_file()
+        return (self.path / f"{module}.py").is_file() or (
+            self.path / module / "__init__.py"
+        ).is_file()
 
     def import_(
         self,
@@ -68,7 +70,9 @@ class _Folder:
             except ModuleNotFoundError as error:
                 if level or error.name != top or not (self.path / top).is_dir():
                     raise
-        found = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("__name__",), 0)
+        found = builtins.__import__(
+            f"{self.name}.{name}", globals, locals, fromlist or ("__name__",), 0
+        )
         return found if fromlist else sys.modules[f"{self.name}.{top}"]
 
 
@@ -97,7 +101,9 @@ class _Finder:
     """Finds the modules of the folders' packages."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if not name.startswith(PREFIX) or "." not in name:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -153,7 +159,10 @@ def _folder_of(path: Path) -> _Folder:
     """Return the package of a file's folder; a new one after a change, since running code keeps its modules."""
     folder = _NEWEST.get(path.parent)
     if folder is None or not folder.current:
-        base = PREFIX + hashlib.sha256(str(path.parent).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        base = (
+            PREFIX
+            + hashlib.sha256(str(path.parent).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        )
         names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
         folder = _Folder(path.parent, next(name for name in names if name not in _FOLDERS))
         package = ModuleType(folder.name)

@@ -55,12 +55,18 @@ def load_plugins() -> dict[str, Offers]:
     found = {name: _load(target) for name, target in PLUGINS.items()}
     for point in entry_points(group="agentrl.plugins"):
         if point.name in found:
-            _LOG.warning("The plugin %s of %s has the name of another and is left out.", point.name, point.value)
+            _LOG.warning(
+                "The plugin %s of %s has the name of another and is left out.",
+                point.name,
+                point.value,
+            )
             continue
         try:
             found[point.name] = _load(point.value)
         except Exception as error:  # noqa: BLE001 - a broken plugin is reported, and the rest works
-            _LOG.warning("The plugin %s could not be loaded: %s: %s", point.name, type(error).__name__, error)
+            _LOG.warning(
+                "The plugin %s could not be loaded: %s: %s", point.name, type(error).__name__, error
+            )
     return found
 
 

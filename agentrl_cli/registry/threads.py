@@ -41,11 +41,17 @@ log = logging.getLogger("agentrl.threads")
 
 def cores() -> int:
     """Physical cores that this process may use; where they are unknown, the processors it may use."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    allowed = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
     found = set()
     for number in allowed:
         try:
-            siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text()
+            siblings = Path(
+                f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+            ).read_text()
         except OSError:
             siblings = str(number)
         found.add(siblings)
@@ -234,7 +240,9 @@ def stay_in_loop(function: Callable[..., Any]) -> None:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it returns a coroutine; also for objects with an asynchronous `__call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), CALL, None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), CALL, None)
+    )
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -269,7 +277,9 @@ def contained(what: str) -> Iterator[None]:
         _CONTAINED.reset(token)
 
 
-_CONTAINED: contextvars.ContextVar[bool] = contextvars.ContextVar("agentrl_contained", default=False)
+_CONTAINED: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "agentrl_contained", default=False
+)
 """Whether code of a project runs; the tasks that it starts inherit it."""
 
 
@@ -359,7 +369,9 @@ def _code(function: Any) -> CodeType | None:
 def _needs_loop(error: BaseException | None) -> bool:
     """Whether the exception, or its cause, reports that the code must run in the main thread."""
     while error is not None:
-        if isinstance(error, (ValueError, RuntimeError)) and any(text in str(error) for text in LOOP_ONLY):
+        if isinstance(error, (ValueError, RuntimeError)) and any(
+            text in str(error) for text in LOOP_ONLY
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -39,7 +39,9 @@ def meet(folder: Path) -> None:
         return
     _said.add(place)
     code = folder / "task.py"
-    _say(f"This runs the code of {code if code.is_file() else folder}: use only packs that you trust.")
+    _say(
+        f"This runs the code of {code if code.is_file() else folder}: use only packs that you trust."
+    )
     if project is not None:
         _remember(project)
 

@@ -46,7 +46,9 @@ class Reward:
         object.__setattr__(self, "function", adapter("reward")(self.function))
 
 
-async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext) -> tuple[RewardPart, ...]:
+async def score(
+    episode: Episode, rewards: Sequence[Reward], ctx: RewardContext
+) -> tuple[RewardPart, ...]:
     """Return all reward parts of an episode, in order.
 
     Raises EnvError if a function raises, times out or returns something other than a finite number.
@@ -64,7 +66,9 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
             raise
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
-                raise EnvError(f"The reward {reward.name!r} took longer than {reward.timeout:g} s.") from None
+                raise EnvError(
+                    f"The reward {reward.name!r} took longer than {reward.timeout:g} s."
+                ) from None
             raise EnvError(
                 f"The reward {reward.name!r} raised {raised(error)}",
                 hint="A failing grader masks its episodes: they are neither scored nor trained.",
@@ -75,18 +79,24 @@ async def score(episode: Episode, rewards: Sequence[Reward], ctx: RewardContext)
 
 
 def _part(reward: Reward, answer: Any) -> RewardPart:
-    if isinstance(answer, RewardPart):  # with its own name and weight; the pack decides which part is primary
+    if isinstance(
+        answer, RewardPart
+    ):  # with its own name and weight; the pack decides which part is primary
         return finite(replace(answer, primary=answer.primary or reward.primary))
     value, detail = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
     if isinstance(value, np.bool_):
         value = bool(value)
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise EnvError(f"The reward {reward.name!r} returned {value!r}; a finite number is expected.")
+        raise EnvError(
+            f"The reward {reward.name!r} returned {value!r}; a finite number is expected."
+        )
     return RewardPart(reward.name, float(value), reward.weight, reward.primary, str(detail))
 
 
 def finite(part: RewardPart) -> RewardPart:
     """Returns the part. Raises EnvError if its value is not finite, which would spread to every advantage."""
     if not math.isfinite(part.value):
-        raise EnvError(f"The reward part {part.name!r} is {part.value!r}; a finite number is expected.")
+        raise EnvError(
+            f"The reward part {part.name!r} is {part.value!r}; a finite number is expected."
+        )
     return part

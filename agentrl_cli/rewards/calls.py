@@ -29,7 +29,10 @@ def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
         raise EnvError(f"The row {ctx.task.id} has no list `ground_truth` of calls.")
     first = next((turn for turn in episode.turns if turn.role == "assistant"), None)
     made = [(call.name, call.arguments) for call in first.calls] if first is not None else []
-    fits = [[n for n, one in enumerate(wanted) if args is not None and _fits(name, args, one)] for name, args in made]
+    fits = [
+        [n for n, one in enumerate(wanted) if args is not None and _fits(name, args, one)]
+        for name, args in made
+    ]
     for (name, arguments), places in zip(made, fits, strict=True):
         if not places:
             return ctx.part(0.0, f"{name} is not wanted with {arguments}")
@@ -60,10 +63,15 @@ def _matched(fits: Sequence[Sequence[int]]) -> dict[int, int]:
 
 def _fits(name: str, arguments: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     if "name" in wanted and "arguments" in wanted:
-        expected, allowed = wanted["name"], {key: [value] for key, value in wanted["arguments"].items()}
+        expected, allowed = (
+            wanted["name"],
+            {key: [value] for key, value in wanted["arguments"].items()},
+        )
     else:
         if len(wanted) != 1 or not isinstance(next(iter(wanted.values())), Mapping):
-            raise EnvError(f"A call of `ground_truth` is {{name: {{parameter: [values]}}}}, not {dict(wanted)!r:.200}.")
+            raise EnvError(
+                f"A call of `ground_truth` is {{name: {{parameter: [values]}}}}, not {dict(wanted)!r:.200}."
+            )
         ((expected, allowed),) = wanted.items()
     if name != expected or not set(arguments) <= set(allowed):
         return False
@@ -84,7 +92,9 @@ def _same(given: Any, wanted: Any) -> bool:
     if isinstance(given, list | tuple) and isinstance(wanted, list | tuple):
         return len(given) == len(wanted) and all(map(_same, given, wanted))
     if isinstance(given, Mapping) and isinstance(wanted, Mapping):
-        listed = {key: value if isinstance(value, list) else [value] for key, value in wanted.items()}
+        listed = {
+            key: value if isinstance(value, list) else [value] for key, value in wanted.items()
+        }
         return set(given) <= set(listed) and all(
             any(_same(given[key], one) for one in values) if key in given else "" in values
             for key, values in listed.items()

@@ -42,7 +42,9 @@ class RewardContext:
     def response(self, episode: Episode) -> str:
         """Everything after the prompt as one text, tool results included; of an episode that branches its main one."""
         episode = episode.chain(episode.main)
-        first = next((turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens))
+        first = next(
+            (turn.start for turn in episode.turns if turn.role == "assistant"), len(episode.tokens)
+        )
         if self.decode is not None:
             return self.decode(episode.tokens.ids[first:].tolist())
         answers = [turn for turn in episode.turns if turn.start >= first]
@@ -62,7 +64,9 @@ class RewardContext:
             raise EnvError("This reward runs code, and the run has no sandbox.")
         return await self.open_session()
 
-    async def grade(self, solution: str, tests: Sequence[Mapping[str, Any] | str], **options: Any) -> GradeResult:
+    async def grade(
+        self, solution: str, tests: Sequence[Mapping[str, Any] | str], **options: Any
+    ) -> GradeResult:
         """Run hidden tests `{"call", "args", "expect"}` against a solution, in the sandbox and apart from it.
 
         `options`: `setup` (code that runs first), `wall` and `budget` (seconds of one test, of all), see
@@ -80,6 +84,10 @@ class RewardContext:
 def split(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
     """(prompt, completion) as messages: the completion begins with the first assistant turn of the main branch."""
     episode = episode.chain(episode.main)
-    first = next((n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns))
+    first = next(
+        (n for n, turn in enumerate(episode.turns) if turn.role == "assistant"), len(episode.turns)
+    )
     prompt = [message for turn in episode.turns[:first] for message in turn.messages]
-    return prompt or list(ctx.task.prompt), [message for turn in episode.turns[first:] for message in turn.messages]
+    return prompt or list(ctx.task.prompt), [
+        message for turn in episode.turns[first:] for message in turn.messages
+    ]

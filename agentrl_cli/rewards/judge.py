@@ -42,16 +42,26 @@ class Judge:
     """`judge: {url, model, rubric, low, high, …}` in task.yaml; a reward function."""
 
     def __init__(
-        self, asked: Asked, *, rubric: str = RUBRIC, prompt: str = PROMPT, low: float = 0.0, high: float = 10.0
+        self,
+        asked: Asked,
+        *,
+        rubric: str = RUBRIC,
+        prompt: str = PROMPT,
+        low: float = 0.0,
+        high: float = 10.0,
     ) -> None:
         if not high > low:
-            raise ConfigError(f"A judge's scores go from low to high, not from {low:g} to {high:g}.")
+            raise ConfigError(
+                f"A judge's scores go from low to high, not from {low:g} to {high:g}."
+            )
         self.asked, self.rubric, self.prompt, self.low, self.high = asked, rubric, prompt, low, high
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Judge:
         """Makes a judge from a mapping. Raises ConfigError for an invalid one."""
-        own = {key: value for key, value in given.items() if key in ("rubric", "prompt", "low", "high")}
+        own = {
+            key: value for key, value in given.items() if key in ("rubric", "prompt", "low", "high")
+        }
         rest = {key: value for key, value in given.items() if key not in own}
         judge = cls(Asked.of(rest, where), **own)
         try:
@@ -74,7 +84,9 @@ class Judge:
     async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
         prompt, completion = split(episode, ctx)
         data = ctx.task.data
-        expected = next((data[key] for key in ("answer", "ground_truth", "gt") if data.get(key) is not None), "")
+        expected = next(
+            (data[key] for key in ("answer", "ground_truth", "gt") if data.get(key) is not None), ""
+        )
         asked = self.question(_text(prompt), _text(completion), str(expected))
         said = await ask(self.asked, [{"role": "user", "content": asked}])
         found = _SCORE.findall(said)
@@ -82,7 +94,9 @@ class Judge:
             raise EnvError(f"The judge gave no score: {said[:200]!r}")
         value = float(found[-1])
         if not self.low <= value <= self.high:
-            raise EnvError(f"The judge's score {value:g} is not between {self.low:g} and {self.high:g}.")
+            raise EnvError(
+                f"The judge's score {value:g} is not between {self.low:g} and {self.high:g}."
+            )
         return ctx.part((value - self.low) / (self.high - self.low), said)
 
 
@@ -90,8 +104,13 @@ def _text(messages: list[Message]) -> str:
     """Messages as text for the judge."""
     lines = []
     for message in messages:
-        calls = [f"[calls {c['function']['name']} {c['function']['arguments']}]" for c in message.get("tool_calls", ())]
-        lines.append(f"{message['role']}: {' '.join([content_text(message.get('content')), *calls])}")
+        calls = [
+            f"[calls {c['function']['name']} {c['function']['arguments']}]"
+            for c in message.get("tool_calls", ())
+        ]
+        lines.append(
+            f"{message['role']}: {' '.join([content_text(message.get('content')), *calls])}"
+        )
     return "\n".join(lines)
 
 

@@ -23,7 +23,16 @@ from agentrl_cli.types import Message
 from agentrl_cli.types.plain import is_text
 
 KEYS = {
-    *("url", "model", "api_key_env", "temperature", "max_tokens", "timeout", "retries", "concurrency"),
+    *(
+        "url",
+        "model",
+        "api_key_env",
+        "temperature",
+        "max_tokens",
+        "timeout",
+        "retries",
+        "concurrency",
+    ),
     *("budget_calls", "budget_tokens", "cache"),
 }
 
@@ -59,8 +68,14 @@ class Asked:
         unknown = sorted(set(given) - KEYS)
         missing = [key for key in ("url", "model") if not given.get(key)]
         if unknown or missing:
-            problem = f"unknown keys: {', '.join(unknown)}" if unknown else f"{' and '.join(missing)} missing"
-            raise ConfigError(f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}.")
+            problem = (
+                f"unknown keys: {', '.join(unknown)}"
+                if unknown
+                else f"{' and '.join(missing)} missing"
+            )
+            raise ConfigError(
+                f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}."
+            )
         try:
             asked = cls(**given)
             check_address(asked.url)
@@ -72,7 +87,9 @@ class Asked:
     def _load(self) -> None:
         if self.cache and Path(self.cache).is_file():
             for line in Path(self.cache).read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line cut by a crash is requested again
+                with contextlib.suppress(
+                    ValueError, KeyError, TypeError
+                ):  # a line cut by a crash is requested again
                     kept = json.loads(line)
                     self._answers[kept["key"]] = kept["text"]
 
@@ -117,7 +134,11 @@ async def ask(asked: Asked, messages: Sequence[Message]) -> str:
 def _running(asked: Asked, key: str) -> asyncio.Future[str] | None:
     """Return the same question where it was sent, in this loop, and is not answered yet."""
     found = asked._running.get(key)
-    mine = found is not None and found.get_loop() is asyncio.get_running_loop() and not found.cancelled()
+    mine = (
+        found is not None
+        and found.get_loop() is asyncio.get_running_loop()
+        and not found.cancelled()
+    )
     return found if mine else None
 
 
@@ -138,7 +159,9 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
         async with _places(asked):
             text, tokens = await endpoint.ask("/chat/completions", body, _read)
     except PolicyError as error:
-        raise EnvError(f"{asked.model} cannot be reached: {error.message}", hint=error.hint) from error
+        raise EnvError(
+            f"{asked.model} cannot be reached: {error.message}", hint=error.hint
+        ) from error
     finally:
         await endpoint.close()
     asked.tokens += tokens

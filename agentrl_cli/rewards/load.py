@@ -22,7 +22,9 @@ from agentrl_cli.rewards import Reward
 KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
 
 
-def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Reward:
+def load_reward(
+    folder: Path, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]
+) -> Reward:
     """Return a reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
     unknown = set(value) - KEYS
@@ -31,17 +33,27 @@ def load_reward(folder: Path, name: str, value: Mapping[str, Any], functions: Ma
     if sum(key in value for key in ("function", "judge", "model")) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
     weight, primary, timeout = value.get("weight", 1.0), value.get("primary"), value.get("timeout")
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+    if (
+        isinstance(weight, bool)
+        or not isinstance(weight, (int, float))
+        or not math.isfinite(weight)
+    ):
         raise ConfigError(f"{where}: `weight` must be a number, not {weight!r}.")
     if primary is not None and not isinstance(primary, bool):
         raise ConfigError(f"{where}: `primary` must be true or false, not {primary!r}.")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0
+    ):
         raise ConfigError(f"{where}.timeout is {timeout!r}; seconds above 0 are expected.")
     function = _function(folder, where, name, value, functions)
-    return Reward(name, function, float(weight), bool(primary), None if timeout is None else float(timeout))
+    return Reward(
+        name, function, float(weight), bool(primary), None if timeout is None else float(timeout)
+    )
 
 
-def _function(folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+def _function(
+    folder: Path, where: str, name: str, value: Mapping[str, Any], functions: Mapping[str, Any]
+) -> Any:
     if "judge" in value:
         from agentrl_cli.rewards.judge import Judge
 

@@ -49,7 +49,9 @@ class RewardModel:
         unknown = sorted(set(given) - KEYS)
         if unknown or not given.get("name"):
             problem = f"unknown keys: {', '.join(unknown)}" if unknown else "name missing"
-            raise ConfigError(f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}.")
+            raise ConfigError(
+                f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}."
+            )
         name = str(given["name"])
         path = folder / name
         rest = {key: value for key, value in given.items() if key != "name"}
@@ -76,19 +78,30 @@ class RewardModel:
         import torch
 
         tokenizer, model = self._load()
-        messages = [{**message, "content": content_text(message.get("content"))} for message in messages]
+        messages = [
+            {**message, "content": content_text(message.get("content"))} for message in messages
+        ]
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template(messages, tokenize=False)
         else:
-            text = "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
+            text = "\n".join(
+                f"{message['role']}: {message.get('content') or ''}" for message in messages
+            )
         ids = tokenizer(text, return_tensors="pt").input_ids
-        most = min(self.max_tokens, getattr(model.config, "max_position_embeddings", None) or self.max_tokens)
+        most = min(
+            self.max_tokens,
+            getattr(model.config, "max_position_embeddings", None) or self.max_tokens,
+        )
         if ids.shape[1] > most:
-            raise EnvError(f"The conversation has {ids.shape[1]} tokens; the reward model takes {most}.")
+            raise EnvError(
+                f"The conversation has {ids.shape[1]} tokens; the reward model takes {most}."
+            )
         with torch.inference_mode():
             output = model(input_ids=ids.to(self.device)).logits
         if output.numel() != 1:
-            raise EnvError(f"The reward model {self.name} has {output.numel()} outputs; a reward is one number.")
+            raise EnvError(
+                f"The reward model {self.name} has {output.numel()} outputs; a reward is one number."
+            )
         value = float(output.item())
         if not math.isfinite(value):
             raise EnvError(f"The reward model {self.name} answered {value}.")
@@ -100,8 +113,12 @@ class RewardModel:
 
             try:
                 tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
-                model = AutoModelForSequenceClassification.from_pretrained(self.name, revision=self.revision)
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    self.name, revision=self.revision
+                )
             except (OSError, ValueError) as error:
-                raise ModelError(f"The reward model {self.name} cannot be loaded: {error}") from error
+                raise ModelError(
+                    f"The reward model {self.name} cannot be loaded: {error}"
+                ) from error
             self._loaded = (tokenizer, model.eval().to(self.device))
         return self._loaded

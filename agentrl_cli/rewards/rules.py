@@ -85,7 +85,12 @@ async def mbpp(episode: Episode, ctx: RewardContext) -> Scored:
     """
     data, tests = ctx.task.data, _expected(ctx, "test_list")
     imports = data.get("test_imports") or []
-    setup = "\n".join([*([imports] if isinstance(imports, str) else imports), str(data.get("test_setup_code") or "")])
+    setup = "\n".join(
+        [
+            *([imports] if isinstance(imports, str) else imports),
+            str(data.get("test_setup_code") or ""),
+        ]
+    )
     result = await ctx.grade(code_of(ctx.final_text), [f"{setup}\n{test}" for test in tests])
     return ctx.part(float(result.score == 1), "\n".join(result.failures)[-300:])
 

@@ -88,13 +88,19 @@ class Attempt:
             raise
         except Exception as error:  # noqa: BLE001 - a failed episode is a row; a task's code may raise anything
             if isinstance(error, TimeoutError) and self.clock.expired():
-                return Outcome.TIMEOUT, f"the episode took longer than {self.clock.seconds:g} s of its own", ()
+                return (
+                    Outcome.TIMEOUT,
+                    f"the episode took longer than {self.clock.seconds:g} s of its own",
+                    (),
+                )
             return (*fault_of(error), ())
         if problem is not None:
             return (*fault_of(problem), ())
         return self._judgement(rewards)
 
-    def _judgement(self, rewards: tuple[RewardPart, ...]) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
+    def _judgement(
+        self, rewards: tuple[RewardPart, ...]
+    ) -> tuple[Outcome, str, tuple[RewardPart, ...]]:
         """Return the outcome by the primary part, unless a limit ended the episode before anything could be graded."""
         if self.cut in UNGRADABLE:
             return self.cut, self.reason, rewards
@@ -123,12 +129,16 @@ class Attempt:
             return ()
         episode = self.transcript.so_far()
         turns = episode.turns if episode.linear else episode.chain(episode.main).turns
-        answers = [turn.messages[0].get("content") or "" for turn in turns if turn.role == "assistant"]
+        answers = [
+            turn.messages[0].get("content") or "" for turn in turns if turn.role == "assistant"
+        ]
         world = getattr(self.env, "context", None)
         session = world.session if world is not None and self.context.sandbox is not None else None
         state = world.state if world is not None else {}
         plain = self.context.chat.tokenizer.plain
-        ctx = RewardContext(self.job.task, answers[-1] if answers else "", session, state, decode=plain)
+        ctx = RewardContext(
+            self.job.task, answers[-1] if answers else "", session, state, decode=plain
+        )
         weights = self.context.config.rewards
         parts = list(await self.parts(episode, ctx))
         self.ungraded = ctx.reason
@@ -137,8 +147,12 @@ class Attempt:
         if self.earned is not None:
             parts.append(RewardPart("env", self.earned, 0.0))
         episode = episode.with_(reward_parts=tuple(parts))
-        parts += await self.context.hooks.rollout_end(episode, self.job.task, run=self.context.run, context=ctx)
-        return tuple(finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts)
+        parts += await self.context.hooks.rollout_end(
+            episode, self.job.task, run=self.context.run, context=ctx
+        )
+        return tuple(
+            finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts
+        )
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
         """Return the reward parts of the pack."""

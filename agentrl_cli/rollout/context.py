@@ -68,7 +68,14 @@ class RolloutContext:
         tools = pack.tools_of(job.task) if self.with_tools else ()
         session = pack.open_session(self.sandbox, job.seed)
         user = pack.interaction_of(job.task)
-        return tool_env(self.config.rollout, tools, job.task, open_session=session, interaction=user, seed=job.seed)
+        return tool_env(
+            self.config.rollout,
+            tools,
+            job.task,
+            open_session=session,
+            interaction=user,
+            seed=job.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True)

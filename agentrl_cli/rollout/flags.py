@@ -22,7 +22,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl_cli.types import Episode, Fact, Int32, Origin, Outcome, StopReason, ToolCall, ToolResult, Turn
+from agentrl_cli.types import (
+    Episode,
+    Fact,
+    Int32,
+    Origin,
+    Outcome,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 LOOP_CALLS = 3
 """Identical calls in one episode that make a loop; two in a row with the same answer do, too."""
@@ -70,7 +80,11 @@ def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolRes
         asked, answers = (turn, 0) if turn.calls else states[parent] if parent >= 0 else (None, 0)
         for result in turn.results:
             known = asked is not None and answers < len(asked.calls)
-            yield asked or turn, asked.calls[answers] if asked is not None and known else None, result
+            yield (
+                asked or turn,
+                asked.calls[answers] if asked is not None and known else None,
+                result,
+            )
             answers += 1
         states.append((asked, answers))
 
@@ -96,7 +110,11 @@ def _bad_arguments(episode: Episode) -> Iterator[Flag]:
 def _no_tool(episode: Episode) -> Iterator[Flag]:
     replies = [turn for turn in episode.turns if turn.role == "assistant"]
     if replies and not episode.tool_calls:
-        yield Flag("NOTOOL", f"{len(replies)} turn{'s' if len(replies) > 1 else ''} without a call", replies[-1].index)
+        yield Flag(
+            "NOTOOL",
+            f"{len(replies)} turn{'s' if len(replies) > 1 else ''} without a call",
+            replies[-1].index,
+        )
 
 
 def _loop(episode: Episode) -> Iterator[Flag]:
@@ -114,7 +132,9 @@ def _loop(episode: Episode) -> Iterator[Flag]:
         if turn.role == "assistant" and turn.end - turn.start >= LOOP_TOKENS:
             length, period = repetition(episode.tokens.ids[turn.start : turn.end])
             if length:
-                yield Flag("LOOP", f"the last {length} tokens repeat a piece of {period}", turn.index)
+                yield Flag(
+                    "LOOP", f"the last {length} tokens repeat a piece of {period}", turn.index
+                )
 
 
 def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
@@ -131,10 +151,16 @@ def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
 
 def _truncated(episode: Episode) -> Iterator[Flag]:
     if episode.outcome in _CUT:
-        yield Flag("TRUNC", str(episode.outcome), episode.turns[-1].index if episode.turns else None)
+        yield Flag(
+            "TRUNC", str(episode.outcome), episode.turns[-1].index if episode.turns else None
+        )
     for turn in episode.turns:
         if turn.stop_reason is StopReason.LENGTH:
-            yield Flag("TRUNC", f"turn {turn.index} was cut after {turn.end - turn.start} tokens", turn.index)
+            yield Flag(
+                "TRUNC",
+                f"turn {turn.index} was cut after {turn.end - turn.start} tokens",
+                turn.index,
+            )
 
 
 def _after_error(episode: Episode) -> Iterator[Flag]:
@@ -144,7 +170,9 @@ def _after_error(episode: Episode) -> Iterator[Flag]:
             failed = next((result for result in reversed(turn.results) if result.error), None)
         elif turn.role == "assistant":
             if failed is not None and not turn.calls:
-                yield Flag("AFTERERR", f"answered after {failed.error}: {_short(failed.text)}", turn.index)
+                yield Flag(
+                    "AFTERERR", f"answered after {failed.error}: {_short(failed.text)}", turn.index
+                )
             failed = None
 
 
@@ -167,18 +195,32 @@ def _mask(episode: Episode) -> Iterator[Flag]:
             yield Flag("MASK", f"{count} tokens of a {turn.role} turn count as sampled", turn.index)
     bare = np.flatnonzero(sampled & np.isnan(tokens.logp_policy))
     if len(bare):
-        turn_of = next((turn.index for turn in episode.turns if turn.start <= bare[0] < turn.end), None)
-        yield Flag("MASK", f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}", turn_of)
+        turn_of = next(
+            (turn.index for turn in episode.turns if turn.start <= bare[0] < turn.end), None
+        )
+        yield Flag(
+            "MASK",
+            f"{len(bare)} sampled tokens without a log-probability, first at {bare[0]}",
+            turn_of,
+        )
 
 
 def _diverged(episode: Episode) -> Iterator[Flag]:
     for number, (turn, call, result) in enumerate(_answered(episode), 1):
         if result.metrics.get("diverged"):
             name = call.name if call else "a tool"
-            yield Flag("DIVERGED", f"diverged at call {number} ({name}): run again, it answered otherwise", turn.index)
+            yield Flag(
+                "DIVERGED",
+                f"diverged at call {number} ({name}): run again, it answered otherwise",
+                turn.index,
+            )
     for turn in episode.turns:
         if turn.diverged:
-            said = f"the {turn.role} said otherwise" if turn.role != "assistant" else "it was answered, not so before"
+            said = (
+                f"the {turn.role} said otherwise"
+                if turn.role != "assistant"
+                else "it was answered, not so before"
+            )
             yield Flag("DIVERGED", f"diverged at turn {turn.index}: run again, {said}", turn.index)
 
 
@@ -195,7 +237,11 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
 
 
 def _arguments(call: ToolCall) -> str:
-    return call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str)
+    return (
+        call.raw
+        if call.arguments is None
+        else json.dumps(call.arguments, sort_keys=True, default=str)
+    )
 
 
 def _short(text: str, most: int = 80) -> str:

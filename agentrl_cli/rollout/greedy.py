@@ -44,7 +44,9 @@ class Greedy:
         done = self._finished(step, {job.group_id: job for job in jobs.values()})
         missing = [job for job in jobs.values() if job.group_id not in done]
         done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}
-        self.store.marks.set_facts((episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values())
+        self.store.marks.set_facts(
+            (episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values()
+        )
         return {name: done[job.group_id] for name, job in jobs.items()}
 
     def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:

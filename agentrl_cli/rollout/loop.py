@@ -56,9 +56,14 @@ class LoopAttempt(Attempt):
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
             seen = sum(part["tokens"] for message in text.messages for part in images_of(message))
-            of = f" ({seen} of them for {len(images)} image{'s'[: len(images) != 1]})" if images else ""
+            of = (
+                f" ({seen} of them for {len(images)} image{'s'[: len(images) != 1]})"
+                if images
+                else ""
+            )
             self.reason = (
-                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most} (max_tokens or context)"
+                f"the prompt of {len(prompt.ids)} tokens{of} does not fit into {self.most}"
+                " (max_tokens or context)"
             )
         text.extend(prompt, text.messages, images=images)
         return AgentState.TERMINATED if self.cut else AgentState.GENERATING
@@ -70,7 +75,9 @@ class LoopAttempt(Attempt):
             return AgentState.TERMINATED
         chat = self.context.chat
         choice = self.job.task.data.get("tool_choice") if done == 0 else None
-        forced = chat.tokenizer.encode(forced_text(chat, self.env.schemas, choice)) if choice else []
+        forced = (
+            chat.tokenizer.encode(forced_text(chat, self.env.schemas, choice)) if choice else []
+        )
         room = self.most - len(text.ids) - len(forced)
         if room < MIN_ROOM:
             self.cut = Outcome.TRUNCATED_TOKENS
@@ -85,7 +92,9 @@ class LoopAttempt(Attempt):
         )
         hooked = {"task": self.job.task, "turn": done, "run": self.context.run}
         sampling = await self.context.hooks.sampling(sampling, **hooked)
-        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))  # a hook may ask for more
+        sampling = replace(
+            sampling, max_new_tokens=min(sampling.max_new_tokens, room)
+        )  # a hook may ask for more
         policy, episode_id, group = self.context.policy, text.episode.id, self.job.group_id or ""
         if isinstance(policy, MessagePolicy):
             policy.observe(episode_id, text.messages, self.env.schemas)
@@ -96,7 +105,9 @@ class LoopAttempt(Attempt):
             )
         return self._answered(generation, forced, started, done)
 
-    def _answered(self, generation: Generation, forced: Sequence[int], started: float, number: int) -> AgentState:
+    def _answered(
+        self, generation: Generation, forced: Sequence[int], started: float, number: int
+    ) -> AgentState:
         """Append the sampled turn after its forced prefix and parse it. Returns the next state."""
         chat, text = self.context.chat, self.transcript
         parsed = chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
@@ -115,8 +126,14 @@ class LoopAttempt(Attempt):
         )
         text.messages.append(parsed.message)
         self.parsed = AssistantTurn(parsed.content, parsed.calls, number)
-        if not self.foreign and self.env.schemas and all(call.arguments is None for call in parsed.calls):
-            self.foreign = foreign_parser(chat.decode(tokens.ids.tolist()), parsed, chat.parser, self.env.schemas)
+        if (
+            not self.foreign
+            and self.env.schemas
+            and all(call.arguments is None for call in parsed.calls)
+        ):
+            self.foreign = foreign_parser(
+                chat.decode(tokens.ids.tolist()), parsed, chat.parser, self.env.schemas
+            )
         if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING):
             self.cut = Outcome.TRUNCATED_TOKENS
             return AgentState.TERMINATED
@@ -134,7 +151,9 @@ class LoopAttempt(Attempt):
         chat, text = self.context.chat, self.transcript
         room = self.most - len(text.ids)
         in_results = chat.images is None or chat.shows_images
-        shown, images = pictured(step.messages, step.results, chat.images, self.pack.dir, in_results=in_results)
+        shown, images = pictured(
+            step.messages, step.results, chat.images, self.pack.dir, in_results=in_results
+        )
         messages, results, delta = fit_results(
             chat,
             shown,
@@ -158,8 +177,13 @@ class LoopAttempt(Attempt):
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """The drift guard at a turn boundary: structural drift ends an episode that would be skipped for it."""
         lost = self.transcript.check(new, delta_ids)
-        if lost is not None and self.job.kind == "train" and self.context.config.drift.structural == "skip":
+        if (
+            lost is not None
+            and self.job.kind == "train"
+            and self.context.config.drift.structural == "skip"
+        ):
             self.cut = Outcome.DRIFT
             self.reason = (
-                f"structural drift: the template writes {lost.expected[:40]!r} where {lost.got[:40]!r} was appended"
+                f"structural drift: the template writes {lost.expected[:40]!r}"
+                f" where {lost.got[:40]!r} was appended"
             )

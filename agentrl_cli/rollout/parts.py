@@ -46,13 +46,17 @@ async def open_parts(
         packs = [with_parts(pack, texts) for pack in packs]
     found = {pack.name: pack for pack in packs}
     check_weights(found, config.rewards)
-    hook_list = HookList([*load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks, *hooks])
+    hook_list = HookList(
+        [*load_hooks(config.hooks, base, loggers, config.logger_seconds).hooks, *hooks]
+    )
     async with contextlib.AsyncExitStack() as stack:
         sandbox = None
         if any(pack.sandbox for pack in found.values()):
             sandbox = await stack.enter_async_context(await Sandbox.open(config.sandbox))
             for imports in {pack.imports for pack in found.values() if pack.imports}:
-                await sandbox.check(imports)  # a missing package is reported now, not by every episode
+                await sandbox.check(
+                    imports
+                )  # a missing package is reported now, not by every episode
         for name in offers("packs"):
             found = await stack.enter_async_context(resolve("packs", {}, name)(found, config))
         yield Parts(found, hook_list, sandbox)

@@ -71,14 +71,18 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
     Empty too if turns cannot be read from the template: the audit refuses such a template.
     """
     found = [*_unread(chat)]
-    pack = Pack.of("rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look])
+    pack = Pack.of(
+        "rehearsal", [{"prompt": "Look up one word."}], [Reward("zero", _zero)], tools=[look]
+    )
     try:
         plays = list(_plays(chat, pack.schemas))
     except TemplateError:
         return tuple(found)
     for what, replies in plays:
         policy = ScriptedPolicy(replies, chat.tokenizer, context_length=LIMITS["max_tokens"])
-        rollout = Rollout(policy, chat, {pack.name: pack}, Config.model_validate({"rollout": LIMITS}))
+        rollout = Rollout(
+            policy, chat, {pack.name: pack}, Config.model_validate({"rollout": LIMITS})
+        )
         episode = await rollout.episode(Job(pack.tasks("train")[0], 0, kind="train"))
         if rollout.drift.get(episode.id) == "structural":
             found.append(_drifted(what, episode, chat, pack.schemas))
@@ -102,7 +106,9 @@ def _zero(episode: Episode, ctx: Any) -> float:
 
 
 def _drifted(what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema]) -> Finding:
-    lost = next((drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None)
+    lost = next(
+        (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
+    )
     if lost is None:  # seen at a turn's boundary alone
         return Finding(what, "something else", episode.error)
     return Finding(what, lost.expected[:SHOWN], lost.got[:SHOWN])
@@ -119,16 +125,29 @@ def _plays(chat: Chat, tools: Sequence[ToolSchema]) -> Iterator[tuple[str, list[
     yield "text before a call", [said + stop, answer]
     think = family_thinking(chat.source)
     if chat.opens:
-        yield "thinking before a call", [THOUGHT + call + stop, THOUGHT + call + stop, THOUGHT + answer]
-    elif think is not None and not gives_empty(chat.decode(chat.prompt([_message("", role="user")], tools).ids)):
-        yield "thinking before a call", [think(THOUGHT) + call + stop, think(THOUGHT) + call + stop, answer]
+        yield (
+            "thinking before a call",
+            [THOUGHT + call + stop, THOUGHT + call + stop, THOUGHT + answer],
+        )
+    elif think is not None and not gives_empty(
+        chat.decode(chat.prompt([_message("", role="user")], tools).ids)
+    ):
+        yield (
+            "thinking before a call",
+            [think(THOUGHT) + call + stop, think(THOUGHT) + call + stop, answer],
+        )
     ending = chat.stops.suffix.strip()
     body = call.removesuffix(ending)
     at = len(body) - max(3, len(body) // 8)
-    yield "a malformed call", [body[:at] + ending + ("" if chat.stops.closing else stop), call + stop, answer]
+    yield (
+        "a malformed call",
+        [body[:at] + ending + ("" if chat.stops.closing else stop), call + stop, answer],
+    )
 
 
-def _message(text: str, arguments: Mapping[str, Any] | None = None, role: str = "assistant") -> Message:
+def _message(
+    text: str, arguments: Mapping[str, Any] | None = None, role: str = "assistant"
+) -> Message:
     message: Message = {"role": role, "content": text}
     if arguments is not None:
         function = {"name": "look", "arguments": dict(arguments)}

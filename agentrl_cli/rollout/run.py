@@ -95,7 +95,9 @@ class Rollout:
         other._committing, other.slots, other.guard_seconds, other.drift = None, None, 0.0, {}
         return other
 
-    async def run(self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
+    async def run(
+        self, jobs: Sequence[Job], on_done: Callable[[Episode], None] | None = None
+    ) -> list[Episode]:
         """Run all jobs, at most `rollout.concurrency` of each worker at once; episodes in the order of the jobs.
 
         Raises PolicyError if the model itself fails; then, and when cancelled, every running episode is stored as
@@ -130,7 +132,11 @@ class Rollout:
             raise NotFound.of("pack", job.task.pack, packs)
         try:
             workers = self.context.workers
-            found = await (self.attempt(pack, job).run() if workers is None else workers.attempt(job, self.context))
+            found = await (
+                self.attempt(pack, job).run()
+                if workers is None
+                else workers.attempt(job, self.context)
+            )
         finally:
             self._commit_soon()
         self._count(found)
@@ -168,7 +174,9 @@ class Rollout:
         if store is not None:
             try:
                 store.flush_ended()
-            except StoreError as error:  # the event loop calls this: an episode's next write raises it
+            except (
+                StoreError
+            ) as error:  # the event loop calls this: an episode's next write raises it
                 store.postpone(error)
 
     def _label(self) -> None:
@@ -178,7 +186,9 @@ class Rollout:
             return
         self._labelled = True
         store.journal.add_event(
-            run.id if run else None, "no_isolation", {"level": sandbox.level, "text": sandbox.warning}
+            run.id if run else None,
+            "no_isolation",
+            {"level": sandbox.level, "text": sandbox.warning},
         )
         self._alert("no_isolation", sandbox.warning)
 

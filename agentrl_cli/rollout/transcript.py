@@ -13,7 +13,16 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.recorder import Recorder
-from agentrl_cli.types import AgentState, Episode, Message, Outcome, RewardPart, Tokens, ToolResult, Turn
+from agentrl_cli.types import (
+    AgentState,
+    Episode,
+    Message,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolResult,
+    Turn,
+)
 
 
 class Transcript:
@@ -56,7 +65,14 @@ class Transcript:
         """Append a turn; `fields` are those of Turn."""
         start = len(self.ids)
         self.record(
-            Turn(len(self.turns), role, messages, start, start + len(tokens), **{"started": time.time(), **fields}),
+            Turn(
+                len(self.turns),
+                role,
+                messages,
+                start,
+                start + len(tokens),
+                **{"started": time.time(), **fields},
+            ),
             tokens,
         )
 
@@ -98,7 +114,9 @@ class Transcript:
         """Return the drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
         turn = self.turns[-1]
         started = time.perf_counter()
-        found = self.guard.turn(self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start)
+        found = self.guard.turn(
+            self.ids[turn.start :], delta_ids, [turn.messages[0], *new], turn.index, turn.start
+        )
         self.guard_seconds += time.perf_counter() - started
         self._store_drift(found)
         return next((drift for drift in found if drift.kind == "structural"), None)
@@ -114,12 +132,22 @@ class Transcript:
 
     def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """Return the ended episode, stored. The whole conversation is compared with the template's rendering once."""
-        ended = self.so_far().with_(outcome=outcome, error=error, reward_parts=rewards, ended=time.time())
+        ended = self.so_far().with_(
+            outcome=outcome, error=error, reward_parts=rewards, ended=time.time()
+        )
         started = time.perf_counter()
-        late = self.drifts if self.drifts is not None else [] if outcome.is_error else self.guard.end(ended)
+        late = (
+            self.drifts
+            if self.drifts is not None
+            else []
+            if outcome.is_error
+            else self.guard.end(ended)
+        )
         self.guard_seconds += time.perf_counter() - started
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in self._drifts]))
-        self._store_drift(late)  # before its end: whatever kills this process, an episode that has ended is whole
+        self._store_drift(
+            late
+        )  # before its end: whatever kills this process, an episode that has ended is whole
         if self.recorder is not None:
             self.recorder.finish(ended)
         return ended

@@ -140,10 +140,16 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
         if one.meanwhile:
             word, results = await _two(sandbox, session, one, targets)
             heard = [found for found in results if word in found.stdout + found.stderr]
-            wrong = [found for found in results if "LEAK" in found.stdout or found.status not in one.right]
+            wrong = [
+                found
+                for found in results
+                if "LEAK" in found.stdout or found.status not in one.right
+            ]
             result = (heard or wrong or results)[0]
             rate = max(learned(word, found.stdout) for found in results) if one.stays else None
-            problems += ["the other session heard what it must not"] if heard and not one.stays else []
+            problems += (
+                ["the other session heard what it must not"] if heard and not one.stays else []
+            )
         else:
             result = await getattr(session, one.op)(_aimed(one.code, targets))
         problems += _read(one, result, targets)
@@ -154,7 +160,11 @@ async def _one(sandbox: Sandbox, one: Attack, targets: Canaries, wall: float) ->
         following = await session.run("print(6 * 7)", wall=PATIENCE)
         if following.stdout != "42\n":
             problems.append(f"the next execution went wrong: {following.text()[-100:]}")
-        failures = [status for status, count in sandbox.counts.items() if count and _is_infrastructure(status)]
+        failures = [
+            status
+            for status, count in sandbox.counts.items()
+            if count and _is_infrastructure(status)
+        ]
         if failures and sandbox.counts.total() > faults:
             problems += [f"the sandbox had to restart ({status})" for status in failures]
             for status in failures:
@@ -198,7 +208,10 @@ async def _two(
     The least busy runner gets the next session, so with two per runner one listens beside the one that talks.
     """
     word = "w" + secrets.token_hex(6)
-    code, meanwhile = _aimed(one.code, targets).replace("@word@", word), _aimed(one.meanwhile, targets)
+    code, meanwhile = (
+        _aimed(one.code, targets).replace("@word@", word),
+        _aimed(one.meanwhile, targets),
+    )
     test = {"call": "tell", "args": [word], "expect": None}
     others = [await sandbox.session(cpu=5.0, memory_mb=512) for _ in range(2 * sandbox.workers - 1)]
     try:
@@ -227,7 +240,9 @@ def _read(one: Attack, result: ExecResult, targets: Canaries) -> list[str]:
         problems.append("it read a secret")
     problems += [line[:120] for line in text.splitlines() if line.startswith("LEAK")]
     if result.status not in one.right:
-        problems.append(f"the result is {result.status}, not {' or '.join(one.right)}: {text[-150:].strip()}")
+        problems.append(
+            f"the result is {result.status}, not {' or '.join(one.right)}: {text[-150:].strip()}"
+        )
     if len(text) > 300_000:
         problems.append(f"{len(text)} characters of output reached the host")
     return problems
@@ -287,8 +302,12 @@ async def probe(sandbox: Sandbox) -> tuple[Guarantee, ...]:
     verdicts = await attack(sandbox, [one for one in attacks() if one.quick], wall=0.5)
     rows = []
     for name, meaning in {**MEANING, **WEAKER.get(sandbox.level, {})}.items():
-        broken = [verdict for verdict in verdicts if verdict.guarantee == name and not verdict.contained]
-        detail = "; ".join(f"{verdict.attack}: {verdict.problems[0]}" for verdict in broken) or meaning
+        broken = [
+            verdict for verdict in verdicts if verdict.guarantee == name and not verdict.contained
+        ]
+        detail = (
+            "; ".join(f"{verdict.attack}: {verdict.problems[0]}" for verdict in broken) or meaning
+        )
         rows.append(Guarantee(name, not broken, detail, _fix(sandbox.level) if broken else ""))
     return tuple(rows)
 

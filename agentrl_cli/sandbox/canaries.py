@@ -75,14 +75,18 @@ async def canaries() -> AsyncIterator[Canaries]:
 
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0" + name)
-    datagrams = _datagrams(folder / "datagrams", lambda: touched.append("the canary's datagram socket was reached"))
+    datagrams = _datagrams(
+        folder / "datagrams", lambda: touched.append("the canary's datagram socket was reached")
+    )
     servers = [
         await asyncio.start_server(serve("port"), "127.0.0.1", 0),
         await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
     ]
     os.environ["SECRET_CANARY"] = secret
     try:
-        yield Canaries(secret, folder, servers[0].sockets[0].getsockname()[1], name, process, touched)
+        yield Canaries(
+            secret, folder, servers[0].sockets[0].getsockname()[1], name, process, touched
+        )
     finally:
         os.environ.pop("SECRET_CANARY", None)
         for server in servers:

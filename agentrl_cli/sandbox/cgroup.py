@@ -56,7 +56,9 @@ class Cgroup:
     def command(self, command: list[str]) -> list[str]:
         """Return the command that joins the cgroup before it becomes `command`, so that nothing is forked outside."""
         groups = [self.folder / "runner", *([self.tasks] if self.tasks else [])]
-        join = " && ".join(f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))}" for group in groups)
+        join = " && ".join(
+            f"echo $$ >{shlex.quote(str(group / 'cgroup.procs'))}" for group in groups
+        )
         return ["/bin/sh", "-c", f'{join} && exec "$@"', "sh", *command]
 
     @property
@@ -65,7 +67,8 @@ class Cgroup:
         return self.tasks is not None or (self.folder / "pids.max").exists()
 
     def take(self, limit: int) -> Path | None:
-        """Return a cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing runs in it any more.
+        """Return a cgroup for a box, limited to `limit` bytes; that of an earlier box if nothing
+        runs in it any more.
         """
         for folder in self._free:
             if _idle(folder):
@@ -189,7 +192,8 @@ def _limit(folder: Path, limit: int) -> None:
 
 @cache
 def place() -> Path | None:
-    """Return the folder in which cgroups with a memory limit can be made and joined, found by trying; None if absent.
+    """Return the folder in which cgroups with a memory limit can be made and joined, found by
+    trying; None if absent.
     """
     for parent in _candidates():
         made = _make(parent, f"{_NAME}{owner.name()}-probe", 256 << 20) if parent.is_dir() else None
@@ -218,7 +222,9 @@ def _candidates() -> list[Path]:
         _, kinds, own = line.split(":", 2)
         if "memory" in kinds.split(","):
             found += [_ROOT / "memory" / own.strip("/"), _ROOT / "memory"]
-        elif not kinds:  # version 2: a group with processes passes no limits on, so first beside the own one
+        elif (
+            not kinds
+        ):  # version 2: a group with processes passes no limits on, so first beside the own one
             here = _ROOT / own.strip("/")
             found += [here.parent if here != _ROOT else here, _ROOT]
     return list(dict.fromkeys(found))

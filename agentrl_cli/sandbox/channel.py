@@ -108,7 +108,9 @@ class Channel(asyncio.Protocol):
     def _late(self, timeout: float) -> None:
         if self._waiting is None or self._waiting.done():
             return  # the answer arrived while the event loop was busy
-        self.lost = self.lost or BoxLost("sandbox_restarted", f"no answer within {timeout:g} s", silent=True)
+        self.lost = self.lost or BoxLost(
+            "sandbox_restarted", f"no answer within {timeout:g} s", silent=True
+        )
         self._waiting.set_exception(self.lost)
 
     def ask(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -116,7 +118,9 @@ class Channel(asyncio.Protocol):
         if self.lost or self._transport is None:
             raise self.lost or BoxLost("sandbox_restarted", "the box is closed")
         if len(body) > self._framing.MAX_BODY:
-            raise UsageError(f"{len(body) >> 20} MiB are more than one request to a sandbox may hold.")
+            raise UsageError(
+                f"{len(body) >> 20} MiB are more than one request to a sandbox may hold."
+            )
         self._transport.write(self._framing.pack(header, body))
 
     def close(self) -> None:

@@ -48,7 +48,9 @@ def connect() -> Any:
         import docker
         from docker.errors import DockerException
     except ImportError:
-        raise SandboxUnavailable("The docker package is not installed.", hint="pip install docker") from None
+        raise SandboxUnavailable(
+            "The docker package is not installed.", hint="pip install docker"
+        ) from None
     try:
         _knock(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
         return docker.from_env(version="auto", timeout=30).api
@@ -168,9 +170,27 @@ class Container(Runner, asyncio.Protocol):
                 hint=f"`agentrl sandbox build-image{extra}` makes it (seconds, no registry).",
             )
         sweep(self.api)
-        command = ["/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8", f"{INSIDE}/container.py"]
+        command = [
+            "/usr/local/bin/python3",
+            "-P",
+            "-s",
+            "-S",
+            "-B",
+            "-X",
+            "utf8",
+            f"{INSIDE}/container.py",
+        ]
         first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
-        command += ["--level", "uid", "--uid", str(first), "--folder", "/box", "--slots", str(SLOTS)]
+        command += [
+            "--level",
+            "uid",
+            "--uid",
+            str(first),
+            "--folder",
+            "/box",
+            "--slots",
+            str(SLOTS),
+        ]
         command += ["--grading", str(int(self.launch.grading))]
         if self.launch.imports:
             command += ["--imports", ",".join(self.launch.imports), "--packages", PACKAGES]
@@ -302,7 +322,9 @@ class Container(Runner, asyncio.Protocol):
             raise BoxLost("sandbox_restarted", "the container ended")
         less = limits["disk_mb"] < self.limits.disk_mb or limits["inodes"] < self.limits.inodes
         channel.connection_made(BoxTransport(self, channel.number))
-        self._control({"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}})
+        self._control(
+            {"op": "open", "id": channel.number, "limits": {**limits, "watch_disk": less}}
+        )
 
     def kill(self, channel: Channel) -> None:
         self._control({"op": "kill", "id": channel.number})
@@ -351,4 +373,8 @@ def _memory(limits: Limits) -> int:
 
 
 def _short(error: BaseException) -> str:
-    return str(getattr(error, "explanation", None) or error).splitlines()[0][:300].rstrip(".") if str(error) else ""
+    return (
+        str(getattr(error, "explanation", None) or error).splitlines()[0][:300].rstrip(".")
+        if str(error)
+        else ""
+    )

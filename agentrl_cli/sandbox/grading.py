@@ -49,14 +49,19 @@ async def grade(
     own = {**asdict(limits), "wall": wall or limits.wall, "output_kb": _output_kb(limits, checked)}
     fresh = await session.sandbox.session(imports=session.imports, seed=0, grading=True, **own)
     try:
-        return await _grade(fresh, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2))
+        return await _grade(
+            fresh, solution, checked, setup, budget or own["wall"] * max(3, len(tests) / 2)
+        )
     finally:
         await fresh.close()
 
 
 def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
     """KiB of output to compare: enough for the longest expected one, spaces at line ends included."""
-    longest = max((len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test), default=0)
+    longest = max(
+        (len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test),
+        default=0,
+    )
     return max(limits.output_kb, min(COMPARED_KB, (2 * longest >> 10) + limits.output_kb))
 
 
@@ -88,7 +93,9 @@ async def _grade(
         if setup:
             # Alone and before the solution, which could break it: a failure here is not the model's.
             _loaded("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
-        own, seconds = await _programs(session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget)
+        own, seconds = await _programs(
+            session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget
+        )
         failures |= own
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
@@ -100,15 +107,25 @@ async def _grade(
             last = loaded.text().splitlines()[-1]
             failures |= dict.fromkeys(rest, f"the solution does not load: {last}")
         else:
-            failures |= await _calls(session, tests, [number for number in rest if "call" in tests[number]], budget)
-            failures |= await _codes(session, tests, [number for number in rest if "code" in tests[number]], budget)
+            failures |= await _calls(
+                session, tests, [number for number in rest if "call" in tests[number]], budget
+            )
+            failures |= await _codes(
+                session, tests, [number for number in rest if "code" in tests[number]], budget
+            )
     lines = tuple(f"test {number + 1}: {failures[number]}" for number in sorted(failures))
     fakeable = any("code" in test for test in tests)
-    return GradeResult(len(tests) - len(failures), len(tests), lines, status, session.level, fakeable, seconds)
+    return GradeResult(
+        len(tests) - len(failures), len(tests), lines, status, session.level, fakeable, seconds
+    )
 
 
 async def _programs(
-    session: Session, program: str, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+    session: Session,
+    program: str,
+    tests: list[Mapping[str, Any]],
+    numbers: list[int],
+    budget: float,
 ) -> tuple[dict[int, str], float]:
     """Runs a program on every input, each in a folder without the files of the others; failures and seconds."""
     failures: dict[int, str] = {}
@@ -142,19 +159,33 @@ def _program(test: Mapping[str, Any], result: ExecResult) -> str:
     """Return why a program failed, empty if it passed; output is compared by lines, without spaces at their ends."""
     if not result.ok:
         return f"{result.status}: {result.text().splitlines()[-1]}"
-    lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, test["stdout"])]
+    lines = [
+        [line.rstrip() for line in text.rstrip().splitlines()]
+        for text in (result.stdout, test["stdout"])
+    ]
     if lines[0] != lines[1] and result.truncated:
         return f"printed more than the {result.limits.output_kb} KiB of output that are compared"
-    return "" if lines[0] == lines[1] else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
+    return (
+        ""
+        if lines[0] == lines[1]
+        else f"printed {result.stdout!r:.200}, expected {test['stdout']!r:.200}"
+    )
 
 
-async def _calls(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
+async def _calls(
+    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+) -> dict[int, str]:
     """Sends the calls in random order and compares the answers in this process, which never runs model text."""
     if not numbers:
         return {}
     order = random.sample(numbers, len(numbers))
     calls = [
-        [tests[n]["call"], _tagged(tests[n].get("args", [])), _tagged(dict(tests[n].get("kwargs", {})))] for n in order
+        [
+            tests[n]["call"],
+            _tagged(tests[n].get("args", [])),
+            _tagged(dict(tests[n].get("kwargs", {}))),
+        ]
+        for n in order
     ]
     answers, data = await session.calls(calls, budget=budget)
     failures: dict[int, str] = {}
@@ -195,12 +226,16 @@ def _wrong(test: Mapping[str, Any], value: Any) -> str:
     """Return why a value is not the expected one; empty if it is."""
     if "raises" in test:
         return ""
-    if guest_module("protocol/values").same(value, _tagged(test["expect"]), float(test.get("close", 0.0))):
+    if guest_module("protocol/values").same(
+        value, _tagged(test["expect"]), float(test.get("close", 0.0))
+    ):
         return ""
     return f"answered {json.dumps(value):.200}, expected {test['expect']!r:.200}"
 
 
-async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]) -> dict[int, str]:
+async def _checks(
+    session: Session, tests: list[Mapping[str, Any]], values: dict[int, Any]
+) -> dict[int, str]:
     """Return the pack's own code judges answers, in a box apart from the solution and from this process.
 
     An answer on which the check fails is wrong: otherwise a model could choose to stay unscored.
@@ -210,11 +245,15 @@ async def _checks(session: Session, tests: list[Mapping[str, Any]], values: dict
     failures: dict[int, str] = {}
     judge = await session.sandbox.session(imports=session.imports, seed=0, **asdict(session.limits))
     try:
-        for check, number in {tests[number]["check"]: number for number in reversed(values)}.items():
+        for check, number in {
+            tests[number]["check"]: number for number in reversed(values)
+        }.items():
             _loaded(f"check of test {number + 1}", await judge.cell(check))
         for number, value in values.items():
             if wrong := await _judge(judge, tests[number], value):
-                failures[number] = f"{_shown(tests[number])} answered {json.dumps(value):.200}, {wrong}"
+                failures[number] = (
+                    f"{_shown(tests[number])} answered {json.dumps(value):.200}, {wrong}"
+                )
     finally:
         await judge.close()
     return failures
@@ -258,11 +297,15 @@ def _tagged(value: Any) -> Any:
 def _written_as_json(value: Any) -> bool:
     """Whether a value came from a JSON row with tags in it."""
     if isinstance(value, dict):
-        return any(str(key).startswith("$") or _written_as_json(item) for key, item in value.items())
+        return any(
+            str(key).startswith("$") or _written_as_json(item) for key, item in value.items()
+        )
     return isinstance(value, list) and any(_written_as_json(item) for item in value)
 
 
-async def _codes(session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float) -> dict[int, str]:
+async def _codes(
+    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
+) -> dict[int, str]:
     """Runs test code beside the solution, for what cannot be passed as plain values. Marked as fakeable."""
     failures: dict[int, str] = {}
     left = budget

@@ -72,7 +72,9 @@ def _versions(imports: Sequence[str]) -> Iterator[str]:
             yield f"{name} in {package_folders([name])[0]}"
 
 
-def build(api: Any, imports: Sequence[str] = (), say: Callable[[str], None] = lambda _: None) -> str:
+def build(
+    api: Any, imports: Sequence[str] = (), say: Callable[[str], None] = lambda _: None
+) -> str:
     """Makes the image if it is absent, in a few seconds; returns its tag.
 
     `api`: a docker.APIClient. Raises SandboxUnavailable on anything but Linux, whose Python would not run in a
@@ -122,7 +124,9 @@ def _fill(tar: tarfile.TarFile, imports: Sequence[str]) -> None:
         found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
         if found:
             files[f"/usr/bin/{name}"] = Path(os.path.realpath(found))
-    files |= _libraries([path for path in files.values() if path.suffix != ".py" and _is_elf(path)], launch.prefix)
+    files |= _libraries(
+        [path for path in files.values() if path.suffix != ".py" and _is_elf(path)], launch.prefix
+    )
     files |= _own_files()
     _write(tar, files)
     for link, target in {
@@ -156,7 +160,9 @@ def _libraries(binaries: Sequence[Path], prefix: str) -> dict[str, Path]:
 
     Libraries of the interpreter's own prefix go beside the system's, because that prefix does not exist in the image.
     """
-    text = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
+    text = subprocess.run(
+        ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
+    ).stdout
     found: dict[str, Path] = {}
     loose: list[Path] = []
     system = "/usr/lib"

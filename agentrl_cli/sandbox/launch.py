@@ -42,7 +42,9 @@ class Launch:
     level: str
     imports: tuple[str, ...] = ()
     """Packages that are available and imported before the first fork."""
-    python: str = field(default_factory=lambda: os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+    python: str = field(
+        default_factory=lambda: os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    )
     prefix: str = field(default_factory=lambda: os.path.realpath(sys.base_prefix))
     """Folder of that interpreter and its standard library."""
     folder: str = field(default_factory=lambda: str(sandbox_dir()))
@@ -70,7 +72,8 @@ def environment(prefix: str) -> dict[str, str]:
 
 
 def work_folder(number: int) -> Path:
-    """Return the name of a new folder for the boxes of a runner without namespaces; it carries its owner for `sweep`.
+    """Return the name of a new folder for the boxes of a runner without namespaces; it carries its
+    owner for `sweep`.
     """
     return Path(tempfile.gettempdir(), f"{_FOLDER}{owner.name()}-{number}-{secrets.token_hex(4)}")
 
@@ -86,7 +89,14 @@ def start(
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
     uid = _FIRST_UID + (os.getpid() * 16 + number) % _UIDS if os.geteuid() == 0 else 0
-    options = ["--control", str(control), "--level", launch.level, "--imports", ",".join(launch.imports)]
+    options = [
+        "--control",
+        str(control),
+        "--level",
+        launch.level,
+        "--imports",
+        ",".join(launch.imports),
+    ]
     options += ["--grading", str(int(launch.grading))]
     if uid:
         options += ["--uid", str(uid)]
@@ -100,7 +110,13 @@ def start(
     if launch.level == "ns":
         command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/main.py", *options]
     else:
-        command = [*interpreter, str(Path(launch.folder) / "main.py"), *options, "--folder", str(folder)]
+        command = [
+            *interpreter,
+            str(Path(launch.folder) / "main.py"),
+            *options,
+            "--folder",
+            str(folder),
+        ]
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
         process = subprocess.Popen(
@@ -126,8 +142,15 @@ def nproc_holds() -> bool:
     """
     if os.geteuid() == 0:
         return True
-    program = "import os, resource as r\nr.setrlimit(r.RLIMIT_NPROC, (1, 1))\nos._exit(os.fork() == 0)"
-    return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False).returncode != 0
+    program = (
+        "import os, resource as r\nr.setrlimit(r.RLIMIT_NPROC, (1, 1))\nos._exit(os.fork() == 0)"
+    )
+    return (
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False
+        ).returncode
+        != 0
+    )
 
 
 def sweep() -> int:
@@ -167,7 +190,9 @@ def _open_to_others(path: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
 
 
-def jail(launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/work/.tmp") -> list[str]:
+def jail(
+    launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/work/.tmp"
+) -> list[str]:
     """Return the bubblewrap command line: an allow list of visible files, all read-only, and no network.
 
     `further`: mounts besides, which may cover others. `tmp`: where /tmp leads; if empty, `further` mounts it.
@@ -180,16 +205,28 @@ def jail(launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/w
     if root:
         # As root the jail needs no user namespace; the runner mounts /proc and gives up root before its first box.
         # (If root could write to /proc, bwrap would cover parts of it, and no box could mount its own.)
-        command += [*"--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc".split()]
+        command += [
+            *"--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc".split()
+        ]
     else:
         command += [*"--unshare-user --uid 1000 --gid 1000 --proc /proc".split()]
     # Parent folders that bwrap makes by itself are closed to other users, and the runner gives up root.
-    for folder in ("/opt", "/opt/agentrl", PACKAGES, "/etc", *map(str, reversed(Path(launch.prefix, "bin").parents))):
+    for folder in (
+        "/opt",
+        "/opt/agentrl",
+        PACKAGES,
+        "/etc",
+        *map(str, reversed(Path(launch.prefix, "bin").parents)),
+    ):
         command += ["--dir", folder] if folder not in ("/", "/usr") else []
     command += _system()
     if not launch.prefix.startswith("/usr"):
         for name in ("bin", "lib", "lib64"):  # a prefix may be a home folder
-            command += ["--ro-bind-try", str(Path(launch.prefix, name)), str(Path(launch.prefix, name))]
+            command += [
+                "--ro-bind-try",
+                str(Path(launch.prefix, name)),
+                str(Path(launch.prefix, name)),
+            ]
     command += _packages(launch)
     command += ["--ro-bind", launch.folder, INSIDE]
     for name in ("passwd", "group"):
@@ -201,7 +238,18 @@ def jail(launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/w
              "/dev/stderr": "/proc/self/fd/2", "/dev/shm": "/work/.shm", **({"/tmp": tmp} if tmp else {})}  # fmt: skip
     for link, target in links.items():
         command += ["--symlink", target, link]
-    return [*command, "--dir", "/work", *further, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    return [
+        *command,
+        "--dir",
+        "/work",
+        *further,
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    ]
 
 
 def _bind(path: str) -> list[str]:
@@ -226,7 +274,9 @@ def _packages(launch: Launch) -> list[str]:
     """Hides the interpreter's installed packages, and binds the folders of the wanted ones alone."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     installed = Path(launch.prefix, "lib", version, "site-packages")
-    command = ["--tmpfs", str(installed), "--remount-ro", str(installed)] if installed.is_dir() else []
+    command = (
+        ["--tmpfs", str(installed), "--remount-ro", str(installed)] if installed.is_dir() else []
+    )
     for name in package_folders(launch.imports):
         command += ["--ro-bind", str(name), f"{PACKAGES}/{name.name}"]
     return command
@@ -243,7 +293,9 @@ def package_folders(imports: Sequence[str]) -> list[Path]:
     for name in imports:
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
-            raise MissingDependency(f"The sandbox needs {name}, which is not installed as a package here.")
+            raise MissingDependency(
+                f"The sandbox needs {name}, which is not installed as a package here."
+            )
         folder = Path(next(iter(spec.submodule_search_locations)))
         found.append(folder)
         libraries = folder.parent / f"{name}.libs"
@@ -264,7 +316,8 @@ def explain(level: str, error: str, ids: Path = Path("/proc/self/uid_map")) -> s
         if shutil.which("bwrap") is None:
             return "Install bubblewrap: `apt-get install bubblewrap` or `dnf install bubblewrap`."
         if Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").exists() and (
-            Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").read_text().strip() == "1"
+            Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").read_text().strip()
+            == "1"
         ):
             return (
                 "AppArmor forbids user namespaces here (Ubuntu 24.04 and later): "
@@ -285,4 +338,6 @@ def _is_alone(ids: Path) -> bool:
         rows = [[int(word) for word in line.split()] for line in ids.read_text().splitlines()]
     except (OSError, ValueError):
         return False
-    return os.geteuid() == 0 and not any(first <= _FIRST_UID < first + count for first, _, count in rows)
+    return os.geteuid() == 0 and not any(
+        first <= _FIRST_UID < first + count for first, _, count in rows
+    )

@@ -29,7 +29,10 @@ _BARE = "Sandbox level bare isolates NOTHING: the model's code runs as "
 def bare_warning() -> str:
     """What level `bare` means for the current user: a runner that root starts becomes another user."""
     if os.geteuid() == 0:
-        return _BARE + "an ordinary user of this machine, with all files that are open to everyone, and your network."
+        return (
+            _BARE
+            + "an ordinary user of this machine, with all files that are open to everyone, and your network."
+        )
     return _BARE + "you, with your files and your network."
 
 
@@ -47,7 +50,8 @@ def kinds_of(backend: str) -> dict[str, type[Runner]]:
         return {backend: runner_kind(backend)}
     if ":" not in backend:
         raise ConfigError(
-            f"Unknown sandbox backend {backend!r}.", hint=f"There are: auto, {', '.join(STRENGTH)}, or module:object."
+            f"Unknown sandbox backend {backend!r}.",
+            hint=f"There are: auto, {', '.join(STRENGTH)}, or module:object.",
         )
     kind = resolve("sandbox backends", RUNNERS, backend)
     if not (isinstance(kind, type) and issubclass(kind, Runner)) or kind.level not in STRENGTH:

@@ -28,7 +28,9 @@ def read_options(value: Any, where: str) -> dict[str, Any]:
     if value is None or isinstance(value, bool):
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}.")
+        raise ConfigError(
+            f"{where} must be true, false, or limits, such as {{wall: 10, imports: [numpy]}}."
+        )
     known = ["imports", "seed", *(limit.name for limit in fields(Limits))]
     for key in value:
         if key not in known:
@@ -36,18 +38,24 @@ def read_options(value: Any, where: str) -> dict[str, Any]:
             raise ConfigError(unknown.message, hint=unknown.hint)
     imports = value.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
-        raise ConfigError(f"{where}.imports must be a list of packages, e.g. [numpy], not {imports!r}.")
+        raise ConfigError(
+            f"{where}.imports must be a list of packages, e.g. [numpy], not {imports!r}."
+        )
     try:
         settings = SandboxConfig.model_validate(dict(value))
     except ValidationError as error:
         found = error.errors()[0]
         raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
     options = {key: getattr(settings, key) for key in value}
-    return options | ({"imports": package_names(settings.imports, where)} if settings.imports else {})
+    return options | (
+        {"imports": package_names(settings.imports, where)} if settings.imports else {}
+    )
 
 
 def package_names(names: list[str], where: str) -> tuple[str, ...]:
     """Unique top-level package names. Raises ConfigError for anything else."""
     if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
-        raise ConfigError(f"{where}: imports must be a list of package names, e.g. [numpy], not {names!r}.")
+        raise ConfigError(
+            f"{where}: imports must be a list of package names, e.g. [numpy], not {names!r}."
+        )
     return tuple(dict.fromkeys(names))

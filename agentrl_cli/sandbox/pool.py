@@ -44,7 +44,9 @@ class RunnerPool:
         """Inspects the runners every few seconds from now on."""
         self._tasks[None] = asyncio.create_task(self._check_health())
 
-    async def box(self, limits: Limits, seed: int | None, profile: tuple[str, ...]) -> tuple[Runner, Channel]:
+    async def box(
+        self, limits: Limits, seed: int | None, profile: tuple[str, ...]
+    ) -> tuple[Runner, Channel]:
         """Return a box on the least busy runner, a spare one if possible.
 
         Raises BoxLost, or SandboxUnavailable if none starts.
@@ -101,7 +103,9 @@ class RunnerPool:
                 runners = self.runners[profile]
                 while len(runners) < self.workers and all(runner.busy for runner in runners):
                     await self._start(profile)
-            while short := [r for r in runners if r.alive and not r.full and len(r.spares) < SPARES]:
+            while short := [
+                r for r in runners if r.alive and not r.full and len(r.spares) < SPARES
+            ]:
                 runner = min(short, key=lambda runner: len(runner.spares))
                 runner.spares.insert(0, await runner.open(asdict(self.limits)))
 
@@ -118,7 +122,9 @@ class RunnerPool:
                 if not _is_alive(runner):
                     await self._replace(runner)
                     continue
-                for channel in [spare for spare in runner.spares if time.monotonic() - spare.heard > _FRESH]:
+                for channel in [
+                    spare for spare in runner.spares if time.monotonic() - spare.heard > _FRESH
+                ]:
                     if channel not in runner.spares:
                         continue  # a session took it meanwhile
                     runner.spares.remove(channel)
@@ -165,6 +171,8 @@ async def _is_healthy(channel: Channel) -> bool:
         channel.ask({"op": "ping"})
         await channel.answer(_FRESH)
     except BoxLost as lost:
-        channel.lost = BoxLost(lost.status, lost.detail)  # without `silent`, which would end its runner
+        channel.lost = BoxLost(
+            lost.status, lost.detail
+        )  # without `silent`, which would end its runner
         return False
     return True

@@ -54,7 +54,12 @@ class Status(StrEnum):
 
 
 _INFRASTRUCTURE = frozenset(
-    {Status.SANDBOX_RESTARTED, Status.SANDBOX_UNAVAILABLE, Status.PROTOCOL_ERROR, Status.HOST_RESOURCES}
+    {
+        Status.SANDBOX_RESTARTED,
+        Status.SANDBOX_UNAVAILABLE,
+        Status.PROTOCOL_ERROR,
+        Status.HOST_RESOURCES,
+    }
 )
 
 _TIMEOUTS = {"wall": "wall", "cpu": "cpu", "budget": "wall"}
@@ -156,7 +161,9 @@ class ExecResult:
             words += f"; {both} from this cell were discarded, earlier ones are kept"
             words += "; the files are as the cell left them" if self.files == "left" else ""
         if self.stopped:
-            words += f"; {self.stopped} process{'es' if self.stopped > 1 else ''} still running stopped"
+            words += (
+                f"; {self.stopped} process{'es' if self.stopped > 1 else ''} still running stopped"
+            )
         return words
 
     def _what(self) -> str:
@@ -170,7 +177,9 @@ class ExecResult:
             case Status.EXIT:
                 return f"exited with code {self.exit_code}"
             case Status.TIMEOUT:
-                limit, unit = (limits.cpu, " of CPU time") if self.detail == "cpu" else (limits.wall, "")
+                limit, unit = (
+                    (limits.cpu, " of CPU time") if self.detail == "cpu" else (limits.wall, "")
+                )
                 return f"timed out after {limit:g} s{unit}"
             case Status.MEMORY:
                 return f"out of memory: the limit is {limits.memory_mb} MiB"
@@ -183,7 +192,11 @@ class ExecResult:
             case Status.OPEN_FILES_LIMIT:
                 return f"too many open files: the limit is {limits.open_files} for each process"
             case Status.CRASHED:
-                return f"crashed with {_signal_name(self.signal)}" if self.signal else f"crashed: {self.detail}"
+                return (
+                    f"crashed with {_signal_name(self.signal)}"
+                    if self.signal
+                    else f"crashed: {self.detail}"
+                )
             case Status.STATE_LOST:
                 return "all variables of this session are lost: the code ended, or held up, what kept them"
             case Status.BLOCKED:
@@ -202,7 +215,11 @@ class ExecResult:
 
     def text(self) -> str:
         """Return the text for the model: stdout, the end of stderr, and what happened. Control characters are kept."""
-        parts = [self.stdout.rstrip("\n"), _last_lines(self.stderr), f"[{self.reason}]" if self.reason else ""]
+        parts = [
+            self.stdout.rstrip("\n"),
+            _last_lines(self.stderr),
+            f"[{self.reason}]" if self.reason else "",
+        ]
         text = "\n".join(part for part in parts if part)
         return text or "[no output]"
 

@@ -118,7 +118,10 @@ class Runner(ABC):
             await self.connect(channel, limits)
             frame = await channel.answer(START)
             if not frame.header.get("ready"):
-                raise BoxLost(str(frame.header.get("status", "protocol_error")), str(frame.header.get("detail", "")))
+                raise BoxLost(
+                    str(frame.header.get("status", "protocol_error")),
+                    str(frame.header.get("detail", "")),
+                )
         except BaseException:
             self.drop(channel)
             raise
@@ -160,7 +163,13 @@ class Process(Runner):
         err: IO[bytes], folder: Path, group: Cgroup | None,
     ) -> None:  # fmt: skip
         super().__init__(launch, limits)
-        self.process, self.control, self.err, self.folder, self.group = process, control, err, folder, group
+        self.process, self.control, self.err, self.folder, self.group = (
+            process,
+            control,
+            err,
+            folder,
+            group,
+        )
         self._groups: dict[int, Path] = {}
         self._largest = _own(asdict(limits))
         self._sick = False
@@ -189,7 +198,9 @@ class Process(Runner):
         ours.setblocking(False)
         runner = cls(launch, limits, process, ours, err, folder, group)
         try:
-            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), START)
+            answer = await asyncio.wait_for(
+                asyncio.get_running_loop().sock_recv(ours, 65536), START
+            )
         except (TimeoutError, ConnectionError):
             answer = b""
         except BaseException:
@@ -257,7 +268,10 @@ class Process(Runner):
             self._groups[channel.number] = folder
         try:
             with Cgroup.files(folder) as files:
-                self._send({"op": "open", "id": channel.number, "limits": limits}, [theirs.fileno(), *files])
+                self._send(
+                    {"op": "open", "id": channel.number, "limits": limits},
+                    [theirs.fileno(), *files],
+                )
         except BaseException:
             ours.close()
             raise
@@ -266,7 +280,9 @@ class Process(Runner):
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
 
     def _group_for(self, limits: dict[str, Any]) -> Path | None:
-        """Return a cgroup for a box. If a pack asks for more than the runner has in all, the runner's limit is raised.
+        """Return a cgroup for a box.
+
+        If a pack asks for more than the runner has in all, the runner's limit is raised.
         """
         if self.group is None:
             return None

@@ -33,7 +33,9 @@ from agentrl_cli.sandbox.session import Session
 class Sandbox:
     """Where the model's code runs. Made by `open`; `level` is its level of isolation."""
 
-    def __init__(self, level: str, limits: Limits, workers: int, kind: type[Runner] | None = None) -> None:
+    def __init__(
+        self, level: str, limits: Limits, workers: int, kind: type[Runner] | None = None
+    ) -> None:
         self.level = level
         self.limits = limits
         self.workers = workers
@@ -140,7 +142,10 @@ class Sandbox:
         """
         unknown = limits.keys() - {field.name for field in fields(Limits)}
         if unknown:
-            raise ConfigError(f"Unknown limit {min(unknown)!r}.", hint=f"There are: {', '.join(asdict(self.limits))}.")
+            raise ConfigError(
+                f"Unknown limit {min(unknown)!r}.",
+                hint=f"There are: {', '.join(asdict(self.limits))}.",
+            )
         for name, value in limits.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"The limit {name} is {value!r}; it has to be a number above 0.")
@@ -177,7 +182,9 @@ class Sandbox:
         async with self._slots:
             yield
 
-    async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
+    async def box(
+        self, limits: Limits, seed: int | None, imports: tuple[str, ...]
+    ) -> tuple[Runner, Channel]:
         """Return a box for a session. Raises BoxLost, or SandboxUnavailable if none starts."""
         return await self.pool.box(limits, seed, imports)
 
@@ -196,7 +203,10 @@ class Sandbox:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 

@@ -66,11 +66,18 @@ class SessionHost(Protocol):
     def slot(self) -> AbstractAsyncContextManager[None]:
         """Waits for a free slot."""
 
-    async def box(self, limits: Limits, seed: int | None, imports: tuple[str, ...]) -> tuple[Runner, Channel]:
+    async def box(
+        self, limits: Limits, seed: int | None, imports: tuple[str, ...]
+    ) -> tuple[Runner, Channel]:
         """Return a box for a session."""
 
     async def session(
-        self, *, seed: int | None = None, imports: Iterable[str] = (), grading: bool = False, **limits: Any
+        self,
+        *,
+        seed: int | None = None,
+        imports: Iterable[str] = (),
+        grading: bool = False,
+        **limits: Any,
     ) -> Session:
         """Another session."""
 
@@ -82,7 +89,13 @@ class Session:
     """Runs one episode's code. Methods run one at a time; `close` ends everything that was started."""
 
     def __init__(
-        self, sandbox: SessionHost, limits: Limits, *, keep: int, seed: int | None, imports: tuple[str, ...]
+        self,
+        sandbox: SessionHost,
+        limits: Limits,
+        *,
+        keep: int,
+        seed: int | None,
+        imports: tuple[str, ...],
     ) -> None:
         self.sandbox, self.limits, self.seed, self.imports = sandbox, limits, seed, imports
         self.keep = keep
@@ -107,22 +120,32 @@ class Session:
         """
         return await self._execute({"op": "cell"}, _bytes(code), wall)
 
-    async def run(self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False) -> ExecResult:
+    async def run(
+        self, code: str, stdin: str = "", *, wall: float | None = None, reset: bool = False
+    ) -> ExecResult:
         """Runs a Python program in a process of its own, with the session's files and without its variables.
 
         `reset`: restores the files afterwards.
         """
         source = _bytes(code)
-        header: dict[str, Any] = {"op": "run", "split": len(source), **({"reset": True} if reset else {})}
+        header: dict[str, Any] = {
+            "op": "run",
+            "split": len(source),
+            **({"reset": True} if reset else {}),
+        }
         result = await self._execute(header, source + _bytes(stdin), wall)
-        if result.files == "left":  # the folder could not be restored: the next request gets a fresh box
+        if (
+            result.files == "left"
+        ):  # the folder could not be restored: the next request gets a fresh box
             self._drop()
         return result
 
     async def bash(self, command: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
         """Runs a shell command in the session's work folder."""
         source = _bytes(command)
-        return await self._execute({"op": "bash", "split": len(source)}, source + _bytes(stdin), wall)
+        return await self._execute(
+            {"op": "bash", "split": len(source)}, source + _bytes(stdin), wall
+        )
 
     async def read(self, path: str) -> bytes:
         """Return a regular file of the work folder, at most 16 MiB. Raises UsageError if it is absent or a link."""
@@ -131,7 +154,11 @@ class Session:
 
     async def write(self, path: str, data: str | bytes) -> None:
         """Writes a file into the work folder. Raises UsageError if the path leaves it or the folder is full."""
-        await self._files({"op": "write", "path": path}, _bytes(data) if isinstance(data, str) else data, record=True)
+        await self._files(
+            {"op": "write", "path": path},
+            _bytes(data) if isinstance(data, str) else data,
+            record=True,
+        )
 
     async def list(self) -> tuple[Entry, ...]:
         """Return the entries of the work folder, sorted by path; links are listed and not followed."""
@@ -146,7 +173,9 @@ class Session:
         those whose result differs now.
         """
         if not 1 <= call <= len(self.history):
-            raise UsageError(f"Call {call} does not exist: the session has made {len(self.history)}.")
+            raise UsageError(
+                f"Call {call} does not exist: the session has made {len(self.history)}."
+            )
         async with self._busy:
             del self.history[call - 1 :]
             if self._box:
@@ -166,7 +195,11 @@ class Session:
         self.sandbox.forget(self)
 
     async def calls(
-        self, calls: Sequence[Sequence[Any]], *, wall: float | None = None, budget: float | None = None
+        self,
+        calls: Sequence[Sequence[Any]],
+        *,
+        wall: float | None = None,
+        budget: float | None = None,
     ) -> tuple[tuple[Answer, ...], bytes]:
         """Calls functions of the session: `[[name, args, kwargs], ...]` with values as in sandbox/protocol/values.py.
 
@@ -174,7 +207,9 @@ class Session:
         if the others left it no time) and the bytes of the values one after the other.
         """
         if len(calls) > _MOST_CALLS:
-            raise UsageError(f"{len(calls)} calls are more than a session takes at once: {_MOST_CALLS}.")
+            raise UsageError(
+                f"{len(calls)} calls are more than a session takes at once: {_MOST_CALLS}."
+            )
         if not calls:
             return (), b""
         one = wall or self.limits.wall
@@ -208,7 +243,9 @@ class Session:
             header.update(keep=self.keep, call=len(self.history) + 1)
         return header
 
-    async def _files(self, header: dict[str, Any], body: bytes, record: bool) -> tuple[dict[str, Any], bytes]:
+    async def _files(
+        self, header: dict[str, Any], body: bytes, record: bool
+    ) -> tuple[dict[str, Any], bytes]:
         if len(header.get("path", "")) > _LONGEST_PATH:
             raise UsageError(f"{header['path'][:40]}…: a path may have {_LONGEST_PATH} characters.")
         async with self._busy:
@@ -234,12 +271,18 @@ class Session:
                     raise SandboxFault("The session was closed while it ran.") from None
                 self.sandbox.count(lost.status)
                 if attempt == 2:
-                    raise SandboxFault(f"The sandbox failed twice ({lost.status}): {lost.detail}.") from None
-            except SandboxUnavailable as problem:  # it started when the run began, so this is not the task's fault
+                    raise SandboxFault(
+                        f"The sandbox failed twice ({lost.status}): {lost.detail}."
+                    ) from None
+            except (
+                SandboxUnavailable
+            ) as problem:  # it started when the run began, so this is not the task's fault
                 self._drop()
                 self.sandbox.count(Status.SANDBOX_UNAVAILABLE)
                 if attempt == 2 or self._closed:
-                    raise SandboxFault(f"No sandbox could be started: {problem.message}", hint=problem.hint) from None
+                    raise SandboxFault(
+                        f"No sandbox could be started: {problem.message}", hint=problem.hint
+                    ) from None
         raise AssertionError("unreachable")
 
     async def _ready(self) -> None:
@@ -272,9 +315,13 @@ class Session:
                 return await self._repeat()
         except BoxLost as lost:
             self._drop()
-            raise SandboxFault(f"The session could not be rebuilt ({lost.status}): {lost.detail}.") from None
+            raise SandboxFault(
+                f"The session could not be rebuilt ({lost.status}): {lost.detail}."
+            ) from None
         except SandboxUnavailable as problem:
-            raise SandboxFault(f"The session could not be rebuilt: {problem.message}", hint=problem.hint) from None
+            raise SandboxFault(
+                f"The session could not be rebuilt: {problem.message}", hint=problem.hint
+            ) from None
 
     async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
         """One round trip. Raises BoxLost, also for a status that is an infrastructure fault."""
@@ -291,7 +338,9 @@ class Session:
             if status != "missing" and status != "refused" and Status(status).infrastructure:
                 raise BoxLost(status, str(frame.header.get("detail", "")))
         except (KeyError, ValueError):
-            raise BoxLost("protocol_error", f"an answer without a known status: {frame.header}") from None
+            raise BoxLost(
+                "protocol_error", f"an answer without a known status: {frame.header}"
+            ) from None
         return frame
 
     def _result(self, frame: Any, wall: float) -> ExecResult:

@@ -49,7 +49,9 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
     from aiohttp import web
 
     @web.middleware
-    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Any:
         if request.host not in hosts or is_foreign(request.headers.get("Origin"), hosts):
             raise web.HTTPForbidden(text="This host name is not served here.")
         said = request.query.get("token")
@@ -58,7 +60,9 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
             response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
             return response
         if not allowed(token, request.cookies.get(COOKIE, "")):
-            raise web.HTTPForbidden(text="Open the address that `agentrl screens` printed: it contains the token.")
+            raise web.HTTPForbidden(
+                text="Open the address that `agentrl screens` printed: it contains the token."
+            )
         answer = await handler(request)
         if isinstance(answer, web.Response) and answer.content_type == "text/html" and answer.text:
             answer.text = FOREIGN.sub("", answer.text).replace("</head>", FOCUS, 1)
@@ -125,10 +129,14 @@ def serve(server: Any, listening: Callable[[], None]) -> None:
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, server.request_exit)
     place = {"host": server.host, "port": server.port}
-    web.run_app(server._make_app(), **place, handle_signals=False, loop=loop, print=lambda *_: listening())
+    web.run_app(
+        server._make_app(), **place, handle_signals=False, loop=loop, print=lambda *_: listening()
+    )
 
 
-def make_server(command: str, host: str, port: int, token: str, public_url: str | None = None) -> Any:
+def make_server(
+    command: str, host: str, port: int, token: str, public_url: str | None = None
+) -> Any:
     """Return a textual-serve server for a command line. Raises MissingDependency, and UsageError off the loopback
     address.
     """

@@ -94,10 +94,16 @@ class Recipe(Schedule):
 def parse_recipe(settings: Mapping[str, Any], path: Path) -> Recipe:
     """Return the recipe of a file's settings. Raises ConfigError for unknown or missing keys."""
     try:
-        return Recipe(**{**settings, "lessons": [Lesson(**lesson) for lesson in settings.get("lessons") or ()]})
+        return Recipe(
+            **{
+                **settings,
+                "lessons": [Lesson(**lesson) for lesson in settings.get("lessons") or ()],
+            }
+        )
     except TypeError as error:
         raise ConfigError(
-            f"{path} is not a recipe of packs: {error}", hint="A recipe without `packs` has a recipe.py beside it."
+            f"{path} is not a recipe of packs: {error}",
+            hint="A recipe without `packs` has a recipe.py beside it.",
         ) from error
 
 
@@ -129,10 +135,14 @@ def drawn(
             yield pack, row, pack.module.solve(row)
 
 
-def _of(families: Sequence[str], pack: Pack, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _of(
+    families: Sequence[str], pack: Pack, rows: Iterator[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Return the rows of some families. Raises ConfigError if the pack has no such family."""
     if unknown := set(families) - {task.family for task in pack.tasks("train")}:
-        raise ConfigError(f"A lesson names families that {pack.name} does not train on: {', '.join(sorted(unknown))}.")
+        raise ConfigError(
+            f"A lesson names families that {pack.name} does not train on: {', '.join(sorted(unknown))}."
+        )
     return (row for row in rows if not families or row["family"] in families)
 
 
@@ -178,7 +188,9 @@ def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
     return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)
 
 
-def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int) -> list[list[Segment]]:
+def drill(
+    rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int
+) -> list[list[Segment]]:
     """Rows of random tokens that stand there twice; the second time is trained.
 
     Some are drawn from all tokens, some from a few, some mostly from the digits, so that a copy has to look at what
@@ -194,7 +206,9 @@ def drill(rng: random.Random, digits: Sequence[int], vocabulary: int, rows: int)
         elif kind < 0.7:
             text = [rng.choice(few) for _ in range(count)]
         else:
-            text = [rng.choice(digits) if rng.random() < 0.75 else rng.choice(few) for _ in range(count)]
+            text = [
+                rng.choice(digits) if rng.random() < 0.75 else rng.choice(few) for _ in range(count)
+            ]
         before, between = (
             [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],
             [rng.randrange(first, vocabulary) for _ in range(rng.randint(0, 20))],

@@ -46,22 +46,35 @@ def read(path: Path) -> list[tuple[list[Any], list[Any]]]:
 
 def _conversation(row: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     if "conversations" in row or "messages" in row:
-        said, schemas = conversation(row.get("conversations", row.get("messages")), row.get("tools"))
+        said, schemas = conversation(
+            row.get("conversations", row.get("messages")), row.get("tools")
+        )
         return plain_messages(said), schemas
     if "prompt" in row and "completion" in row:
-        asked = [{"role": "user", "content": row["prompt"]}] if isinstance(row["prompt"], str) else row["prompt"]
+        asked = (
+            [{"role": "user", "content": row["prompt"]}]
+            if isinstance(row["prompt"], str)
+            else row["prompt"]
+        )
         answer = row["completion"]
         answered = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
         said, schemas = conversation([*asked, *answered], row.get("tools"))
         return plain_messages(said), schemas
     if "instruction" in row and "output" in row:
         text = "\n\n".join(filter(None, (str(row["instruction"]), str(row.get("input") or ""))))
-        return [{"role": "user", "content": text}, {"role": "assistant", "content": str(row["output"])}], []
+        return [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": str(row["output"])},
+        ], []
     near = "conversations, messages, prompt and completion, or instruction and output"
-    raise DataError(f"a row to learn from has {near}; this one has {', '.join(sorted(row)) or 'nothing'}.")
+    raise DataError(
+        f"a row to learn from has {near}; this one has {', '.join(sorted(row)) or 'nothing'}."
+    )
 
 
-def batches(chat: Chat, rows: Sequence[tuple[list[Any], list[Any]]], size: int, seed: int) -> Iterator[Any]:
+def batches(
+    chat: Chat, rows: Sequence[tuple[list[Any], list[Any]]], size: int, seed: int
+) -> Iterator[Any]:
     """Endless batches of conversations, each once an epoch in a new order."""
     order, epoch, queue = list(range(len(rows))), 0, list[int]()
     while True:

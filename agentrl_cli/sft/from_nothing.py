@@ -54,7 +54,9 @@ def train_tokenizer(
         "clean_up_tokenization_spaces": False,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     _write(folder / "tokenizer_config.json", config)
     (folder / "chat_template.jinja").write_text(tiny_template(images), encoding="utf-8")
     return Tokenizer.load(folder)
@@ -66,13 +68,19 @@ def make_model(architecture: Mapping[str, Any], vocabulary: int, seed: int) -> n
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=vocabulary, eos_token_id=2, pad_token_id=0, bos_token_id=None, **dict(architecture)
+        vocab_size=vocabulary,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        **dict(architecture),
     )
     model: nn.Module = Qwen3ForCausalLM(config)
     return model
 
 
-def make_seeing_model(architecture: Mapping[str, Any], tokenizer: Tokenizer, folder: Path, seed: int) -> nn.Module:
+def make_seeing_model(
+    architecture: Mapping[str, Any], tokenizer: Tokenizer, folder: Path, seed: int
+) -> nn.Module:
     """Make a Qwen2-VL with random weights, and write its processor into `folder`.
 
     `architecture` has `text` and `vision`, arguments of Qwen2VLConfig's parts, and `pixels`, the most pixels of an
@@ -80,25 +88,46 @@ def make_seeing_model(architecture: Mapping[str, Any], tokenizer: Tokenizer, fol
     """
     from transformers.models.qwen2_vl import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, **architecture["vision"]}
+    vision = {
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        **architecture["vision"],
+    }
     merge = int(vision["spatial_merge_size"])
-    names = {"do_resize": True, "image_processor_type": "Qwen2VLImageProcessor", "merge_size": merge}
+    names = {
+        "do_resize": True,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "merge_size": merge,
+    }
     least = (vision["patch_size"] * merge) ** 2
     sizes = {"size": {"shortest_edge": least, "longest_edge": int(architecture["pixels"])}}
     kept = {key: vision[key] for key in ("patch_size", "temporal_patch_size")}
     _write(folder / "preprocessor_config.json", {**names, **sizes, **kept})
     _write(folder / "processor_config.json", {"processor_class": "Qwen2VLProcessor"})
     start, end, image, video = (tokenizer.id_of(token) for token in IMAGE_TOKENS)
-    ids = {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video}
+    ids = {
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "image_token_id": image,
+        "video_token_id": video,
+    }
     text = {
         "vocab_size": tokenizer.vocab_size,
-        **{"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 1024},
+        **{
+            "bos_token_id": None,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "max_position_embeddings": 1024,
+        },
         **architecture["text"],
     }
     config: Any = Qwen2VLConfig
     kind: Any = Qwen2VLForConditionalGeneration
     torch.manual_seed(seed)
-    given = config(text_config=text, vision_config={**vision, "hidden_size": text["hidden_size"]}, **ids)
+    given = config(
+        text_config=text, vision_config={**vision, "hidden_size": text["hidden_size"]}, **ids
+    )
     given.tie_word_embeddings = given.text_config.tie_word_embeddings = True
     model: nn.Module = kind(given)
     return model

@@ -34,7 +34,14 @@ from agentrl_cli.models.save import save_model
 from agentrl_cli.models.vision import attach
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.registry import load_file
-from agentrl_cli.sft.demonstrations import SPECIALS, Recipe, demonstrations, drill, encode, parse_recipe
+from agentrl_cli.sft.demonstrations import (
+    SPECIALS,
+    Recipe,
+    demonstrations,
+    drill,
+    encode,
+    parse_recipe,
+)
 from agentrl_cli.sft.from_nothing import make_model, make_seeing_model, train_tokenizer
 from agentrl_cli.sft.recipe import RecipeRun
 from agentrl_cli.tasks import Pack, load_pack
@@ -51,10 +58,19 @@ def make_tokenizer(recipe: Recipe, packs: Mapping[str, Pack], folder: Path) -> T
     """Train a tokenizer on the packs' conversations and write it into `folder`."""
     plain = Chat(ByteTokenizer())
     texts = []
-    for _, (pack, messages) in zip(range(recipe.texts), demonstrations(recipe, packs, recipe.seed + 1), strict=False):
-        said = [{**message, "content": content_text(message.get("content"))} for message in messages]
+    for _, (pack, messages) in zip(
+        range(recipe.texts), demonstrations(recipe, packs, recipe.seed + 1), strict=False
+    ):
+        said = [
+            {**message, "content": content_text(message.get("content"))} for message in messages
+        ]
         texts.append(plain.decode(plain.conversation(said, pack.schemas).ids))
-    form: dict[str, Any] = {"split": SPLIT, "specials": SPECIALS, "context": 1024, "images": _sees(recipe)}
+    form: dict[str, Any] = {
+        "split": SPLIT,
+        "specials": SPECIALS,
+        "context": 1024,
+        "images": _sees(recipe),
+    }
     return train_tokenizer(texts, folder, vocabulary=recipe.vocabulary, **form)
 
 
@@ -68,7 +84,11 @@ def _sees(recipe: Recipe) -> bool:
 def optimizers(model: nn.Module, lr: float, muon_lr: float = 0.0) -> list[torch.optim.Optimizer]:
     """AdamW for all; with `muon_lr` Muon for the hidden matrices (https://kellerjordan.github.io/posts/muon/)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = [p for name, p in trained if muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name]
+    inner = [
+        p
+        for name, p in trained
+        if muon_lr and p.ndim == 2 and "embed" not in name and "head" not in name
+    ]
     chosen = {id(p) for p in inner}
     rest = [p for _, p in trained if id(p) not in chosen]
     found: list[torch.optim.Optimizer] = []
@@ -111,7 +131,11 @@ def train(
         for opt, rates in zip(opts, base, strict=True):
             for group, lr in zip(opt.param_groups, rates, strict=True):
                 group["lr"] = lr * rate(recipe, step)
-        groups = drill(rng, digits, chat.tokenizer.vocab_size, recipe.rows) if step < recipe.drills else next(batches)
+        groups = (
+            drill(rng, digits, chat.tokenizer.vocab_size, recipe.rows)
+            if step < recipe.drills
+            else next(batches)
+        )
         loss = _backward(model, groups, budget)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
@@ -124,7 +148,11 @@ def train(
 
 def _backward(model: nn.Module, groups: list[list[Segment]], budget: int | None) -> float:
     """Add the gradient of the mean loss over the trained tokens of all groups; returns that loss."""
-    parts = [groups] if budget is None else [chosen(groups, row) for row in micro_batches(groups, budget)]
+    parts = (
+        [groups]
+        if budget is None
+        else [chosen(groups, row) for row in micro_batches(groups, budget)]
+    )
     total = sum(int(segment.trained.sum()) for group in groups for segment in group)
     lost = 0.0
     for part in parts:
@@ -145,7 +173,9 @@ def lessons(chat: Chat, packs: Mapping[str, Pack], recipe: Recipe) -> Iterator[l
     yield from (_by_pack(chat, stream, recipe.rows) for _ in itertools.count())
 
 
-def _by_pack(chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int) -> list[list[Segment]]:
+def _by_pack(
+    chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int
+) -> list[list[Segment]]:
     """Rows of one pack share its system prompt, so they make a group of the packed forward."""
     groups: dict[str, list[Segment]] = {}
     for _ in range(rows):
@@ -155,7 +185,11 @@ def _by_pack(chat: Chat, stream: Iterator[tuple[Pack, list[Any]]], rows: int) ->
 
 
 def with_demonstrations(
-    stored: Iterator[list[list[Segment]]], chat: Chat, packs: Mapping[str, Pack], recipe: Recipe, rows: int
+    stored: Iterator[list[list[Segment]]],
+    chat: Chat,
+    packs: Mapping[str, Pack],
+    recipe: Recipe,
+    rows: int,
 ) -> Iterator[list[list[Segment]]]:
     """Batches of stored episodes (rft.py), each with so many of the packs' demonstrations beside them."""
     stream = demonstrations(recipe, packs, recipe.seed + 2)
@@ -173,7 +207,9 @@ def use_recipe(run: RecipeRun) -> bool:
         return make_from_packs(run)
     make = getattr(load_file(code), "make", None)
     if not callable(make):
-        raise ConfigError(f"{code} has no function `make`.", hint="def make(run: RecipeRun) -> bool: ...")
+        raise ConfigError(
+            f"{code} has no function `make`.", hint="def make(run: RecipeRun) -> bool: ..."
+        )
     return bool(make(run))
 
 
@@ -193,7 +229,9 @@ def make_from_packs(run: RecipeRun) -> bool:
     return True
 
 
-def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None) -> None:
+def make(
+    recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None
+) -> None:
     """Make what a recipe describes and write it into `folder`.
 
     With `architecture` a model from nothing (bfloat16 safetensors), with `adapter` an adapter of the bundled model
@@ -215,7 +253,10 @@ def make(recipe: Recipe, folder: Path, report: Callable[[int, float, float], Non
         chat = attach(model, [folder], lambda images: Chat(tokenizer, images=images))
         assert chat is not None
     else:
-        model, chat = make_model(recipe.architecture or {}, tokenizer.vocab_size, recipe.seed), Chat(tokenizer)
+        model, chat = (
+            make_model(recipe.architecture or {}, tokenizer.vocab_size, recipe.seed),
+            Chat(tokenizer),
+        )
     train(model, chat, packs, recipe, report)
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]  # a transformers model
 

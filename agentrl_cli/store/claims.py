@@ -40,14 +40,18 @@ class Claims(Part):
         me = (run_id, *astuple(Holder.of()))
         over = threading.Event()
         with contextlib.closing(connect(self.file.path)) as conn:
-            beat = threading.Thread(target=_beat, args=(conn, me, over), name="agentrl-claim", daemon=True)
+            beat = threading.Thread(
+                target=_beat, args=(conn, me, over), name="agentrl-claim", daemon=True
+            )
             beat.start()
             try:
                 yield
             finally:
                 over.set()
                 beat.join()
-                with contextlib.suppress(sqlite3.Error):  # a claim that cannot be released ends with this process
+                with contextlib.suppress(
+                    sqlite3.Error
+                ):  # a claim that cannot be released ends with this process
                     conn.execute(f"UPDATE runs SET claim='' {_MINE}", me)
 
     def take(self, run_id: str, doing: str) -> None:
@@ -72,7 +76,9 @@ class Claims(Part):
         holder = Holder(*identity)
         if holder == Holder.of():
             return ""
-        return f"{name} was taken over by {_process(claim, holder)} while this process did not answer."
+        return (
+            f"{name} was taken over by {_process(claim, holder)} while this process did not answer."
+        )
 
 
 def _beat(conn: sqlite3.Connection, me: tuple[str | int, ...], over: threading.Event) -> None:

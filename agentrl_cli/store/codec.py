@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.types import TOP_K, Float32, Int8, Int32, Origin, Support, Tokens, no_support, supports
+from agentrl_cli.types import (
+    TOP_K,
+    Float32,
+    Int8,
+    Int32,
+    Origin,
+    Support,
+    Tokens,
+    no_support,
+    supports,
+)
 
 
 def _plain(value: object) -> object:
@@ -73,14 +83,18 @@ def decoding(what: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, zlib.error) as error:
         raise _damaged(what, error) from error
-    except StoreError as error:  # from `loads`, which has no name for the value; other StoreErrors pass
+    except (
+        StoreError
+    ) as error:  # from `loads`, which has no name for the value; other StoreErrors pass
         if isinstance(error.__cause__, ValueError):
             raise _damaged(what, error.__cause__) from error.__cause__
         raise
 
 
 def _damaged(what: str, error: Exception) -> StoreError:
-    return StoreError(f"{what} is damaged: {error}.", hint="What else is stored there can still be read.")
+    return StoreError(
+        f"{what} is damaged: {error}.", hint="What else is stored there can still be read."
+    )
 
 
 def clean(text: str) -> str:
@@ -140,7 +154,9 @@ def no_number(data: bytes) -> bool:
 
 def _no_alternative(data: bytes) -> bool:
     """Whether int32 bytes hold nothing but −1."""
-    return data == _ONES[: len(data)] or (len(data) > len(_ONES) and data.count(b"\xff") == len(data))
+    return data == _ONES[: len(data)] or (
+        len(data) > len(_ONES) and data.count(b"\xff") == len(data)
+    )
 
 
 def floats_blob(array: Float32) -> bytes | None:
@@ -177,7 +193,9 @@ _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
     """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support as `turn_tokens` holds them."""
     ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
-    if _MODEL not in origin and _FORCED not in origin:  # nothing was sampled, so Tokens has no numbers
+    if (
+        _MODEL not in origin and _FORCED not in origin
+    ):  # nothing was sampled, so Tokens has no numbers
         return (len(tokens), ids, origin, None, None, None, None, None, None)
     top_ids = ints_blob(tokens.top_ids)
     return (
@@ -221,7 +239,10 @@ def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
     def floats(column: int) -> Float32:
         return np.concatenate([blob_floats(row[column], row[0]) for row in rows])
 
-    tops = [np.full(TOP_K * row[0], -1, np.int32) if row[6] is None else blob_ints(row[6]) for row in rows]
+    tops = [
+        np.full(TOP_K * row[0], -1, np.int32) if row[6] is None else blob_ints(row[6])
+        for row in rows
+    ]
     top_logps = np.concatenate([blob_floats(row[7], TOP_K * row[0]) for row in rows])
     return Tokens(
         blob_ints(b"".join(row[1] for row in rows)),
@@ -231,7 +252,9 @@ def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
         floats(5),
         np.concatenate(tops).reshape(count, TOP_K),
         top_logps.reshape(count, TOP_K),
-        np.concatenate([blob_support(row[8], row[0]) for row in rows]) if any(row[8] for row in rows) else None,
+        np.concatenate([blob_support(row[8], row[0]) for row in rows])
+        if any(row[8] for row in rows)
+        else None,
     )
 
 
@@ -247,14 +270,18 @@ def read_tokens(row: Any) -> dict[str, Any]:
     """
     with decoding("A row of turn_tokens"):
         names, n = set(row.keys()), int(row["n"])
-        blobs = {name: row[name] if isinstance(row[name], bytes) else None for name in names}  # pandas has NaN for NULL
+        blobs = {
+            name: row[name] if isinstance(row[name], bytes) else None for name in names
+        }  # pandas has NaN for NULL
         out: dict[str, Any] = {"ids": blob_ints(blobs["ids"] or b"")}
         if "origin" in names:
             out["origin"] = np.frombuffer(blobs["origin"] or b"", np.int8).copy()
         for name in names & {"logp_sampled", "logp_policy", "entropy", *_SIGNALS}:
             out[name] = blob_floats(blobs[name], n)
         if "top_ids" in names:
-            out["top_ids"] = blob_ints(blobs["top_ids"] or _ONES[:4] * (TOP_K * n)).reshape(n, TOP_K)
+            out["top_ids"] = blob_ints(blobs["top_ids"] or _ONES[:4] * (TOP_K * n)).reshape(
+                n, TOP_K
+            )
         if "top_logps" in names:
             out["top_logps"] = blob_floats(blobs["top_logps"], TOP_K * n).reshape(n, TOP_K)
         if blobs.get("support"):

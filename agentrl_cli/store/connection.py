@@ -37,7 +37,9 @@ for _kind in (np.int8, np.int32, np.int64, np.bool_, np.float32):
     sqlite3.register_adapter(_kind, _python)  # rows may hold numpy numbers
 
 
-def connect(path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS) -> sqlite3.Connection:
+def connect(
+    path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS
+) -> sqlite3.Connection:
     """Open a store; for writing it is created or migrated.
 
     Raises:
@@ -46,7 +48,8 @@ def connect(path: Path | str, *, readonly: bool = False, busy_ms: int = BUSY_MS)
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise StoreError(
-            f"SQLite {sqlite3.sqlite_version} is too old for a store.", hint="Use a Python built with SQLite ≥ 3.37."
+            f"SQLite {sqlite3.sqlite_version} is too old for a store.",
+            hint="Use a Python built with SQLite ≥ 3.37.",
         )
     if readonly:
         return _reader(Path(path), busy_ms)
@@ -69,7 +72,9 @@ def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
             conn.execute("PRAGMA synchronous=NORMAL")
             conn.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             conn.execute("PRAGMA journal_size_limit=134217728")
-            conn.execute("PRAGMA cache_size=-16384")  # KiB: the pages that a training writes to again and again
+            conn.execute(
+                "PRAGMA cache_size=-16384"
+            )  # KiB: the pages that a training writes to again and again
             _use_wal(conn, busy_ms)
             if version == 0:
                 migrate(conn)
@@ -98,7 +103,8 @@ def _use_wal(conn: sqlite3.Connection, busy_ms: int) -> None:
 def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
     if not path.exists():
         raise NotFound(
-            f"No store at {path}.", hint="`agentrl rollout` or `agentrl train` makes one; --db names another."
+            f"No store at {path}.",
+            hint="`agentrl rollout` or `agentrl train` makes one; --db names another.",
         )
     alone = lacks_log(path)  # before SQLite makes an empty one
     with mapped(path):
@@ -155,7 +161,9 @@ def _look(conn: sqlite3.Connection, path: Path | str, busy_ms: int) -> None:
 
 def _warn_of_copy(conn: sqlite3.Connection, path: Path) -> None:
     """Warn of a copy without its log: a run's process is alive, and the log of the file that it writes exists."""
-    runs = conn.execute("SELECT name, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''").fetchall()
+    runs = conn.execute(
+        "SELECT name, heartbeat, pid, pid_started, boot, host FROM runs WHERE claim<>''"
+    ).fetchall()
     living = [name for name, heartbeat, *holder in runs if Holder(*holder).lives(heartbeat)]
     if living:
         _LOG.warning(
@@ -171,7 +179,10 @@ def _check(conn: sqlite3.Connection, path: Path | str) -> int:
     if application != APPLICATION_ID:
         tables = int(conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
         if application or version or tables:
-            raise StoreError(f"{path} is a SQLite file, but not an agentrl store.", hint="Name another with --db.")
+            raise StoreError(
+                f"{path} is a SQLite file, but not an agentrl store.",
+                hint="Name another with --db.",
+            )
         return 0
     if version > SCHEMA_VERSION:
         raise StoreError(

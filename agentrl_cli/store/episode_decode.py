@@ -28,7 +28,9 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
     notes: dict[str, str] = {}
     for part in batches(ids):
         inside = f"episode_id IN ({marks(len(part))})"
-        for episode, tag in file.select(f"SELECT episode_id, tag FROM tags WHERE {inside} ORDER BY tag", part):
+        for episode, tag in file.select(
+            f"SELECT episode_id, tag FROM tags WHERE {inside} ORDER BY tag", part
+        ):
             tags.setdefault(episode, []).append(tag)
         notes.update(file.select(f"SELECT episode_id, text FROM notes WHERE {inside}", part))
     outcome, flags, tokenizer = _PLACE["outcome"], _PLACE["flags"], _PLACE["tokenizer"]
@@ -49,7 +51,9 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
 
 def read_episode(file: StoreFile, line: EpisodeRow) -> Episode:
     """Return the episode of a list row, or as far as it got."""
-    tokens = file.select(f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,))
+    tokens = file.select(
+        f"SELECT {_TOKENS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (line.id,)
+    )
     parts = file.select(
         "SELECT name, value, weight, is_primary, detail, fakeable FROM reward_parts WHERE episode_id=? ORDER BY idx",
         (line.id,),
@@ -118,7 +122,9 @@ def read_turns(file: StoreFile, episode_id: str) -> list[Turn]:
             images=_images(file, images),
         )
         for *row, images in rows
-        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in (row,)
+        for index, role, messages, start, end, reason, version, started, seconds, reward, diverged, parent in (
+            row,
+        )
     ]
 
 

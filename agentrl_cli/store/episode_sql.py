@@ -14,7 +14,9 @@ from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
 from agentrl_cli.types.content import digest, media_type
 
-EPISODE_COLUMNS = tuple(name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note"))
+EPISODE_COLUMNS = tuple(
+    name for name in columns(EpisodeRow) if name not in ("rowid", "tags", "note")
+)
 _MODEL = int(Origin.MODEL)
 _KEPT = {
     "id": "",
@@ -29,7 +31,11 @@ _VALUE = dict.fromkeys(EPISODE_COLUMNS, "?") | {
     "parent_id": "(SELECT id FROM episodes WHERE id=?)",  # it may have been deleted
 }
 _INDEXED = ("started", "step", "task_id", "pack", "run_id", "group_id", "parent_id", "key")
-_SETS = ",".join(f"{column}={_KEPT.get(column, f'excluded.{column}')}" for column in EPISODE_COLUMNS if column != "id")
+_SETS = ",".join(
+    f"{column}={_KEPT.get(column, f'excluded.{column}')}"
+    for column in EPISODE_COLUMNS
+    if column != "id"
+)
 PUT_EPISODE = (
     f"INSERT INTO episodes ({','.join(EPISODE_COLUMNS)}) VALUES ({','.join(_VALUE.values())})"
     f" ON CONFLICT (id) DO UPDATE SET {_SETS}"
@@ -45,7 +51,9 @@ def _end_episode() -> str:
     places, count = {}, 0
     for column, value in _VALUE.items():
         pieces = value.split("?")
-        places[column] = pieces[0] + "".join(f"?{count + n}{piece}" for n, piece in enumerate(pieces[1:], 1))
+        places[column] = pieces[0] + "".join(
+            f"?{count + n}{piece}" for n, piece in enumerate(pieces[1:], 1)
+        )
         count += len(pieces) - 1
     sets = [
         f"{column}={_KEPT.get(column, f'excluded.{column}').replace(f'excluded.{column}', place)}"
@@ -63,8 +71,10 @@ PUT_GROUP = (
 )
 NAME_TOKENIZER = "INSERT OR IGNORE INTO tokenizers VALUES (?, x'', '', '{}')"
 """Adds a hash that a run or an episode names before the tokenizer itself is stored."""
+# For a task whose row is unknown.
 _NAME_TASK = (
-    "INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data) VALUES (?,?,?,?,'[]','null')"  # no row known
+    "INSERT OR IGNORE INTO tasks (pack, id, family, split, prompt, data)"
+    " VALUES (?,?,?,?,'[]','null')"
 )
 PUT_LIVE = "INSERT OR REPLACE INTO live VALUES (?,?,?,?,?,?,?)"
 DROP_UNFINISHED = "DELETE FROM episodes WHERE key=? AND kind=? AND outcome IS NULL AND id<>?"
@@ -78,7 +88,8 @@ PUT_TOKENS = (
     f" VALUES ({marks(11)})"
 )
 PUT_CALL = (
-    "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error) VALUES (?,?,?,?,?,?,?,?)"
+    "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error)"
+    " VALUES (?,?,?,?,?,?,?,?)"
 )
 _ANSWER = ("result_turn", "result_idx", "result", "result_error", "reward", "metrics")
 RESULT = (*_ANSWER, "seconds", "level", "truncated", "done", "images", "result_value")
@@ -103,7 +114,9 @@ SELECT coalesce(max(c.turn), :turn - 1) FROM path JOIN tool_calls c ON c.episode
 """
 """The nearest turn with calls before turn `:turn`, which is stored; without any the turn before it."""
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
-PUT_DRIFT = "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
+PUT_DRIFT = (
+    "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
+)
 SET_COUNTS = (
     "UPDATE episodes SET n_turns=?, n_tokens=?, n_model_tokens=?, n_calls=?, n_tool_errors=? WHERE id=?"
     " AND outcome IS NULL"
@@ -167,7 +180,16 @@ def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple
 def part_values(episode_id: str, parts: Sequence[RewardPart]) -> list[tuple[Any, ...]]:
     """Parameters of `PUT_PART`, one row per part."""
     return [
-        (episode_id, index, part.name, part.value, part.weight, part.primary, clean(part.detail), part.fakeable)
+        (
+            episode_id,
+            index,
+            part.name,
+            part.value,
+            part.weight,
+            part.primary,
+            clean(part.detail),
+            part.fakeable,
+        )
         for index, part in enumerate(parts)
     ]
 
@@ -178,7 +200,9 @@ def drop_turn(conn: sqlite3.Connection, episode_id: str, index: int) -> None:
         conn.execute(f"DELETE FROM {table} WHERE episode_id=? AND idx=?", (episode_id, index))
     conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, index))
     empty = ",".join(f"{column}=NULL" for column in RESULT)
-    conn.execute(f"UPDATE tool_calls SET {empty} WHERE episode_id=? AND result_turn=?", (episode_id, index))
+    conn.execute(
+        f"UPDATE tool_calls SET {empty} WHERE episode_id=? AND result_turn=?", (episode_id, index)
+    )
 
 
 def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ...]:
@@ -193,7 +217,9 @@ def result_values(conn: sqlite3.Connection, result: ToolResult) -> tuple[Any, ..
         result.truncated,
         result.done,
         put_images(conn, result.images),
-        None if result.value is None else clean(json.dumps(result.value, ensure_ascii=False, default=str)),
+        None
+        if result.value is None
+        else clean(json.dumps(result.value, ensure_ascii=False, default=str)),
     )
 
 
@@ -207,8 +233,16 @@ def episode_values(
     finished = episode.outcome is not None
     if counts is None:
         sampled = int(np.count_nonzero(episode.tokens.origin == _MODEL))
-        counts = (len(episode.turns), len(episode.tokens), sampled, episode.tool_calls, episode.tool_errors)
-    levels = sorted({result.level for turn in episode.turns for result in turn.results if result.level})
+        counts = (
+            len(episode.turns),
+            len(episode.tokens),
+            sampled,
+            episode.tool_calls,
+            episode.tool_errors,
+        )
+    levels = sorted(
+        {result.level for turn in episode.turns for result in turn.results if result.level}
+    )
     return (
         episode.id,
         episode.run_id,
@@ -250,18 +284,24 @@ def episode_key(episode: Episode) -> str | None:
     return f"{episode.run_id}/{episode.step}/{episode.group_id or episode.task_id}/{episode.sample}"
 
 
-def put_episode(conn: sqlite3.Connection, episode: Episode, split: str, values: Sequence[Any]) -> None:
+def put_episode(
+    conn: sqlite3.Connection, episode: Episode, split: str, values: Sequence[Any]
+) -> None:
     """Run `PUT_EPISODE`, and before it add the episode's task and group if they are missing."""
     pack, task, group = episode.pack, episode.task_id, episode.group_id
     conn.execute(_NAME_TASK, (pack, task, episode.family, split))
     if group is not None:
-        conn.execute(PUT_GROUP, (group, episode.run_id, task, episode.step, episode.started, "", pack))
+        conn.execute(
+            PUT_GROUP, (group, episode.run_id, task, episode.step, episode.started, "", pack)
+        )
     conn.execute(PUT_EPISODE, values)
 
 
 def write_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
     """Write a turn of an episode that is not buffered, inside a transaction."""
-    known = conn.execute("SELECT 1 FROM turns WHERE episode_id=? AND idx=?", (episode_id, turn.index)).fetchone()
+    known = conn.execute(
+        "SELECT 1 FROM turns WHERE episode_id=? AND idx=?", (episode_id, turn.index)
+    ).fetchone()
     _put_turn(conn, episode_id, turn, tokens)
     if not known:
         model = int((tokens.origin == Origin.MODEL).sum())
@@ -278,7 +318,9 @@ def write_end(conn: sqlite3.Connection, episode: Episode, split: str, tokenizer:
         put_episode(conn, episode, split, values)
     spans = {
         row[0]: row[1:]
-        for row in conn.execute("SELECT idx, token_start, token_end FROM turns WHERE episode_id=?", (episode.id,))
+        for row in conn.execute(
+            "SELECT idx, token_start, token_end FROM turns WHERE episode_id=?", (episode.id,)
+        )
     }
     for turn in episode.turns:
         if spans.pop(turn.index, None) != (turn.start, turn.end):
@@ -295,8 +337,13 @@ def _put_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tok
     conn.execute(PUT_TURN, turn_values(conn, episode_id, turn))
     conn.execute(PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
     if turn.calls:
-        conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index))
-        conn.executemany(PUT_CALL, [call_values(episode_id, turn.index, n, call) for n, call in enumerate(turn.calls)])
+        conn.execute(
+            "DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index)
+        )
+        conn.executemany(
+            PUT_CALL,
+            [call_values(episode_id, turn.index, n, call) for n, call in enumerate(turn.calls)],
+        )
     if turn.results:
         _put_results(conn, episode_id, turn)
 
@@ -309,4 +356,7 @@ def _put_results(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> None:
         (episode_id, calling, turn.index),
     ).fetchone()[0]
     for index, result in enumerate(turn.results):
-        conn.execute(PUT_RESULT, (episode_id, calling, first + index, turn.index, index, *result_values(conn, result)))
+        conn.execute(
+            PUT_RESULT,
+            (episode_id, calling, first + index, turn.index, index, *result_values(conn, result)),
+        )

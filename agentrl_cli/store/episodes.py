@@ -31,13 +31,22 @@ class Episodes(Part):
     # Writing
 
     def add_group(
-        self, run_id: str | None, group_id: str, task_id: str, step: int | None, why: str = "", *, pack: str = ""
+        self,
+        run_id: str | None,
+        group_id: str,
+        task_id: str,
+        step: int | None,
+        why: str = "",
+        *,
+        pack: str = "",
     ) -> None:
         """Queue a group; its id is unique within its run, or within the store without a run.
 
         `why`: what picked its task, if not its turn in the order. A stored group stays as it is; episodes add theirs.
         """
-        self.file.write_later(PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why), pack))
+        self.file.write_later(
+            PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why), pack)
+        )
 
     def start(self, episode: Episode, *, split: str = "", tokenizer: str = "") -> None:
         """Queue an episode without outcome, and its `live` row; its turns come with `add_turn`.
@@ -48,8 +57,15 @@ class Episodes(Part):
         """
         started = episode.started or time.time()
         bare = episode
-        if not episode.started or episode.outcome is not None or episode.turns or episode.reward_parts:
-            bare = episode.with_(started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=())
+        if (
+            not episode.started
+            or episode.outcome is not None
+            or episode.turns
+            or episode.reward_parts
+        ):
+            bare = episode.with_(
+                started=started, outcome=None, turns=(), tokens=Tokens.empty(), reward_parts=()
+            )
         with self.file.lock:
             self.file.require_writable()
             running = LiveEpisode(bare, split, tokenizer, (str(AgentState.PENDING), 0, "", started))
@@ -78,7 +94,9 @@ class Episodes(Part):
                 self.file.flush()
                 self.file.buffer.raise_failure()
 
-    def finish(self, episode: Episode, *, split: str = "", tokenizer: str = "", later: bool = False) -> None:
+    def finish(
+        self, episode: Episode, *, split: str = "", tokenizer: str = "", later: bool = False
+    ) -> None:
         """Commit an episode's end: outcome, reward parts, counts, flags; delete its `live` row.
 
         Turns that are not stored, or whose span changed, are written too, so this alone stores a whole episode.
@@ -125,16 +143,26 @@ class Episodes(Part):
         with self.file.lock:
             self.file.buffer.episodes.pop(episode_id, None)
             self.file.buffer.states.pop(episode_id, None)
-            self.file.write_later("DELETE FROM episodes WHERE id=? AND outcome IS NULL", (episode_id,))
+            self.file.write_later(
+                "DELETE FROM episodes WHERE id=? AND outcome IS NULL", (episode_id,)
+            )
 
     def delete(self, episode_ids: Iterable[str]) -> int:
         """Delete episodes and everything that belongs to them. Returns how many there were."""
         with self.file.transaction() as conn:
-            return conn.executemany("DELETE FROM episodes WHERE id=?", [(item,) for item in episode_ids]).rowcount
+            return conn.executemany(
+                "DELETE FROM episodes WHERE id=?", [(item,) for item in episode_ids]
+            ).rowcount
 
     # Reading
 
-    def ids(self, filter: str = "", sort: str = "-time", run: str | None = None, limit: int | None = None) -> list[int]:
+    def ids(
+        self,
+        filter: str = "",
+        sort: str = "-time",
+        run: str | None = None,
+        limit: int | None = None,
+    ) -> list[int]:
         """Return the rowids of the episodes that match, in order, at most `limit`.
 
         Raises UsageError for an invalid filter or order, naming the nearest field.
@@ -175,7 +203,9 @@ class Episodes(Part):
             return [row]
         return sorted(
             read_rows(
-                self.file, "group_id=? AND run_id IS ? AND parent_id IS ?", (row.group_id, row.run_id, row.parent_id)
+                self.file,
+                "group_id=? AND run_id IS ? AND parent_id IS ?",
+                (row.group_id, row.run_id, row.parent_id),
             ),
             key=lambda item: (item.sample, item.rowid),
         )
@@ -193,7 +223,9 @@ class Episodes(Part):
         """What picked a group's task; empty if it was its turn in the order."""
         if group_id is None:
             return ""
-        row = self.file.select_one("SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id))
+        row = self.file.select_one(
+            "SELECT why FROM groups WHERE id=? AND run_id IS ?", (group_id, run_id)
+        )
         return str(row[0]) if row else ""
 
     def resolve(self, name: str, run: str | None = None) -> str:
@@ -209,7 +241,10 @@ class Episodes(Part):
         pushed = "abs(coalesce(advantage, 0)) DESC"
         typical = "flags NOT IN ('', '[]'), coalesce(advantage, 0) = 0, abs(coalesce(advantage, 0))"
         queries: dict[str, tuple[str, list[Any]]] = {
-            "last": (f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC", params),
+            "last": (
+                f"SELECT id FROM episodes e WHERE {scope} ORDER BY outcome IS NULL, started DESC",
+                params,
+            ),
             # If nothing was trained: the typical one of the equally good, without flags and not the only success of
             # its group (whose advantage is large); the newest of these.
             "best": (f"{graded} ORDER BY reward DESC, {typical}, started DESC", [*params, *errors]),
@@ -222,7 +257,10 @@ class Episodes(Part):
             sql, values = queries[name]
             row = self.file.select_one(f"{sql} LIMIT 1", values)
             if row is None:
-                raise NotFound(f"No {name} episode yet in {self.file.path}.", hint="`agentrl rollout` makes some.")
+                raise NotFound(
+                    f"No {name} episode yet in {self.file.path}.",
+                    hint="`agentrl rollout` makes some.",
+                )
             return str(row[0])
         wanted = name.removeprefix("agentrl:").split("@")[0].lower()
         found = self.file.select(
@@ -235,15 +273,23 @@ class Episodes(Part):
     def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
         """Return the most pushed of the trained and solved episodes with the largest advantages."""
         sql = f"SELECT id FROM episodes e WHERE {scope} AND fact=? AND outcome=? ORDER BY advantage DESC, started DESC"
-        rows = self.file.select(f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES])
+        rows = self.file.select(
+            f"{sql} LIMIT ?", [*params, str(Fact.TRAINED), str(Outcome.SOLVED), CANDIDATES]
+        )
         return Signals(self.file).most_pushed(row[0] for row in rows)
 
     def _no_episode(self, wanted: str, *, several: bool) -> NotFound:
         """NotFound with the nearest ids: those around it, as ids are ordered by time."""
-        near = self.file.select("SELECT id FROM episodes WHERE id>=? ORDER BY id LIMIT 50", (wanted,))
+        near = self.file.select(
+            "SELECT id FROM episodes WHERE id>=? ORDER BY id LIMIT 50", (wanted,)
+        )
         if several:
             ids = ", ".join(row[0] for row in near[:5] if row[0].startswith(wanted))
-            return NotFound(f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…")
-        near += self.file.select("SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,))
+            return NotFound(
+                f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…"
+            )
+        near += self.file.select(
+            "SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,)
+        )
         hint = "`agentrl ls` lists them; last, best and worst work too."
         return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)

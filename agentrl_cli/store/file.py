@@ -79,11 +79,18 @@ class StoreFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         if value is None:
             self.close()
             return
-        with suppress(StoreError):  # the exception on its way is the better message, and most often the same
+        with suppress(
+            StoreError
+        ):  # the exception on its way is the better message, and most often the same
             self.close()
 
     @property
@@ -128,7 +135,9 @@ class StoreFile:
             self._identity.require()
         except StoreError:
             if self._identity.has_lost_its_log and not self.conn.in_transaction:
-                with suppress(sqlite3.Error):  # else the next reader finds a file without its last commits
+                with suppress(
+                    sqlite3.Error
+                ):  # else the next reader finds a file without its last commits
                     self.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             raise
 
@@ -175,11 +184,15 @@ class StoreFile:
             try:
                 self.flush()
             finally:
-                self.buffer.episodes |= {name: one for name, one in episodes.items() if not one.ended}
+                self.buffer.episodes |= {
+                    name: one for name, one in episodes.items() if not one.ended
+                }
 
     # Reading
 
-    def select(self, sql: str, params: Params = (), *, settled: bool = True) -> list[tuple[Any, ...]]:
+    def select(
+        self, sql: str, params: Params = (), *, settled: bool = True
+    ) -> list[tuple[Any, ...]]:
         """Return all rows of a query. What waits is written first, unless `settled` is False: it cannot matter."""
         with self.lock, mapped(self.path):
             if settled:
@@ -212,7 +225,9 @@ class StoreFile:
                 return
             found = str(self.conn.execute("PRAGMA quick_check(1)").fetchone()[0])
         if found != "ok":
-            raise StoreError(f"The store {self.path} is damaged: {' '.join(found.split())}.", hint=RECOVER)
+            raise StoreError(
+                f"The store {self.path} is damaged: {' '.join(found.split())}.", hint=RECOVER
+            )
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has written: poll it before reading again."""

@@ -68,9 +68,19 @@ LOOKUPS: dict[str, str] = {
 }
 """Fields that are looked up in another table."""
 
-_LOOKUP_COLUMNS = {"tool": ("name",), "tag": ("tag",), "run": ("name", "id"), "ckpt": ("kind",), "drift": ("kind",)}
+_LOOKUP_COLUMNS = {
+    "tool": ("name",),
+    "tag": ("tag",),
+    "run": ("name", "id"),
+    "ckpt": ("kind",),
+    "drift": ("kind",),
+}
 
-SORTS: dict[str, str] = {"time": "e.started", **NUMBERS, **{name: NAMES[name] for name in ("task", "outcome", "kind")}}
+SORTS: dict[str, str] = {
+    "time": "e.started",
+    **NUMBERS,
+    **{name: NAMES[name] for name in ("task", "outcome", "kind")},
+}
 """Orders of a list."""
 
 ALIASES = {"advantage": "adv", "primary_score": "primary", "outcomes": "outcome", "started": "time"}
@@ -89,7 +99,9 @@ def fields() -> list[str]:
 
 
 def compile_filter(text: str) -> Where:
-    """Return a filter as an SQL condition over `episodes e`, and its parameters. Raises UsageError naming the nearest.
+    """Return a filter as an SQL condition over `episodes e`, and its parameters.
+
+    Raises UsageError naming the nearest.
     """
     parts: list[str] = []
     params: list[Any] = []
@@ -100,7 +112,9 @@ def compile_filter(text: str) -> Where:
     while position < len(text):
         match = _TERM.match(text, position)
         if match is None:
-            raise UsageError(f"The filter cannot be read from here: {text[position:]!r}", hint=_EXAMPLE)
+            raise UsageError(
+                f"The filter cannot be read from here: {text[position:]!r}", hint=_EXAMPLE
+            )
         position = match.end()
         minus, name, raw = match.groups()
         quoted = len(raw) > 1 and raw[0] == raw[-1] == '"'
@@ -111,7 +125,9 @@ def compile_filter(text: str) -> Where:
         value = re.sub(r"\\(.)", r"\1", raw[1:-1]) if quoted else raw
         count += 1 if quoted or not name else 1 + value.count(",")
         if count > MOST_CHOICES:
-            raise UsageError(f"The filter has more than {MOST_CHOICES:,} terms and values.", hint="Ask in parts.")
+            raise UsageError(
+                f"The filter has more than {MOST_CHOICES:,} terms and values.", hint="Ask in parts."
+            )
         sql, values = _term(name or "text", value, quoted=quoted)
         parts.append(f"NOT coalesce({sql}, 0)" if minus else sql)
         params += values
@@ -176,7 +192,9 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
     else:
         raise _unknown("field", name, fields())
     found = [one(item) for item in choices]
-    return f"({_joined([part for part, _ in found], 'OR')})", [param for _, params in found for param in params]
+    return f"({_joined([part for part, _ in found], 'OR')})", [
+        param for _, params in found for param in params
+    ]
 
 
 def _number(name: str, column: str, value: str) -> Where:
@@ -186,9 +204,14 @@ def _number(name: str, column: str, value: str) -> Where:
         low, high = value.split("..", 1)
         bounds = [(sign, _float(name, end)) for sign, end in ((">=", low), ("<=", high)) if end]
         if len(bounds) == 2 and bounds[0][1] > bounds[1][1]:
-            raise UsageError(f"{name}: needs the smaller number first, not {value!r}.", hint=f"{name}:{high}..{low}")
+            raise UsageError(
+                f"{name}: needs the smaller number first, not {value!r}.",
+                hint=f"{name}:{high}..{low}",
+            )
         if bounds:
-            return " AND ".join(f"{column} {sign} ?" for sign, _ in bounds), [end for _, end in bounds]
+            return " AND ".join(f"{column} {sign} ?" for sign, _ in bounds), [
+                end for _, end in bounds
+            ]
     match = re.match(r"<=|>=|<|>|=", value)
     sign = match.group() if match else "="
     return f"{column} {sign} ?", [_float(name, value[len(sign) if match else 0 :])]
@@ -197,7 +220,8 @@ def _number(name: str, column: str, value: str) -> Where:
 def _float(name: str, text: str) -> float:
     if not _NUMBER.fullmatch(text):
         raise UsageError(
-            f"{name}: needs a number, not {text!r}.", hint=f"For example {name}:<0.5, {name}:1..3 or {name}:none."
+            f"{name}: needs a number, not {text!r}.",
+            hint=f"For example {name}:<0.5, {name}:1..3 or {name}:none.",
         )
     return float(text)
 
@@ -255,5 +279,9 @@ def _check_outcome(name: str, values: list[str]) -> None:
 
 def _unknown(what: str, name: str, known: list[str]) -> UsageError:
     near = nearest(name, known)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}."
-    return UsageError(f"A filter has no {what} {name!r}." if what != "order" else f"No order {name!r}.", hint=hint)
+    hint = (
+        f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}."
+    )
+    return UsageError(
+        f"A filter has no {what} {name!r}." if what != "order" else f"No order {name!r}.", hint=hint
+    )

@@ -17,7 +17,9 @@ _REBUILT: dict[str, tuple[tuple[str, str], ...]] = {
         ("tokenizer TEXT NOT NULL", "tokenizer TEXT REFERENCES tokenizers(hash)"),
         ("parent_id TEXT", "parent_id TEXT REFERENCES runs(id) ON DELETE SET NULL"),
     ),
-    "groups": ((") STRICT", ", pack TEXT, FOREIGN KEY (pack, task_id) REFERENCES tasks(pack, id)) STRICT"),),
+    "groups": (
+        (") STRICT", ", pack TEXT, FOREIGN KEY (pack, task_id) REFERENCES tasks(pack, id)) STRICT"),
+    ),
     "episodes": (
         ("tokenizer TEXT NOT NULL", "tokenizer TEXT REFERENCES tokenizers(hash)"),
         ("parent_id TEXT", "parent_id TEXT REFERENCES episodes(id) ON DELETE SET NULL"),
@@ -27,7 +29,9 @@ _REBUILT: dict[str, tuple[tuple[str, str], ...]] = {
             " FOREIGN KEY (pack, task_id) REFERENCES tasks(pack, id)) STRICT",
         ),
     ),
-    "prompts": ((") STRICT", ", FOREIGN KEY (run_id, parent_id) REFERENCES prompts(run_id, id)) STRICT"),),
+    "prompts": (
+        (") STRICT", ", FOREIGN KEY (run_id, parent_id) REFERENCES prompts(run_id, id)) STRICT"),
+    ),
 }
 """Table → (text of its definition, new text)."""
 
@@ -60,7 +64,9 @@ def add_foreign_keys(conn: sqlite3.Connection) -> None:
     """Rebuild the tables with their foreign keys, inside a transaction with `PRAGMA foreign_keys=OFF`."""
     users = "SELECT type, name, sql FROM sqlite_schema WHERE type IN ('view', 'trigger') ORDER BY type='trigger', rowid"
     others = conn.execute(users).fetchall()
-    for kind, name, _ in reversed(others):  # a table cannot be renamed while one of them names a missing one
+    for kind, name, _ in reversed(
+        others
+    ):  # a table cannot be renamed while one of them names a missing one
         conn.execute(f'DROP {kind} "{name}"')
     for table, changes in _REBUILT.items():
         _rebuild(conn, table, changes)
@@ -72,7 +78,8 @@ def add_foreign_keys(conn: sqlite3.Connection) -> None:
     for table in _REBUILT:
         left = conn.execute(f"PRAGMA foreign_key_check({table})").fetchall()
         notes += [
-            f"{table}: row {rowid} refers to a missing row of {parent}; it was kept" for _, rowid, parent, _ in left
+            f"{table}: row {rowid} refers to a missing row of {parent}; it was kept"
+            for _, rowid, parent, _ in left
         ]
     conn.executemany(
         "INSERT INTO logs (run_id, at, level, text) VALUES (NULL, ?, 'warn', ?)",
@@ -81,7 +88,9 @@ def add_foreign_keys(conn: sqlite3.Connection) -> None:
 
 
 def _rebuild(conn: sqlite3.Connection, table: str, changes: tuple[tuple[str, str], ...]) -> None:
-    definition = str(conn.execute("SELECT sql FROM sqlite_schema WHERE name=?", (table,)).fetchone()[0])
+    definition = str(
+        conn.execute("SELECT sql FROM sqlite_schema WHERE name=?", (table,)).fetchone()[0]
+    )
     for old, new in changes:
         if definition.count(old) != 1:
             raise StoreError(
@@ -95,11 +104,19 @@ def _rebuild(conn: sqlite3.Connection, table: str, changes: tuple[tuple[str, str
         names.insert(0, "rowid")
     extra = "type='index' AND tbl_name=? AND sql IS NOT NULL"
     indexes = conn.execute(f"SELECT sql FROM sqlite_schema WHERE {extra}", (table,)).fetchall()
-    columns, before = ",".join(f'"{name}"' for name in names), conn.execute(f"SELECT count(*) FROM {table}").fetchone()
+    columns, before = (
+        ",".join(f'"{name}"' for name in names),
+        conn.execute(f"SELECT count(*) FROM {table}").fetchone(),
+    )
     conn.execute("CREATE TABLE agentrl_rebuilt " + definition[definition.index("(") :])
-    conn.execute(f"INSERT INTO agentrl_rebuilt ({columns}) SELECT {columns} FROM {table} ORDER BY rowid")
+    conn.execute(
+        f"INSERT INTO agentrl_rebuilt ({columns}) SELECT {columns} FROM {table} ORDER BY rowid"
+    )
     if conn.execute("SELECT count(*) FROM agentrl_rebuilt").fetchone() != before:
-        raise StoreError(f"The table {table} of the store could not be copied.", hint="Try again; nothing was changed.")
+        raise StoreError(
+            f"The table {table} of the store could not be copied.",
+            hint="Try again; nothing was changed.",
+        )
     conn.execute(f"DROP TABLE {table}")
     conn.execute(f"ALTER TABLE agentrl_rebuilt RENAME TO {table}")
     for (sql,) in indexes:
@@ -108,7 +125,13 @@ def _rebuild(conn: sqlite3.Connection, table: str, changes: tuple[tuple[str, str
 
 def _set_null(conn: sqlite3.Connection, table: str, column: str, where: str) -> str:
     """Set references to nothing to NULL. Returns what they were; empty without any."""
-    found = conn.execute(f"SELECT {column}, count(*) FROM {table} WHERE {where} GROUP BY 1 ORDER BY 1").fetchall()
+    found = conn.execute(
+        f"SELECT {column}, count(*) FROM {table} WHERE {where} GROUP BY 1 ORDER BY 1"
+    ).fetchall()
     conn.execute(f"UPDATE {table} SET {column} = NULL WHERE {where}")
     missing = ", ".join(f"{value} ({count})" for value, count in found)
-    return f"{table}.{column} was set to NULL where the row it names is missing: {missing}" if found else ""
+    return (
+        f"{table}.{column} was set to NULL where the row it names is missing: {missing}"
+        if found
+        else ""
+    )

@@ -64,7 +64,9 @@ def start_of(pid: int) -> str | None:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # the program's name before it may contain anything
+    state, *fields = text.rpartition(")")[
+        2
+    ].split()  # the program's name before it may contain anything
     return None if state in "ZXx" else fields[18]
 
 
@@ -72,13 +74,18 @@ def _seconds(started: str) -> float:
     """Return a start time of `start_of` in seconds since the epoch."""
     if not started.isdigit():
         return time.mktime(time.strptime(started))
-    since = next(line for line in (_PROC / "stat").read_text("utf-8").splitlines() if line.startswith("btime "))
+    since = next(
+        line
+        for line in (_PROC / "stat").read_text("utf-8").splitlines()
+        if line.startswith("btime ")
+    )
     return int(since.split()[1]) + int(started) / os.sysconf("SC_CLK_TCK")
 
 
 @functools.cache
 def boot() -> str:
-    """Return the boot of this machine and the process namespace of this process; empty if the system reports neither.
+    """Return the boot of this machine and the process namespace of this process; empty if the
+    system reports neither.
     """
     try:
         name = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8").strip()
@@ -89,6 +96,8 @@ def boot() -> str:
 
 def _start_by_ps(pid: int) -> str | None:
     """`start_of` without /proc, as on macOS."""
-    found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     state, _, started = found.stdout.strip().partition(" ")
     return None if found.returncode or state.startswith("Z") else started.strip()

@@ -40,7 +40,11 @@ class Identity:
     def has_lost_its_log(self) -> bool:
         """Whether only the log is missing: it is still open and can be written back into the file."""
         log = f"{self.path}-wal"
-        return self._known[""] == _identity(self.path) and "-wal" in self._known and _identity(log) is None
+        return (
+            self._known[""] == _identity(self.path)
+            and "-wal" in self._known
+            and _identity(log) is None
+        )
 
 
 def _identity(path: Path | str) -> tuple[int, int] | None:

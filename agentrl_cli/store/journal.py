@@ -30,7 +30,9 @@ class Live(Part):
         """Set the state of a running episode; only the newest is written."""
         with self.file.lock:
             self.file.require_writable()
-            running = None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            running = (
+                None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            )
             if running is not None:
                 running.state = (str(state), turn, text, time.time())
             else:
@@ -78,11 +80,15 @@ class Journal(Part):
         self.file.write_later(_ADD_LOG, (run_id, time.time(), level, clean(text)))
 
     def logs(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return the newest `limit` log lines with an id above `since`, oldest first: `{"id", "at", "level", "text"}`.
+        """Return the newest `limit` log lines with an id above `since`, oldest first:
+
+        `{"id", "at", "level", "text"}`.
         """
         return self._tail("logs", "id, at, level, text", run_id, since, limit)
 
-    def add_event(self, run_id: str | None, kind: str, data: Mapping[str, Any] | None = None) -> None:
+    def add_event(
+        self, run_id: str | None, kind: str, data: Mapping[str, Any] | None = None
+    ) -> None:
         """Queue an event, drawn as a mark on the curves."""
         self.file.write_later(_ADD_EVENT, (run_id, time.time(), kind, dumps(dict(data or {}))))
 
@@ -118,11 +124,15 @@ class Journal(Part):
 
         With a step it is stored once, even if a resume repeats the step.
         """
-        self.file.write_later(_ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step))
+        self.file.write_later(
+            _ADD_ALERT, (run_id, time.time(), level, name, value, threshold, clean(text), step)
+        )
 
     def alerts(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the newest alerts, oldest first: `{"id", "at", "level", "name", "value", "threshold", "text"}`."""
-        return self._tail("alerts", "id, at, level, name, value, threshold, text", run_id, since, limit)
+        return self._tail(
+            "alerts", "id, at, level, name, value, threshold, text", run_id, since, limit
+        )
 
     def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
         """Alerts by kind, the newest last: `{"name", "level", "count", "first", "last", "first_step", "last_step",
@@ -135,7 +145,9 @@ class Journal(Part):
         )
         return self.file.select_dicts(sql, (run_id,))
 
-    def _tail(self, table: str, names: str, run_id: str | None, since: int, limit: int) -> list[dict[str, Any]]:
+    def _tail(
+        self, table: str, names: str, run_id: str | None, since: int, limit: int
+    ) -> list[dict[str, Any]]:
         sql = f"SELECT {names} FROM {table} WHERE run_id IS ? AND id>? ORDER BY id DESC LIMIT ?"
         return self.file.select_dicts(sql, (run_id, since, limit))[::-1]
 
@@ -155,23 +167,31 @@ class Controls(Part):
     def take(self, run_id: str, event: str = "control") -> list[ControlRow]:
         """Take the waiting controls, oldest first, each once; every one leaves an event."""
         wanted = "SELECT id, run_id, at, action, data FROM controls WHERE run_id=? AND taken IS NULL ORDER BY id"
-        if not self.file.select(wanted, (run_id,), settled=False):  # the usual case costs no write lock
+        if not self.file.select(
+            wanted, (run_id,), settled=False
+        ):  # the usual case costs no write lock
             return []
         now = time.time()
         with self.file.transaction() as conn:
             rows = conn.execute(wanted, (run_id,)).fetchall()
-            conn.executemany("UPDATE controls SET taken=? WHERE id=?", [(now, row[0]) for row in rows])
+            conn.executemany(
+                "UPDATE controls SET taken=? WHERE id=?", [(now, row[0]) for row in rows]
+            )
             taken = [build(ControlRow, row, data=load_metrics(row[4]), taken=now) for row in rows]
             conn.executemany(
                 _ADD_EVENT,
-                [(run_id, now, f"{event}:{row.action}", dumps({"id": row.id, **row.data})) for row in taken],
+                [
+                    (run_id, now, f"{event}:{row.action}", dumps({"id": row.id, **row.data}))
+                    for row in taken
+                ],
             )
         return taken
 
     def all(self, run_id: str) -> list[ControlRow]:
         """Return all controls of a run, oldest first, taken or not."""
         rows = self.file.select(
-            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id", (run_id,)
+            "SELECT id, run_id, at, action, data, taken FROM controls WHERE run_id=? ORDER BY id",
+            (run_id,),
         )
         return [build(ControlRow, row, data=loads(row[4])) for row in rows]
 

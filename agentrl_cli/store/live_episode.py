@@ -83,7 +83,12 @@ class LiveEpisode:
     @property
     def is_waiting(self) -> bool:
         """Whether anything waits to be written."""
-        return not self.inserted or self.ended or self.state is not None or bool(self.waiting or self.drift)
+        return (
+            not self.inserted
+            or self.ended
+            or self.state is not None
+            or bool(self.waiting or self.drift)
+        )
 
     def add(self, turn: Turn, tokens: Tokens) -> None:
         """Add a turn, or a newer version of one. Raises ValueError if span and tokens differ in length."""
@@ -94,8 +99,14 @@ class LiveEpisode:
         if turn.calls and turn.index not in self.calling:
             self.calling.append(turn.index)
         if turn.results:
-            asked = next((index for index in self._path(turn) if index in self.calling), turn.index - 1)
-            before = [end for index, (asked_, end) in self.answers.items() if asked_ == asked and index != turn.index]
+            asked = next(
+                (index for index in self._path(turn) if index in self.calling), turn.index - 1
+            )
+            before = [
+                end
+                for index, (asked_, end) in self.answers.items()
+                if asked_ == asked and index != turn.index
+            ]
             self.answers[turn.index] = (asked, max(before, default=0) + len(turn.results))
 
     def _path(self, turn: Turn) -> Iterator[int]:
@@ -110,7 +121,9 @@ class LiveEpisode:
         for turn in episode.turns:
             if self.spans.get(turn.index) != (turn.start, turn.end):
                 self.add(turn, episode.tokens.slice(turn.start, turn.end))
-        if (self.episode.fact and not episode.fact) or (self.episode.advantage is not None is episode.advantage):
+        if (self.episode.fact and not episode.fact) or (
+            self.episode.advantage is not None is episode.advantage
+        ):
             old = self.episode
             kept = old.advantage if episode.advantage is None else episode.advantage
             episode = episode.with_(fact=episode.fact or old.fact, advantage=kept)
@@ -150,12 +163,22 @@ class LiveEpisode:
             self._put_end(conn)
         elif self.state is not None:
             state, turn, text, at = self.state
-            row = (episode.id, episode.run_id, state, turn, clean(text[-TEXT_TAIL:]), episode.started, at)
+            row = (
+                episode.id,
+                episode.run_id,
+                state,
+                turn,
+                clean(text[-TEXT_TAIL:]),
+                episode.started,
+                at,
+            )
             conn.execute(PUT_LIVE, row)
 
     def _put_row(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
-        values = episode_values(episode, self.split, self.tokenizer, None if self.ended else self._counted())
+        values = episode_values(
+            episode, self.split, self.tokenizer, None if self.ended else self._counted()
+        )
         if self.tokenizer:
             conn.execute(NAME_TOKENIZER, (self.tokenizer,))
         if self.inserted and conn.execute(END_EPISODE, values).rowcount:
@@ -168,12 +191,16 @@ class LiveEpisode:
     def _put_turns(self, conn: sqlite3.Connection) -> None:
         id_, waiting = self.episode.id, self.waiting.values()
         conn.executemany(PUT_TURN, [turn_values(conn, id_, turn) for turn, _ in waiting])
-        conn.executemany(PUT_TOKENS, [(id_, turn.index, *token_columns(tokens)) for turn, tokens in waiting])
+        conn.executemany(
+            PUT_TOKENS, [(id_, turn.index, *token_columns(tokens)) for turn, tokens in waiting]
+        )
         calls: dict[tuple[int, int], tuple[Any, ...]] = {}
         results: dict[tuple[int, int], tuple[Any, ...]] = {}
         for turn, _ in waiting:
             if turn.calls and turn.index in self.stored:
-                conn.execute("DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (id_, turn.index))
+                conn.execute(
+                    "DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (id_, turn.index)
+                )
             for index, call in enumerate(turn.calls):
                 calls[turn.index, index] = call_values(id_, turn.index, index, call)
             for index, result in enumerate(turn.results):
@@ -184,11 +211,15 @@ class LiveEpisode:
             rows = [(*values, *results.pop(place, NO_RESULT)) for place, values in calls.items()]
             conn.executemany(PUT_WHOLE_CALL, rows)
         if results:
-            conn.executemany(PUT_RESULT, [(id_, *place, *values) for place, values in results.items()])
+            conn.executemany(
+                PUT_RESULT, [(id_, *place, *values) for place, values in results.items()]
+            )
 
     def _put_end(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
-        for index in self.spans.keys() - {turn.index for turn in episode.turns}:  # turns that were rolled back
+        for index in self.spans.keys() - {
+            turn.index for turn in episode.turns
+        }:  # turns that were rolled back
             drop_turn(conn, episode.id, index)
         if self.inserted:
             conn.execute("DELETE FROM live WHERE episode_id=?", (episode.id,))

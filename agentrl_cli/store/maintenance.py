@@ -86,7 +86,9 @@ def status(path: Path, *, check: bool = False) -> Status:
 
             rows = {name: one(f'SELECT count(*) FROM "{name}"') for name in _tables(conn)}
             lengths = "+".join(f"ifnull(length({column}),0)" for column in ("ids", "origin", *_ALL))
-            mean = one(f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)")
+            mean = one(
+                f"SELECT avg({lengths}) FROM (SELECT * FROM turn_tokens ORDER BY rowid DESC LIMIT 1000)"
+            )
             page = one("PRAGMA page_size")
             found = _problems(conn) if check else []
             open_episodes = one("SELECT count(*) FROM episodes WHERE outcome IS NULL")
@@ -123,7 +125,10 @@ def _problems(conn: sqlite3.Connection) -> list[str]:
     """What SQLite's quick check found, and how many rows refer to nothing; `ok` without either."""
     found = [str(row[0]) for row in conn.execute("PRAGMA quick_check(5)")]
     lost = Counter((row[0], row[2]) for row in conn.execute("PRAGMA foreign_key_check"))
-    missing = [f"{count} rows of {table} refer to missing {parent}" for (table, parent), count in lost.items()]
+    missing = [
+        f"{count} rows of {table} refer to missing {parent}"
+        for (table, parent), count in lost.items()
+    ]
     return missing if missing and found == ["ok"] else found + missing
 
 
@@ -135,7 +140,9 @@ def _tables(conn: sqlite3.Connection) -> list[str]:
 def backup(path: Path, target: Path) -> int:
     """Copy a store, compacted, while others go on writing. Returns its bytes. Raises UsageError, StoreError."""
     if target.exists():
-        raise UsageError(f"{target} exists already.", hint="Choose another name: a backup never overwrites.")
+        raise UsageError(
+            f"{target} exists already.", hint="Choose another name: a backup never overwrites."
+        )
     if not target.parent.is_dir():
         raise UsageError(f"No folder {target.parent}.", hint="Create it first.")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -192,7 +199,10 @@ def prunable(
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(KEEP)}."
             raise UsageError(f"Unknown --keep {word!r}.", hint=hint)
         terms.append(f"NOT coalesce({KEEP[word]}, 0)")
-    return [str(row[0]) for row in store.select(f"SELECT e.id FROM episodes e WHERE {' AND '.join(terms)}", params)]
+    return [
+        str(row[0])
+        for row in store.select(f"SELECT e.id FROM episodes e WHERE {' AND '.join(terms)}", params)
+    ]
 
 
 def prune(store: Store, episode_ids: Collection[str], what: str = "numbers") -> int:
@@ -211,7 +221,9 @@ def prune(store: Store, episode_ids: Collection[str], what: str = "numbers") -> 
             else:
                 columns = ("top_ids", "top_logps") if what == "alternatives" else _ALL
                 sets = ", ".join(f"{column}=NULL" for column in columns)
-                conn.execute(f"UPDATE turn_tokens SET {sets} WHERE episode_id IN ({marks(len(part))})", part)
+                conn.execute(
+                    f"UPDATE turn_tokens SET {sets} WHERE episode_id IN ({marks(len(part))})", part
+                )
     return len(episode_ids)
 
 

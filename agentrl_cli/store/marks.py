@@ -10,7 +10,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from agentrl_cli.errors import NotFound
-from agentrl_cli.store.codec import blob_floats, bytes_blob, clean, decoding, dumps, float_bytes, no_number
+from agentrl_cli.store.codec import (
+    blob_floats,
+    bytes_blob,
+    clean,
+    decoding,
+    dumps,
+    float_bytes,
+    no_number,
+)
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import DriftRow
@@ -21,9 +29,8 @@ _NUMBERS = (
     *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
     *("logp_teacher", "reward_advantage"),
 )
-_SET_SIGNALS = (
-    f"UPDATE turn_tokens SET {', '.join(f'{name}=?' for name in _NUMBERS)}, clipped=? WHERE episode_id=? AND idx=?"
-)
+_ASSIGNMENTS = ", ".join(f"{name}=?" for name in _NUMBERS)
+_SET_SIGNALS = f"UPDATE turn_tokens SET {_ASSIGNMENTS}, clipped=? WHERE episode_id=? AND idx=?"
 _TRAINED = str(Fact.TRAINED)
 SAMPLED = 64
 """Episodes that are read to find a run's push scale."""
@@ -36,24 +43,40 @@ class Signals(Part):
     def add(self, episode_id: str, signals: TrainSignals) -> None:
         """Queue signals over all tokens of the episode. Raises NotFound, ValueError."""
         rows = self.file.select(
-            "SELECT idx, n, advantage IS NOT NULL FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,)
+            "SELECT idx, n, advantage IS NOT NULL FROM turn_tokens WHERE episode_id=? ORDER BY idx",
+            (episode_id,),
         )
         if not rows:
             raise NotFound(f"No turns of episode {episode_id!r} in {self.file.path}.")
         total = sum(n for _, n, _ in rows)
         if total != len(signals.advantage):
-            raise ValueError(f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {total}")
-        whole = {name: None if (array := getattr(signals, name)) is None else float_bytes(array) for name in _NUMBERS}
+            raise ValueError(
+                f"signals have {len(signals.advantage)} tokens, episode {episode_id} has {total}"
+            )
+        whole = {
+            name: None if (array := getattr(signals, name)) is None else float_bytes(array)
+            for name in _NUMBERS
+        }
         clipped, start, written = bytes_blob(signals.clipped), 0, False
         for index, n, known in rows:
-            parts = [None if data is None else data[4 * start : 4 * (start + n)] for data in whole.values()]
+            parts = [
+                None if data is None else data[4 * start : 4 * (start + n)]
+                for data in whole.values()
+            ]
             columns = [b"" if data is None or no_number(data) else data for data in parts]
             last = index == rows[-1][0] and not written
-            if any(columns) or known or last:  # turns of NaN are skipped, but one row marks it trained
+            if (
+                any(columns) or known or last
+            ):  # turns of NaN are skipped, but one row marks it trained
                 written = True
-                values = [None if data is None else column for data, column in zip(parts, columns, strict=True)]
+                values = [
+                    None if data is None else column
+                    for data, column in zip(parts, columns, strict=True)
+                ]
                 flags = clipped[start : start + n]
-                self.file.write_later(_SET_SIGNALS, (*values, flags if any(flags) else b"", episode_id, index))
+                self.file.write_later(
+                    _SET_SIGNALS, (*values, flags if any(flags) else b"", episode_id, index)
+                )
             start += n
 
     def get(self, episode_id: str) -> TrainSignals | None:
@@ -62,7 +85,9 @@ class Signals(Part):
             return self._signals(episode_id)
 
     def _signals(self, episode_id: str) -> TrainSignals | None:
-        rows = self.file.select(f"SELECT {_SIGNALS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,))
+        rows = self.file.select(
+            f"SELECT {_SIGNALS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,)
+        )
         if not any(row[1] is not None for row in rows):
             return None
 
@@ -92,10 +117,13 @@ class Signals(Part):
         Reads at most SAMPLED episodes, evenly spaced in time, so that it costs the same for every length of run.
         """
         rows = self.file.select(
-            "SELECT id FROM episodes WHERE run_id IS ? AND fact=? ORDER BY rowid", (run_id, _TRAINED)
+            "SELECT id FROM episodes WHERE run_id IS ? AND fact=? ORDER BY rowid",
+            (run_id, _TRAINED),
         )
         every = -(-len(rows) // SAMPLED) if rows else 1
-        found = [push[np.isfinite(push)] for row in rows[::every] if len(push := self._push(row[0]))]
+        found = [
+            push[np.isfinite(push)] for row in rows[::every] if len(push := self._push(row[0]))
+        ]
         known = np.abs(np.concatenate(found)) if found else np.empty(0, np.float32)
         return float(np.quantile(known, 0.95)) if len(known) else 0.0
 
@@ -115,7 +143,10 @@ class Marks(Part):
     def set_facts(self, rows: Iterable[tuple[str, str, float | None]]) -> None:
         """Set (episode id, `Fact` value, advantage or None) of the episodes of a step."""
         with self.file.transaction() as conn:
-            conn.executemany(_SET_FACT, [(str(fact), _finite(advantage), episode) for episode, fact, advantage in rows])
+            conn.executemany(
+                _SET_FACT,
+                [(str(fact), _finite(advantage), episode) for episode, fact, advantage in rows],
+            )
 
     def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
         """Rename a group of a run to GROUP~2 and so on, with the fact `skipped:changed`: another may take its name.
@@ -130,7 +161,9 @@ class Marks(Part):
         with self.file.transaction() as conn:
             names = (f"{group}~{n}" for n in itertools.count(2))
             known = "SELECT 1 FROM groups WHERE id=? AND run_id=?"
-            new = next(name for name in names if conn.execute(known, (name, run_id)).fetchone() is None)
+            new = next(
+                name for name in names if conn.execute(known, (name, run_id)).fetchone() is None
+            )
             conn.execute(
                 "INSERT INTO groups (id, run_id, task_id, step, at, why, pack)"
                 " SELECT ?3, run_id, task_id, step, at, why, pack FROM groups WHERE id=?1 AND run_id=?2",
@@ -143,15 +176,21 @@ class Marks(Part):
             key = "run_id || '/' || step || '/' || ?4 || '/' || sample"
             conn.execute(f"UPDATE episodes SET group_id=?4, key={key} {here}", (*of, ids, new))
             left = "SELECT 1 FROM episodes e WHERE e.group_id=groups.id AND e.run_id=groups.run_id"
-            conn.execute(f"DELETE FROM groups WHERE id=?1 AND run_id=?2 AND NOT EXISTS ({left})", of)
+            conn.execute(
+                f"DELETE FROM groups WHERE id=?1 AND run_id=?2 AND NOT EXISTS ({left})", of
+            )
         return count
 
-    def add_drift(self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str) -> None:
+    def add_drift(
+        self, episode_id: str, *, kind: str, turn: int, position: int, expected: str, got: str
+    ) -> None:
         """Queue a place where a rendering differs from the ids; for a running episode it is written with it."""
         row = (episode_id, kind, turn, position, clean(expected), clean(got))
         with self.file.lock:
             self.file.require_writable()
-            running = None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            running = (
+                None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
+            )
             if running is None:
                 self.file.write_later(PUT_DRIFT, row)
                 return
@@ -166,7 +205,9 @@ class Marks(Part):
     def tag(self, episode_id: str, tag: str) -> None:
         """Add a tag to an episode."""
         with self.file.transaction() as conn:
-            conn.execute("INSERT OR IGNORE INTO tags VALUES (?,?,?)", (tag, episode_id, time.time()))
+            conn.execute(
+                "INSERT OR IGNORE INTO tags VALUES (?,?,?)", (tag, episode_id, time.time())
+            )
 
     def untag(self, episode_id: str, tag: str) -> None:
         """Remove a tag from an episode."""
@@ -177,7 +218,10 @@ class Marks(Part):
         """Set the note of an episode; an empty one removes it."""
         with self.file.transaction() as conn:
             if text:
-                conn.execute("INSERT OR REPLACE INTO notes VALUES (?,?,?)", (episode_id, clean(text), time.time()))
+                conn.execute(
+                    "INSERT OR REPLACE INTO notes VALUES (?,?,?)",
+                    (episode_id, clean(text), time.time()),
+                )
             else:
                 conn.execute("DELETE FROM notes WHERE episode_id=?", (episode_id,))
 

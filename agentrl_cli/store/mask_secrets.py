@@ -8,7 +8,8 @@ from typing import Any
 
 PATTERNS: dict[str, re.Pattern[str]] = {
     "private-key": re.compile(
-        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.S
+        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        re.S,
     ),
     "api-key": re.compile(r"\b(?:sk|pk|rk)(?:-|_(?:live|test)_)[A-Za-z0-9_-]{16,}"),
     "huggingface": re.compile(r"\bhf_[A-Za-z0-9]{16,}"),
@@ -52,7 +53,9 @@ _NAMED = (
         r"(?i)((?<![a-z0-9])(?:pwd|passw(?:or)?d)=[\"']?)(?!\[masked|none\b|true\b|false\b|null\b|self\b)"
         r"([^\s\"',;&/~$.<>(){}\[\]][^\s\"',;&<>(){}\[\]]{4,}+)(?![(\[{])"
     ),
-    re.compile(r"(?i)(\b(?:set-)?cookie[\"']?:\s{0,8}[\"']?)(?!\[masked)([\w.-]{1,64}+=[^\r\n\"']{6,})"),
+    re.compile(
+        r"(?i)(\b(?:set-)?cookie[\"']?:\s{0,8}[\"']?)(?!\[masked)([\w.-]{1,64}+=[^\r\n\"']{6,})"
+    ),
     re.compile(rf"(?i)(authorization{_ASSIGNS}(?:basic|token)\s{{1,4}}){_VALUE}"),
     # `token: …` and `token="…"`, but not the code `token = next(tokens)`
     re.compile(
@@ -80,7 +83,9 @@ def mask(value: Any) -> Any:
         return mask_text(value)
     if isinstance(value, Mapping):
         return {
-            key: "[masked:named]" if isinstance(item, str) and item and _NAME_ALONE.search(str(key)) else mask(item)
+            key: "[masked:named]"
+            if isinstance(item, str) and item and _NAME_ALONE.search(str(key))
+            else mask(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

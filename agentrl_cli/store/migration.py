@@ -38,11 +38,19 @@ def bring_up(conn: sqlite3.Connection, path: Path | str) -> None:
         version = int(conn.execute("PRAGMA user_version").fetchone()[0])
         if version < SCHEMA_VERSION:
             _require_free(conn, path)
-            event = (time.time(), MIGRATION, dumps(asdict(Holder.of()) | {"from": version, "to": SCHEMA_VERSION}))
-            conn.execute("INSERT INTO events (run_id, at, kind, data) VALUES (NULL, ?, ?, ?)", event)
+            event = (
+                time.time(),
+                MIGRATION,
+                dumps(asdict(Holder.of()) | {"from": version, "to": SCHEMA_VERSION}),
+            )
+            conn.execute(
+                "INSERT INTO events (run_id, at, kind, data) VALUES (NULL, ?, ?, ?)", event
+            )
     if version >= SCHEMA_VERSION:  # another process has done it meanwhile
         return
-    size = int(conn.execute("PRAGMA page_count").fetchone()[0]) * int(conn.execute("PRAGMA page_size").fetchone()[0])
+    size = int(conn.execute("PRAGMA page_count").fetchone()[0]) * int(
+        conn.execute("PRAGMA page_size").fetchone()[0]
+    )
     what = f"the store {path} ({size / 1e6:.0f} MB) from schema {version} to {SCHEMA_VERSION}"
     _LOG.warning("Bringing %s; nothing is lost if this is interrupted …", what)
     passed = 0
@@ -50,7 +58,11 @@ def bring_up(conn: sqlite3.Connection, path: Path | str) -> None:
     def tick() -> None:
         nonlocal passed
         passed += PROGRESS
-        _LOG.warning("… still bringing it to schema %d (%d million instructions)", SCHEMA_VERSION, passed // 10**6)
+        _LOG.warning(
+            "… still bringing it to schema %d (%d million instructions)",
+            SCHEMA_VERSION,
+            passed // 10**6,
+        )
 
     conn.set_progress_handler(tick, PROGRESS)
     try:
@@ -71,12 +83,17 @@ def migrate(
     `check` is called in it before anything changes, and may raise. Turns foreign keys off, for good: a table that is
     rebuilt would take the rows that refer to it with it.
     """
-    from sqlite_utils import Database, Migrations  # here: importing it costs 0.15 s, and most processes never need it
+    from sqlite_utils import (
+        Database,
+        Migrations,
+    )  # here: importing it costs 0.15 s, and most processes never need it
 
     migrations = Migrations(MIGRATION_SET)
     for name, change in upto:
 
-        def apply(db: Database, change: str | Callable[[sqlite3.Connection], None] = change) -> None:
+        def apply(
+            db: Database, change: str | Callable[[sqlite3.Connection], None] = change
+        ) -> None:
             if callable(change):
                 change(db.conn)
                 return

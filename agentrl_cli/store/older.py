@@ -28,9 +28,13 @@ def add_views(conn: sqlite3.Connection, version: int) -> None:
         conn.execute("PRAGMA query_only=OFF")
         conn.execute("PRAGMA temp_store=MEMORY")
         add_functions(conn)
-        for (table,) in _select(fresh, "SELECT name FROM sqlite_schema WHERE type='table' AND name GLOB '[a-z]*'"):
+        for (table,) in _select(
+            fresh, "SELECT name FROM sqlite_schema WHERE type='table' AND name GLOB '[a-z]*'"
+        ):
             _add_view(conn, fresh, table, pending)
-        for name, sql in _select(fresh, "SELECT name, sql FROM sqlite_schema WHERE type='view' ORDER BY rowid"):
+        for name, sql in _select(
+            fresh, "SELECT name, sql FROM sqlite_schema WHERE type='view' ORDER BY rowid"
+        ):
             conn.execute(sql.replace(f"CREATE VIEW {name}", f"CREATE TEMP VIEW {name}", 1))
     finally:
         conn.execute("PRAGMA query_only=ON")
@@ -39,7 +43,9 @@ def add_views(conn: sqlite3.Connection, version: int) -> None:
 
 def drop_views(conn: sqlite3.Connection) -> None:
     """Drop the views once another process has migrated the file; nothing else has any."""
-    found = _select(conn, "SELECT name FROM sqlite_temp_schema WHERE type='view' ORDER BY rowid DESC")
+    found = _select(
+        conn, "SELECT name FROM sqlite_temp_schema WHERE type='view' ORDER BY rowid DESC"
+    )
     if not found or int(conn.execute("PRAGMA main.user_version").fetchone()[0]) < SCHEMA_VERSION:
         return
     conn.execute("PRAGMA query_only=OFF")
@@ -48,16 +54,27 @@ def drop_views(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA query_only=ON")
 
 
-def _add_view(conn: sqlite3.Connection, fresh: sqlite3.Connection, table: str, pending: set[str]) -> None:
+def _add_view(
+    conn: sqlite3.Connection, fresh: sqlite3.Connection, table: str, pending: set[str]
+) -> None:
     """A view for a table that this version has in another form."""
     wanted = _select(fresh, f'SELECT name, dflt_value FROM pragma_table_info("{table}")')
-    known = {row[0] for row in _select(conn, f'SELECT name FROM pragma_table_info("{table}", "main")')}
-    values = {name: value for (of, name), (migration, value) in _VALUES.items() if of == table and migration in pending}
+    known = {
+        row[0] for row in _select(conn, f'SELECT name FROM pragma_table_info("{table}", "main")')
+    }
+    values = {
+        name: value
+        for (of, name), (migration, value) in _VALUES.items()
+        if of == table and migration in pending
+    }
     if known >= {name for name, _ in wanted} and not values:
         return
     found = {name: f"{table}.{name}" for name in known} | values
     columns = [f"{found.get(name) or default or 'NULL'} AS {name}" for name, default in wanted]
-    whole = bool(_select(fresh, f'SELECT 1 FROM pragma_table_list("{table}") WHERE wr')) or "rowid" in known
+    whole = (
+        bool(_select(fresh, f'SELECT 1 FROM pragma_table_list("{table}") WHERE wr'))
+        or "rowid" in known
+    )
     if known and not whole:
         columns.insert(0, "rowid AS rowid")
     source = f"main.{table}" if known else "(SELECT 1) WHERE 0"

@@ -49,7 +49,9 @@ def add_functions(conn: sqlite3.Connection) -> None:
 
     The last argument of each is the run's folder as stored.
     """
-    file = conn.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name='main'").fetchone()[0]
+    file = conn.execute(
+        "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name='main'"
+    ).fetchone()[0]
     home = Path(os.fsdecode(file)).parent if file else None
 
     @functools.cache
@@ -112,6 +114,10 @@ def _projects(home: Path, before: Path) -> Iterator[Path]:
     if project is None:
         return
     yield project
-    inside = home.resolve().relative_to(project.resolve()) if home.resolve().is_relative_to(project.resolve()) else None
+    inside = (
+        home.resolve().relative_to(project.resolve())
+        if home.resolve().is_relative_to(project.resolve())
+        else None
+    )
     if inside is not None and before.parts[len(before.parts) - len(inside.parts) :] == inside.parts:
         yield Path(*before.parts[: len(before.parts) - len(inside.parts)])

@@ -34,7 +34,13 @@ _PRAGMAS = {
     "user_version",
 }
 _FILE_AT_FAULT = {
-    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+    *(
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    ),
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL),
 }
 LONGEST = 1 << 28
@@ -70,7 +76,8 @@ def grep(
         regex = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f"The pattern cannot be read: {error}.", hint="Quote it, and escape ( [ . * + ? with \\."
+            f"The pattern cannot be read: {error}.",
+            hint="Quote it, and escape ( [ . * + ? with \\.",
         ) from error
     where, params = compile_filter(filter)
     terms = [f"({where})"]
@@ -87,7 +94,9 @@ def grep(
 
 def _hits(store: StoreFile, sql: str, params: list[Any], regex: re.Pattern[str]) -> Iterator[Hit]:
     store.flush()
-    conn = connect(store.path, readonly=True)  # its own connection: the caller uses the store between rows
+    conn = connect(
+        store.path, readonly=True
+    )  # its own connection: the caller uses the store between rows
     try:
         with mapped(store.path):
             for episode, turn, role, messages in conn.execute(sql, params):
@@ -113,7 +122,9 @@ def message_texts(message: Message) -> Iterator[str]:
         if isinstance(content, str):
             yield content
         elif isinstance(content, list):
-            yield from (str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
+            yield from (
+                str(part["text"]) for part in content if isinstance(part, dict) and part.get("text")
+            )
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, dict) else {}
         yield f"{function.get('name', '')} {function.get('arguments', '')}"
@@ -151,7 +162,9 @@ def _run(conn: sqlite3.Connection, sql: str, params: Sequence[Any]) -> sqlite3.C
         raise _usage(error) from error
 
 
-def _rows(conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path) -> Iterator[tuple[Any, ...]]:
+def _rows(
+    conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path
+) -> Iterator[tuple[Any, ...]]:
     try:
         with mapped(path):
             yield from cursor
@@ -167,10 +180,14 @@ def _usage(error: Exception) -> Exception:
     text = str(error)
     if code == sqlite3.SQLITE_AUTH or "authorized" in text or "prohibited" in text:
         return UsageError(
-            "`query` only reads: SELECT, WITH, and PRAGMAs that read.", hint="`agentrl db` changes a store."
+            "`query` only reads: SELECT, WITH, and PRAGMAs that read.",
+            hint="`agentrl db` changes a store.",
         )
     if code == sqlite3.SQLITE_INTERRUPT:
-        return UsageError("The query took too long and was stopped.", hint="Add a LIMIT, or give a longer --timeout.")
+        return UsageError(
+            "The query took too long and was stopped.",
+            hint="Add a LIMIT, or give a longer --timeout.",
+        )
     if code == sqlite3.SQLITE_READONLY:
         return UsageError("`query` only reads.")
     if code in _FILE_AT_FAULT:
@@ -179,14 +196,18 @@ def _usage(error: Exception) -> Exception:
     return UsageError(f"SQL: {text or 'a value needs more memory than there is'}", hint=hint)
 
 
-def _authorize(action: int, first: str | None, second: str | None, base: str | None, trigger: str | None) -> int:
+def _authorize(
+    action: int, first: str | None, second: str | None, base: str | None, trigger: str | None
+) -> int:
     if action in _ALLOWED:
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION:
         bad = (second or "").lower() in _FORBIDDEN_FUNCTIONS
         return sqlite3.SQLITE_DENY if bad else sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_PRAGMA:
-        ask = (first or "").lower() in _PRAGMAS and (second is None or (first or "").lower().endswith(("info", "list")))
+        ask = (first or "").lower() in _PRAGMAS and (
+            second is None or (first or "").lower().endswith(("info", "list"))
+        )
         return sqlite3.SQLITE_OK if ask else sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_DENY
 
@@ -201,7 +222,11 @@ def schema(path: Path) -> list[tuple[str, str, list[tuple[str, str]]]]:
                 " AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY type, rowid"
             ).fetchall()
             return [
-                (kind, name, [(row[1], row[2]) for row in conn.execute(f'PRAGMA table_info("{name}")')])
+                (
+                    kind,
+                    name,
+                    [(row[1], row[2]) for row in conn.execute(f'PRAGMA table_info("{name}")')],
+                )
                 for kind, name in found
             ]
     finally:

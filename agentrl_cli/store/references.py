@@ -54,7 +54,9 @@ class Tasks(Part):
         if row is None:
             return None
         tools = None if row[6] is None else tuple(loads(row[6]))
-        prompt = _replaced(loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH))))
+        prompt = _replaced(
+            loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH)))
+        )
         return build(Task, row, prompt=tuple(prompt), data=loads(row[5]), tools=tools)
 
 
@@ -74,17 +76,27 @@ def _replaced(value: Any, start: str, new: Callable[[str], str], key: str = "") 
         return {name: _replaced(item, start, new, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_replaced(item, start, new, key) for item in value]
-    return new(value) if key in ("image", "video") and isinstance(value, str) and value.startswith(start) else value
+    return (
+        new(value)
+        if key in ("image", "video") and isinstance(value, str) and value.startswith(start)
+        else value
+    )
 
 
 class Tokenizers(Part):
     """Tokenizers by hash."""
 
     def add(
-        self, hash: str, tokenizer_json: str, chat_template: str = "", specials: Mapping[str, Any] | None = None
+        self,
+        hash: str,
+        tokenizer_json: str,
+        chat_template: str = "",
+        specials: Mapping[str, Any] | None = None,
     ) -> None:
         """Store a tokenizer, once per hash."""
-        if self.file.select("SELECT 1 FROM tokenizers WHERE hash=? AND tokenizer_json<>x''", (hash,)):
+        if self.file.select(
+            "SELECT 1 FROM tokenizers WHERE hash=? AND tokenizer_json<>x''", (hash,)
+        ):
             return
         packed = zlib.compress(tokenizer_json.encode(), 6)
         with self.file.transaction() as conn:
@@ -103,4 +115,8 @@ class Tokenizers(Part):
             (hash,),
         )
         with decoding("A stored tokenizer"):
-            return TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3])) if row else None
+            return (
+                TokenizerRow(row[0], zlib.decompress(row[1]).decode(), row[2], loads(row[3]))
+                if row
+                else None
+            )

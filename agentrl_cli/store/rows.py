@@ -128,7 +128,9 @@ def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
 
 def part_note(part: RewardPart) -> str:
     """Remarks on a reward part: its detail, and whether the solution could have forged it."""
-    return " · ".join(filter(None, ["FAKEABLE: tests ran beside the solution" * part.fakeable, part.detail]))
+    return " · ".join(
+        filter(None, ["FAKEABLE: tests ran beside the solution" * part.fakeable, part.detail])
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ from agentrl_cli.types.content import HASH
 
 _RUN_COLUMNS = columns(RunRow)
 _RUN = f"SELECT {','.join(_RUN_COLUMNS)} FROM runs"
-_KNOWN_PARENT = {"parent_id": "(SELECT id FROM runs WHERE id=?)"}  # it may be in another store, or deleted
+_KNOWN_PARENT = {
+    "parent_id": "(SELECT id FROM runs WHERE id=?)"
+}  # it may be in another store, or deleted
 _ADD_RUN = (
     f"INSERT INTO runs ({','.join(_RUN_COLUMNS)})"
     f" VALUES ({','.join(_KNOWN_PARENT.get(column, '?') for column in _RUN_COLUMNS)})"
@@ -60,12 +62,16 @@ class Runs(Part):
             run = replace(run, name=name)
             if run.tokenizer:
                 conn.execute(NAME_TOKENIZER, (run.tokenizer,))
-            conn.execute(_ADD_RUN, [self._run_value(column, getattr(run, column)) for column in _RUN_COLUMNS])
+            conn.execute(
+                _ADD_RUN, [self._run_value(column, getattr(run, column)) for column in _RUN_COLUMNS]
+            )
         return run
 
     def all(self) -> list[RunRow]:
         """Return all runs, the newest first."""
-        return [self._run(row) for row in self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC")]
+        return [
+            self._run(row) for row in self.file.select(f"{_RUN} ORDER BY started DESC, rowid DESC")
+        ]
 
     def get(self, name: str) -> RunRow:
         """Return a run by name, by id, by a unique prefix of either, or `last`. Raises NotFound naming the nearest."""
@@ -77,7 +83,8 @@ class Runs(Part):
         found = self.file.select(f"{_RUN} WHERE name=? OR id=?", (name, name.lower()))
         if not found and name:
             found = self.file.select(
-                f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?", (len(name), name, len(name), name.lower())
+                f"{_RUN} WHERE substr(name,1,?)=? OR substr(id,1,?)=?",
+                (len(name), name, len(name), name.lower()),
             )
         if len(found) == 1:
             return self._run(found[0])
@@ -113,7 +120,11 @@ class Runs(Part):
     def delete(self, run_id: str) -> int:
         """Delete a run and everything that belongs to it. Returns the number of deleted episodes."""
         with self.file.transaction() as conn:
-            count = int(conn.execute("SELECT count(*) FROM episodes WHERE run_id=?", (run_id,)).fetchone()[0])
+            count = int(
+                conn.execute("SELECT count(*) FROM episodes WHERE run_id=?", (run_id,)).fetchone()[
+                    0
+                ]
+            )
             conn.execute("DELETE FROM runs WHERE id=?", (run_id,))
             conn.execute(
                 "DELETE FROM attachments WHERE hash NOT IN"
@@ -127,7 +138,9 @@ class Runs(Part):
         """Store metrics of a step, added to those it has. Advances the run's `step`."""
         now = time.time()
         with self.file.transaction() as conn:
-            old = conn.execute("SELECT metrics FROM steps WHERE run_id=? AND step=?", (run_id, step)).fetchone()
+            old = conn.execute(
+                "SELECT metrics FROM steps WHERE run_id=? AND step=?", (run_id, step)
+            ).fetchone()
             merged = {**load_metrics(old[0]), **metrics} if old else metrics
             conn.execute(
                 "INSERT INTO steps (run_id, step, at, metrics) VALUES (?,?,?,?)"
@@ -139,7 +152,8 @@ class Runs(Part):
     def steps(self, run_id: str, since: int = 0) -> list[dict[str, Any]]:
         """Return the metrics of each step ≥ `since`, flat: `{"step": 3, "at": 1.7e9, "reward": 0.4, …}`."""
         rows = self.file.select(
-            "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step", (run_id, since)
+            "SELECT step, at, metrics FROM steps WHERE run_id=? AND step>=? ORDER BY step",
+            (run_id, since),
         )
         return [{**load_metrics(metrics), "step": step, "at": at} for step, at, metrics in rows]
 
@@ -172,7 +186,12 @@ class Runs(Part):
         return [build(EvalRow, row, metrics=load_metrics(row[place])) for row in rows]
 
     def add_checkpoint(
-        self, run_id: str, step: int, path: os.PathLike[str] | str, metrics: Mapping[str, Any], kind: str = "step"
+        self,
+        run_id: str,
+        step: int,
+        path: os.PathLike[str] | str,
+        metrics: Mapping[str, Any],
+        kind: str = "step",
     ) -> None:
         """Store a checkpoint; `best` and `last` replace the previous one."""
         with self.file.transaction() as conn:
@@ -180,14 +199,26 @@ class Runs(Part):
                 conn.execute("DELETE FROM checkpoints WHERE run_id=? AND kind=?", (run_id, kind))
             conn.execute(
                 "INSERT OR REPLACE INTO checkpoints (run_id, step, kind, path, metrics, at) VALUES (?,?,?,?,?,?)",
-                (run_id, step, kind, stored(self.file.home, str(path)), dump_metrics(metrics), time.time()),
+                (
+                    run_id,
+                    step,
+                    kind,
+                    stored(self.file.home, str(path)),
+                    dump_metrics(metrics),
+                    time.time(),
+                ),
             )
 
     def checkpoints(self, run_id: str) -> list[CheckpointRow]:
         """Return the checkpoints of a run, oldest first."""
         rows = self.file.select(f"{_CHECKPOINT} WHERE run_id=? ORDER BY id", (run_id,))
         return [
-            build(CheckpointRow, row, path=absolute(self.file.home, row[3]), metrics=load_metrics(row[4]))
+            build(
+                CheckpointRow,
+                row,
+                path=absolute(self.file.home, row[3]),
+                metrics=load_metrics(row[4]),
+            )
             for row in rows
         ]
 
@@ -195,7 +226,8 @@ class Runs(Part):
         """Forget a checkpoint whose folder was deleted."""
         with self.file.transaction() as conn:
             conn.execute(
-                "DELETE FROM checkpoints WHERE run_id=? AND path=?", (run_id, stored(self.file.home, str(path)))
+                "DELETE FROM checkpoints WHERE run_id=? AND path=?",
+                (run_id, stored(self.file.home, str(path))),
             )
 
     def _run_value(self, column: str, value: Any) -> Any:

@@ -39,14 +39,23 @@ class Score:
 class Scores(Part):
     """Writing and reading score sets."""
 
-    def add(self, run_id: str | None, name: str, rows: Sequence[Score], spec: Mapping[str, Any]) -> str:
+    def add(
+        self, run_id: str | None, name: str, rows: Sequence[Score], spec: Mapping[str, Any]
+    ) -> str:
         """Store a set in one transaction; a name that the run has gets a number. Returns the name.
 
         `spec`: the changed weights, functions and estimator.
         """
         with self.file.transaction() as conn:
-            taken = {row[0] for row in conn.execute("SELECT name FROM score_sets WHERE run_id IS ?", (run_id,))}
-            free = next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))) if n not in taken)
+            taken = {
+                row[0]
+                for row in conn.execute("SELECT name FROM score_sets WHERE run_id IS ?", (run_id,))
+            }
+            free = next(
+                n
+                for n in (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3)))
+                if n not in taken
+            )
             cursor = conn.execute(
                 "INSERT INTO score_sets (run_id, name, at, spec) VALUES (?,?,?,?)",
                 (run_id, free, time.time(), dumps(dict(spec))),
@@ -67,7 +76,10 @@ class Scores(Part):
             "SELECT t.name, t.at, t.spec, count(s.episode_id) FROM score_sets t LEFT JOIN scores s ON s.set_id=t.id"
             " WHERE t.run_id IS ? GROUP BY t.id ORDER BY t.id"
         )
-        return [(name, at, loads(spec), count) for name, at, spec, count in self.file.select(sql, (run_id,))]
+        return [
+            (name, at, loads(spec), count)
+            for name, at, spec, count in self.file.select(sql, (run_id,))
+        ]
 
     def get(self, episode_id: str) -> list[Score]:
         """Return the scores of an episode, oldest set first."""
@@ -77,4 +89,6 @@ class Scores(Part):
     def remove(self, run_id: str | None, name: str) -> int:
         """Delete a score set. Returns how many there were (0 or 1)."""
         with self.file.transaction() as conn:
-            return conn.execute("DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)).rowcount
+            return conn.execute(
+                "DELETE FROM score_sets WHERE run_id IS ? AND name=?", (run_id, name)
+            ).rowcount

@@ -50,13 +50,23 @@ def explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | None
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return _locked(Path(path))
     if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path} is not an agentrl store: it is not a SQLite file.", hint="Name another with --db.")
+        return StoreError(
+            f"{path} is not an agentrl store: it is not a SQLite file.",
+            hint="Name another with --db.",
+        )
     if code == sqlite3.SQLITE_CORRUPT:
         copied = f" If it is a copy: {COPY_BOTH.format(path=path)}" * lacks_log(path)
         return StoreError(f"The store {path} is damaged: {text}.", hint=RECOVER + copied)
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and (why := _forbidden(Path(path))):
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and (
+        why := _forbidden(Path(path))
+    ):
         return StoreError(f"{why}: the store {path} could not be written.", hint=ELSEWHERE)
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+    if code in (
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_IOERR,
+    ):
         return StoreError(
             f"The store {path} cannot be opened or written: {text}.",
             hint="Check that the file and its folder can be written and lie on a local disk (WAL needs one).",
@@ -117,11 +127,15 @@ def _migrating(path: Path) -> str:
         uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as conn:
             version = int(conn.execute("PRAGMA user_version").fetchone()[0])
-            row = conn.execute(newest, (MIGRATION,)).fetchone() if version < SCHEMA_VERSION else None
+            row = (
+                conn.execute(newest, (MIGRATION,)).fetchone() if version < SCHEMA_VERSION else None
+            )
     except sqlite3.Error:
         return ""
     data = loads(row[1]) if row else {}
-    if not row or not Holder(data["pid"], data["pid_started"], data["boot"], data["host"]).lives(row[0]):
+    if not row or not Holder(data["pid"], data["pid_started"], data["boot"], data["host"]).lives(
+        row[0]
+    ):
         return ""
     return f"process {data['pid']} on {data['host']}, since {time.strftime('%H:%M:%S', time.localtime(row[0]))},"
 

@@ -18,14 +18,17 @@ class Stats(Part):
     def group(self, group_id: str, run_id: str | None) -> tuple[int, float, float]:
         """Number of graded episodes of a group, mean and standard deviation of their rewards (NaN without any)."""
         rows = self.file.select(
-            "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL", (group_id, run_id)
+            "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL",
+            (group_id, run_id),
         )
         if not rows:
             return 0, math.nan, math.nan
         rewards = np.array([row[0] for row in rows])
         return len(rows), float(rewards.mean()), float(rewards.std())
 
-    def groups(self, run_id: str, step: int, kind: str = "train") -> list[tuple[str, str, str, int]]:
+    def groups(
+        self, run_id: str, step: int, kind: str = "train"
+    ) -> list[tuple[str, str, str, int]]:
         """(group, pack, task, episodes that ended by themselves) of a run's groups after a step, in order of name."""
         sql = (
             "SELECT group_id, pack, task_id, count(*) FROM episodes WHERE run_id=? AND step>? AND kind=?"

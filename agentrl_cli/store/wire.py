@@ -10,14 +10,41 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, token_columns, tokens_of
-from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, Tokens, ToolCall, ToolResult, Turn
+from agentrl_cli.store.codec import (
+    dump_metrics,
+    dumps,
+    load_metrics,
+    loads,
+    token_columns,
+    tokens_of,
+)
+from agentrl_cli.types import (
+    Episode,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 Packed = tuple[Any, ...]
 """Plain values: text, numbers, bytes, None, and tuples of these."""
 
 _TURN = (
-    *("index", "role", "start", "end", "weights_version", "started", "seconds", "reward", "diverged", "parent"),
+    *(
+        "index",
+        "role",
+        "start",
+        "end",
+        "weights_version",
+        "started",
+        "seconds",
+        "reward",
+        "diverged",
+        "parent",
+    ),
     "images",
 )
 _BULK = {"turns", "tokens", "reward_parts", "outcome"}
@@ -27,7 +54,13 @@ _HEAD = tuple(field.name for field in fields(Episode) if field.name not in _BULK
 def pack_turn(turn: Turn, tokens: Tokens) -> Packed:
     """Return a turn and its tokens."""
     calls = tuple(
-        (call.id, call.name, None if call.arguments is None else dumps(call.arguments), call.raw, call.error)
+        (
+            call.id,
+            call.name,
+            None if call.arguments is None else dumps(call.arguments),
+            call.raw,
+            call.error,
+        )
         for call in turn.calls
     )
     reason = None if turn.stop_reason is None else str(turn.stop_reason)
@@ -42,7 +75,9 @@ def unpack_turn(packed: Packed) -> tuple[Turn, Tokens]:
     turn = Turn(
         **dict(zip(_TURN, plain, strict=True)),
         messages=tuple(loads(messages)),
-        calls=tuple(ToolCall(id_, name, loads(given), raw, error) for id_, name, given, raw, error in calls),
+        calls=tuple(
+            ToolCall(id_, name, loads(given), raw, error) for id_, name, given, raw, error in calls
+        ),
         results=tuple(_unpack_result(result) for result in results),
         stop_reason=None if reason is None else StopReason(reason),
     )
@@ -75,7 +110,10 @@ _RESULT = ("text", "error", "reward", "images", "seconds", "level", "truncated",
 
 
 def _pack_result(result: ToolResult) -> Packed:
-    return (dump_metrics(result.metrics) if result.metrics else None, *(getattr(result, name) for name in _RESULT))
+    return (
+        dump_metrics(result.metrics) if result.metrics else None,
+        *(getattr(result, name) for name in _RESULT),
+    )
 
 
 def _unpack_result(packed: Packed) -> ToolResult:

@@ -42,7 +42,9 @@ class WriteBuffer:
     @property
     def is_waiting(self) -> bool:
         """Whether anything waits to be written."""
-        return bool(self.queue or self.states) or any(one.is_waiting for one in self.episodes.values())
+        return bool(self.queue or self.states) or any(
+            one.is_waiting for one in self.episodes.values()
+        )
 
     @contextmanager
     def transaction(self, conn: sqlite3.Connection) -> Iterator[None]:
@@ -100,7 +102,12 @@ class WriteBuffer:
     def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
         try:
             write(*arguments)
-        except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
+        except (
+            sqlite3.IntegrityError,
+            sqlite3.InterfaceError,
+            sqlite3.ProgrammingError,
+            OverflowError,
+        ) as error:
             self.refused = self.failure = StoreError(f"A row was refused by {self.path}: {error}.")
 
 

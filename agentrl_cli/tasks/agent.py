@@ -70,7 +70,11 @@ class AgentSpec:
         """What decides what it does, as far as it is known: its settings, its file and what that imports beside it."""
         where = self.folder / self.function.partition(":")[0]
         files = [where, *files_beside(where)] if where.suffix == ".py" and where.is_file() else []
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.suffix == ".py"]
+        texts = [
+            file.read_text(encoding="utf-8", errors="replace")
+            for file in files
+            if file.suffix == ".py"
+        ]
         return "\n".join([repr(self), *(texts or [""])])
 
 
@@ -114,21 +118,31 @@ def read_agent(value: Any, folder: Path, where: str) -> AgentSpec | None:
 
 def _function(value: Any, where: str) -> str:
     if not isinstance(value, str) or not all(value.partition(":")):
-        raise ConfigError(f"{where}: {value!r} is not a function.", hint="Write file.py:function or module:function.")
+        raise ConfigError(
+            f"{where}: {value!r} is not a function.",
+            hint="Write file.py:function or module:function.",
+        )
     return value
 
 
 def _address(value: Any, where: str) -> str:
     host, _, port = str(value).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{where}.remote: {value!r} is not an address.", hint="Write HOST:PORT: 127.0.0.1:8500.")
+        raise ConfigError(
+            f"{where}.remote: {value!r} is not an address.", hint="Write HOST:PORT: 127.0.0.1:8500."
+        )
     return str(value)
 
 
 def _command(value: Any, where: str) -> tuple[str, ...]:
-    found = tuple(shlex.split(value)) if isinstance(value, str) else _texts(value, f"{where}.command")
+    found = (
+        tuple(shlex.split(value)) if isinstance(value, str) else _texts(value, f"{where}.command")
+    )
     if not found:
-        raise ConfigError(f"{where}.command is empty.", hint="Write a program and its arguments: [python, agent.py].")
+        raise ConfigError(
+            f"{where}.command is empty.",
+            hint="Write a program and its arguments: [python, agent.py].",
+        )
     return found
 
 
@@ -165,7 +179,12 @@ def _on_error(value: Any, where: str) -> float | None:
 
 
 def _seconds(value: Any, where: str) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    number = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )
     if value is not None and not number:
         raise ConfigError(f"{where} must be a number of seconds above 0, not {value!r}.")
     return None if value is None else float(value)

@@ -47,7 +47,12 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 def _named(text: str, folder: Path) -> Iterator[Path]:
     """Yield the file beside that a text names."""
-    if text and len(text) < 200 and text.isprintable() and not {"", ".", ".."} & set(text.split("/")):
+    if (
+        text
+        and len(text) < 200
+        and text.isprintable()
+        and not {"", ".", ".."} & set(text.split("/"))
+    ):
         file = folder / text
         if file.is_file():
             yield file

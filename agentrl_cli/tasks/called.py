@@ -57,7 +57,11 @@ def called_solution(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Messages of the solution of a row of `called_rows`: the call, its result, the answer."""
     function = {"name": row["call"]["name"], "arguments": row["call"]["arguments"]}
     return [
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
         {"role": "tool", "name": function["name"], "content": row["call"]["result"]},
         {"role": "assistant", "content": f"Answer: {row['answer']}"},
     ]
@@ -92,11 +96,16 @@ def split_rows(rows: Iterable[Row], sizes: Mapping[str, int] | None = None) -> d
     return shares([[row] for row in found.values()], sizes)
 
 
-def shares(groups: Sequence[Sequence[Row]], sizes: Mapping[str, int] | None = None) -> dict[str, list[Row]]:
+def shares(
+    groups: Sequence[Sequence[Row]], sizes: Mapping[str, int] | None = None
+) -> dict[str, list[Row]]:
     """Rows as splits in the proportions of `sizes`, with ids; those of a group are in one split."""
     sizes, kept = sizes or SPLIT, list(groups)
     splits: dict[str, list[Row]] = {}
-    for split in [*(name for name in sizes if name != "train"), "train"]:  # what is left over is for training
+    for split in [
+        *(name for name in sizes if name != "train"),
+        "train",
+    ]:  # what is left over is for training
         count = len(kept) if split == "train" else len(groups) * sizes[split] // sum(sizes.values())
         part, kept = kept[:count], kept[count:]
         if part:

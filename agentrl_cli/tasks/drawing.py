@@ -34,7 +34,12 @@ def draw_splits(
         generate: Makes the rows of demonstrations, from a seed.
         shown: Maps a seed to the number of its rows used in demonstrations: no split may contain one of them.
     """
-    known = (row for seed, count in (shown or {}).items() if generate for row in islice(generate(seed), count))
+    known = (
+        row
+        for seed, count in (shown or {}).items()
+        if generate
+        for row in islice(generate(seed), count)
+    )
     seen = {question(row["prompt"], row, world) for row in known}
     splits: dict[str, list[Row]] = {}
     for number, (split, count) in enumerate(sizes.items()):

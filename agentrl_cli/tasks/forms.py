@@ -84,7 +84,9 @@ def verl(row: Row) -> Row:
     if agent == "single_turn_agent" or row.get("use_tool") is False:
         row["tools"] = []
     elif extra.get("need_tools_kwargs") and isinstance(kwargs, Mapping) and kwargs:
-        row.setdefault("tools", list(kwargs))  # verl shows a row the tools that it has arguments for
+        row.setdefault(
+            "tools", list(kwargs)
+        )  # verl shows a row the tools that it has arguments for
     return row
 
 
@@ -101,7 +103,9 @@ def minimind(row: Row) -> Row:
     """https://github.com/jingyaogong/minimind: agent RL and RLAIF rows. The last message is dropped, as in minimind."""
     said, schemas = conversation(row.pop("conversations"), None)
     if len(said) < 2:
-        raise DataError("`conversations` must be a list of at least two messages, the last one a placeholder.")
+        raise DataError(
+            "`conversations` must be a list of at least two messages, the last one a placeholder."
+        )
     row["prompt"] = plain_messages(said[:-1])
     row["tools"] = _names(schemas) if schemas else None
     row["tool_schemas"] = schemas
@@ -110,7 +114,12 @@ def minimind(row: Row) -> Row:
     return row
 
 
-SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
 """Roles under `from`."""
 
 
@@ -119,14 +128,22 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
 
     Messages without a role are the user's and the assistant's in turn.
     """
-    if not isinstance(said, list) or not said or not all(isinstance(message, Mapping) for message in said):
+    if (
+        not isinstance(said, list)
+        or not said
+        or not all(isinstance(message, Mapping) for message in said)
+    ):
         raise DataError("a conversation must be a list of at least two messages.")
     kept: list[dict[str, Any]] = []
     for number, message in enumerate(said):
         tools = tools or message.get("tools") or message.get("functions")
         role = message.get("role") or SHAREGPT.get(message.get("from"), message.get("from"))
         content = message.get("content", message.get("value"))
-        rest = {key: value for key, value in message.items() if key not in ("tools", "functions", "from", "value")}
+        rest = {
+            key: value
+            for key, value in message.items()
+            if key not in ("tools", "functions", "from", "value")
+        }
         kept.append({**rest, "role": role or ("user", "assistant")[number % 2], "content": content})
     kept = [message for message in kept if message["role"] != "system" or message["content"]]
     if isinstance(tools, str):
@@ -140,8 +157,13 @@ def conversation(said: Any, tools: Any) -> tuple[list[dict[str, Any]], list[Any]
 
 def plain_messages(said: list[dict[str, Any]]) -> list[Any]:
     """Messages with text contents, calls as objects, and no calls where the list is empty."""
-    kept = [{key: value for key, value in message.items() if key != "tool_calls" or value} for message in said]
-    return _messages([{**message, "content": message.get("content") or ""} for message in kept], "conversations")
+    kept = [
+        {key: value for key, value in message.items() if key != "tool_calls" or value}
+        for message in said
+    ]
+    return _messages(
+        [{**message, "content": message.get("content") or ""} for message in kept], "conversations"
+    )
 
 
 def humaneval(row: Row) -> Row:
@@ -150,18 +172,26 @@ def humaneval(row: Row) -> Row:
         raise DataError("`prompt` must be the code to complete.")
     row.setdefault("code_prompt", row["prompt"])
     row.setdefault("id", str(row.get("task_id") or "").replace("/", "-") or None)
-    row["prompt"] = f"Complete this Python function. Answer with the whole code.\n```python\n{row['prompt']}```"
+    row["prompt"] = (
+        f"Complete this Python function. Answer with the whole code.\n```python\n{row['prompt']}```"
+    )
     return row
 
 
 def mbpp(row: Row) -> Row:
     """https://github.com/google-research/google-research/tree/master/mbpp, full and sanitized."""
     asked, tests = row.get("prompt") or row.get("text"), row["test_list"]
-    if not isinstance(asked, str) or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+    if (
+        not isinstance(asked, str)
+        or not isinstance(tests, list)
+        or not all(isinstance(test, str) for test in tests)
+    ):
         raise DataError("`text` (or `prompt`) must be a text, and `test_list` a list of texts.")
     shown = "\n".join(tests)
     row.setdefault("id", f"mbpp-{row['task_id']}" if row.get("task_id") is not None else None)
-    row["prompt"] = f"{asked}\nAnswer with the whole code. It should pass these tests:\n```python\n{shown}\n```"
+    row["prompt"] = (
+        f"{asked}\nAnswer with the whole code. It should pass these tests:\n```python\n{shown}\n```"
+    )
     return row
 
 
@@ -180,8 +210,12 @@ def bfcl(row: Row) -> Row:
     asked, functions = row["question"], row["function"]
     turns = asked if asked and isinstance(asked, list) and isinstance(asked[0], list) else [asked]
     if len(turns) != 1:
-        raise DataError("`question` must have one turn: multi-turn rows need BFCL's own classes of tools.")
-    if not isinstance(row.setdefault("ground_truth", [] if "irrelevance" in str(row.get("id")) else None), list):
+        raise DataError(
+            "`question` must have one turn: multi-turn rows need BFCL's own classes of tools."
+        )
+    if not isinstance(
+        row.setdefault("ground_truth", [] if "irrelevance" in str(row.get("id")) else None), list
+    ):
         raise DataError("`ground_truth` must be a list: that of the same id in possible_answer/.")
     row["prompt"] = _messages(turns[0], "question")
     row["tool_schemas"] = functions if isinstance(functions, list) else [functions]
@@ -247,7 +281,10 @@ def _messages(value: Any, name: str) -> list[Any]:
 
 def _arguments(value: list[Any]) -> list[Any]:
     """Messages with their calls' arguments as objects; OpenAI's form has them as JSON texts."""
-    return [_called(said) if isinstance(said, dict) and said.get("tool_calls") else said for said in value]
+    return [
+        _called(said) if isinstance(said, dict) and said.get("tool_calls") else said
+        for said in value
+    ]
 
 
 def _called(message: dict[str, Any]) -> dict[str, Any]:
@@ -267,11 +304,21 @@ def _called(message: dict[str, Any]) -> dict[str, Any]:
             try:
                 function["arguments"] = parse_json(function["arguments"])
             except ValueError as error:
-                raise DataError(f"the arguments of a call of {function.get('name')!r} are not JSON.") from error
-        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), dict):
+                raise DataError(
+                    f"the arguments of a call of {function.get('name')!r} are not JSON."
+                ) from error
+        if not isinstance(function.get("name"), str) or not isinstance(
+            function.get("arguments"), dict
+        ):
             raise DataError("a call in `tool_calls` has a function with name and arguments.")
         named_by = {key: function[key] for key in ("name", "arguments")}
-        calls.append({**({"id": call["id"]} if "id" in call else {}), "type": "function", "function": named_by})
+        calls.append(
+            {
+                **({"id": call["id"]} if "id" in call else {}),
+                "type": "function",
+                "function": named_by,
+            }
+        )
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 
@@ -299,7 +346,9 @@ def _choice(row: Row) -> Row:
         return row
     name = named(choice)
     if name is None:
-        raise DataError(f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}.")
+        raise DataError(
+            f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}."
+        )
     if isinstance(row.get("tools"), list) and name not in row["tools"]:
         raise DataError(f"`tool_choice` names {name!r}, which is not among the row's tools.")
     return row

@@ -21,20 +21,33 @@ def with_media(row: Row) -> Row:
     They fill the parts without content of their own, else the texts `<image>` and `<video>` as in verl, else stand
     before the text of the first user message as in TRL.
     """
-    images = _listed(row.pop("images", None)) + _listed(row.get("image") if _is_media(row.get("image")) else None)
+    images = _listed(row.pop("images", None)) + _listed(
+        row.get("image") if _is_media(row.get("image")) else None
+    )
     videos = _listed(row.pop("videos", None))
     if _is_media(row.get("image")):
         del row["image"]
     prompt = row.get("prompt")
-    said: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _listed(prompt)
-    if not images and not videos and not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in said):
+    said: list[Any] = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _listed(prompt)
+    )
+    if (
+        not images
+        and not videos
+        and not any(isinstance(m, dict) and isinstance(m.get("content"), list) for m in said)
+    ):
         return row
     try:
-        given: dict[str, list[Any]] = {"image": list(map(image_link, images)), "video": list(map(_video, videos))}
+        given: dict[str, list[Any]] = {
+            "image": list(map(image_link, images)),
+            "video": list(map(_video, videos)),
+        }
     except EnvError as error:
         raise DataError(f"`images` or `videos`: {error.message}") from error
     if not any(_places(message) for message in said):
-        first = next((n for n, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), None)
+        first = next(
+            (n for n, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), None
+        )
         if first is None and (images or videos):
             raise DataError("`images` or `videos` need a message of the user in the prompt.")
         if first is not None:
@@ -54,11 +67,16 @@ def _listed(value: Any) -> list[Any]:
 
 def _is_media(value: Any) -> bool:
     """Whether a column `image` holds an image: TRL's rows have one; other rows may have a text of their own there."""
-    return is_image(value) or isinstance(value, bytes) or (isinstance(value, Mapping) and "bytes" in value)
+    return (
+        is_image(value)
+        or isinstance(value, bytes)
+        or (isinstance(value, Mapping) and "bytes" in value)
+    )
 
 
 def _video(value: Any) -> Row:
-    """Return a part for a video: its link, and how many of its frames are shown (`nframes` or `max_frames` of the row).
+    """Return a part for a video: its link, and how many of its frames are shown (`nframes` or
+    `max_frames` of the row).
     """
     options = value if isinstance(value, Mapping) else {}
     most = options.get("nframes") or options.get("max_frames")
@@ -89,7 +107,9 @@ def _filled(message: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
     if isinstance(content, str) and _places(message):
         pieces = [piece for piece in PLACES.split(content) if piece]
         marks = {"<image>": "image", "<video>": "video"}
-        content = [{"type": marks[p]} if p in marks else {"type": "text", "text": p} for p in pieces]
+        content = [
+            {"type": marks[p]} if p in marks else {"type": "text", "text": p} for p in pieces
+        ]
     if not isinstance(content, list):
         return message
     return {**message, "content": [_part(part, rest) for part in content]}
@@ -102,4 +122,8 @@ def _part(part: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
     if _empty(part):
         found = next(rest[kind])
         return {"type": "video", **found} if kind == "video" else {"type": "image", "image": found}
-    return {"type": "video", **_video(part)} if kind == "video" else {"type": "image", "image": image_link(part)}
+    return (
+        {"type": "video", **_video(part)}
+        if kind == "video"
+        else {"type": "image", "image": image_link(part)}
+    )

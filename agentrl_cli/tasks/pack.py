@@ -44,7 +44,11 @@ class BadLine:
 
 def templated(messages: list[Message], template: str, old: str = "{prompt}") -> list[Message]:
     """Messages whose last one of the user, if it is a text, is written into a template; before it was in `old`."""
-    if template != old and messages[-1]["role"] == "user" and isinstance(messages[-1].get("content"), str):
+    if (
+        template != old
+        and messages[-1]["role"] == "user"
+        and isinstance(messages[-1].get("content"), str)
+    ):
         before, _, after = old.partition("{prompt}")
         text = messages[-1]["content"].removeprefix(before).removesuffix(after)
         return [*messages[:-1], {**messages[-1], "content": template.replace("{prompt}", text)}]
@@ -112,19 +116,43 @@ class Pack:
         if len(kept) == 1:
             kept = (replace(kept[0], primary=True),)
         if sum(reward.primary for reward in kept) != 1:
-            raise ConfigError(f"The pack {name} needs exactly one primary reward.", hint="Reward(…, primary=True)")
+            raise ConfigError(
+                f"The pack {name} needs exactly one primary reward.", hint="Reward(…, primary=True)"
+            )
         numbered = tuple({"id": f"{n:04d}", "family": name, **row} for n, row in enumerate(rows))
-        return cls(name, Path(), "", system, tuple(map(as_tool, tools)), kept, {}, {}, None, sandbox, numbered)
+        return cls(
+            name,
+            Path(),
+            "",
+            system,
+            tuple(map(as_tool, tools)),
+            kept,
+            {},
+            {},
+            None,
+            sandbox,
+            numbered,
+        )
 
-    def tasks(self, split: str, *, families: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
+    def tasks(
+        self, split: str, *, families: Sequence[str] | None = None, limit: int | None = None
+    ) -> list[Task]:
         """Return the rows of a split as tasks, in the order of the file.
 
         Raises NotFound for an unknown split or family, DataError for an invalid row (with file and line).
         """
         tasks, bad = self.read(split)
         if bad:
-            where = f"{self.source(split).label}:" if self.rows is None else f"the pack {self.name}, row "
-            hint = f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder." if len(bad) > 1 else ""
+            where = (
+                f"{self.source(split).label}:"
+                if self.rows is None
+                else f"the pack {self.name}, row "
+            )
+            hint = (
+                f"{len(bad)} rows are invalid; `agentrl check` lists those of a folder."
+                if len(bad) > 1
+                else ""
+            )
             raise DataError(f"{where}{bad[0].number}: {bad[0].text}", hint=hint)
         if families is not None:
             known = sorted({task.family for task in tasks})
@@ -147,12 +175,19 @@ class Pack:
             row = _normal(given, self._form(split))
             if isinstance(row, Mapping) and isinstance(given, Mapping):
                 if row.get("prompt") is None and any(tool.opens for tool in self.tools):
-                    row = {**row, "prompt": [{"role": "user", "content": ""}]}  # a tool's text is the task
+                    row = {
+                        **row,
+                        "prompt": [{"role": "user", "content": ""}],
+                    }  # a tool's text is the task
                 # Rows without ids, as in other projects, are numbered; a file with ids must have one in every row.
                 own_ids = own_ids or given.get("id") is not None
                 if row.get("id") is None and not own_ids:
                     row = {**row, "id": f"{split}-{number:05d}"}
-            wrong = row if isinstance(row, str) else _wrong(row, self.row, tools, seen) or self._refused(row)
+            wrong = (
+                row
+                if isinstance(row, str)
+                else _wrong(row, self.row, tools, seen) or self._refused(row)
+            )
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
             else:
@@ -162,7 +197,9 @@ class Pack:
 
     def _refused(self, row: Mapping[str, Any]) -> str:
         """What a tool finds wrong with a row, or an image that is not there; empty if nothing."""
-        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(row["prompt"], self.dir)
+        return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(
+            row["prompt"], self.dir
+        )
 
     def splits(self) -> list[str]:
         """Return the names of the splits that have a source."""
@@ -171,7 +208,9 @@ class Pack:
 
     def source(self, split: str) -> Source:
         """Return the source of a split's rows."""
-        return self.sources.get(split) or self.variants.get(split) or default_source(self.dir, split)
+        return (
+            self.sources.get(split) or self.variants.get(split) or default_source(self.dir, split)
+        )
 
     def interaction_of(self, task: Task) -> Interaction | None:
         """Return a new simulated user for an episode: the one named by the row, or the pack's only one.
@@ -195,14 +234,20 @@ class Pack:
     def task(self, row: Mapping[str, Any], split: str) -> Task:
         """Return a row as a task: the pack's system message, then the prompt."""
         prompt = row["prompt"]
-        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages: list[Message] = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        )
         if self.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
         messages = templated(messages, self.template)
-        left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")  # a text is TRL's standard format
+        left_out = (
+            ("tools",) if isinstance(prompt, str) else ("prompt", "tools")
+        )  # a text is TRL's standard format
         data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None
-        of = f"{split}/" if split in self.variants else ""  # its rows may be those of a split, in another form
+        of = (
+            f"{split}/" if split in self.variants else ""
+        )  # its rows may be those of a split, in another form
         return Task(
             id=f"{self.name}/{of}{row['id']}",
             pack=self.name,
@@ -224,20 +269,35 @@ class Pack:
 
     def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """Return the rewards with some weights replaced; unknown names belong to other packs or to tools."""
-        return tuple(replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards)
+        return tuple(
+            replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards
+        )
 
     @property
     def imports(self) -> tuple[str, ...]:
         """Packages that its sandbox sessions, or its tools in them, need besides the standard library."""
-        return tuple(sorted({*self.session.get("imports", ()), *(n for tool in self.tools for n in tool.imports)}))
+        return tuple(
+            sorted(
+                {
+                    *self.session.get("imports", ()),
+                    *(n for tool in self.tools for n in tool.imports),
+                }
+            )
+        )
 
-    def open_session(self, sandbox: Sandbox | None, seed: int | None = None, **more: Any) -> Callable[..., Any] | None:
+    def open_session(
+        self, sandbox: Sandbox | None, seed: int | None = None, **more: Any
+    ) -> Callable[..., Any] | None:
         """Return a factory for an episode's sandbox session with this seed and the pack's options; None without a
         sandbox.
         """
         if sandbox is None:
             return None
-        return partial(sandbox.session, **{"episode_seed": seed, **self.session, "imports": self.imports}, **more)
+        return partial(
+            sandbox.session,
+            **{"episode_seed": seed, **self.session, "imports": self.imports},
+            **more,
+        )
 
     @property
     def solver(self) -> bool:
@@ -263,11 +323,15 @@ def _normal(row: Mapping[str, Any] | str, form: str) -> Mapping[str, Any] | str:
         return error.message
 
 
-def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]) -> str:
+def _wrong(
+    row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str], seen: Mapping[str, int]
+) -> str:
     """Return the error in a row, as a text for its author; empty if valid. `seen`: line numbers of earlier ids."""
     missing = [name for name in ("id", "prompt", *fields) if row.get(name) is None]
     if missing:
-        other = f" It has {', '.join(list(row)[:6])}; docs/tasks.md lists the forms of rows." * ("prompt" in missing)
+        other = f" It has {', '.join(list(row)[:6])}; docs/tasks.md lists the forms of rows." * (
+            "prompt" in missing
+        )
         return f"the row lacks {', '.join(missing)}.{other}"
     if not isinstance(row["id"], str) or not row["id"]:
         return "`id` must be a text."
@@ -275,7 +339,11 @@ def _wrong(row: Mapping[str, Any], fields: Sequence[str], tools: Collection[str]
         return f"the id {row['id']!r} is also in line {seen[row['id']]}."
     if not isinstance(row.get("family", ""), str):
         return f"`family` must be a text, not {row['family']!r}."
-    return _wrong_prompt(row["prompt"]) or _wrong_tools(row.get("tools"), tools) or _wrong_choice(row, tools)
+    return (
+        _wrong_prompt(row["prompt"])
+        or _wrong_tools(row.get("tools"), tools)
+        or _wrong_choice(row, tools)
+    )
 
 
 def _wrong_prompt(prompt: Any) -> str:
@@ -290,7 +358,9 @@ def _wrong_prompt(prompt: Any) -> str:
             return f"`prompt`, message {place}: the role {message['role']!r} is not one of {', '.join(ROLES)}."
         if not isinstance(content := message["content"], str | list):
             return f"`prompt`, message {place}: `content` must be a text, not {type(content).__name__}."
-        if wrong := next(filter(None, map(_wrong_part, content if isinstance(content, list) else ())), ""):
+        if wrong := next(
+            filter(None, map(_wrong_part, content if isinstance(content, list) else ())), ""
+        ):
             return f"`prompt`, message {place}: {wrong}"
     return ""
 
@@ -322,7 +392,9 @@ def _wrong_tools(names: Any, known: Collection[str]) -> str:
     if not unknown:
         return ""
     near = nearest(unknown[0], known) or list(known)
-    return f"the pack has no tool {unknown[0]!r}" + (f"; it has {' and '.join(near)}." if near else ", nor any other.")
+    return f"the pack has no tool {unknown[0]!r}" + (
+        f"; it has {' and '.join(near)}." if near else ", nor any other."
+    )
 
 
 def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:

@@ -40,7 +40,15 @@ from agentrl_cli.types.plain import parse_json
 Numbered = tuple[int, Mapping[str, Any] | str]
 """(number from 1, row or the text of its error)."""
 
-JSON_COLUMNS = {"prompt", "messages", "conversations", "tools", "tool_choice", "reward_model", "extra_info"}
+JSON_COLUMNS = {
+    "prompt",
+    "messages",
+    "conversations",
+    "tools",
+    "tool_choice",
+    "reward_model",
+    "extra_info",
+}
 """Columns of a table that may hold JSON."""
 KINDS = ("path", "hub", "dataset", "generate")
 KEYS = {
@@ -86,7 +94,10 @@ def source_of(folder: Path, split: str, value: Any) -> Source:
     kind = next(kind for kind in KINDS if kind in value)
     unknown = sorted(set(value) - KEYS[kind] - {kind})
     if unknown:
-        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"Besides {kind}: {_list(kind)}.")
+        raise ConfigError(
+            f"{where} has unknown keys: {', '.join(unknown)}.",
+            hint=f"Besides {kind}: {_list(kind)}.",
+        )
     if str(value.get("form", "auto")) not in ("auto", *FORMS):
         known = NotFound.of("form", str(value["form"]), ["auto", *FORMS])
         raise ConfigError(f"{where}: {known.message}", hint=known.hint)
@@ -94,8 +105,12 @@ def source_of(folder: Path, split: str, value: Any) -> Source:
         if value.get(key) is not None and not (isinstance(value[key], int) and value[key] > 0):
             raise ConfigError(f"{where}: `{key}` must be a number above 0.")
     if kind == "generate" and value.get("count") is None:
-        raise ConfigError(f"{where}: `count` is missing: the number of rows to take from the generator.")
-    return Source(kind, str(value[kind]), folder, {key: v for key, v in value.items() if key != kind})
+        raise ConfigError(
+            f"{where}: `count` is missing: the number of rows to take from the generator."
+        )
+    return Source(
+        kind, str(value[kind]), folder, {key: v for key, v in value.items() if key != kind}
+    )
 
 
 def default_source(folder: Path, split: str) -> Source:
@@ -120,7 +135,9 @@ def _path(source: Source) -> Iterator[Numbered]:
         if path.exists() or path.is_symlink():
             hint = "It is a folder, a pipe, or a link that leads nowhere."
             raise DataError(f"{path} is not a regular file.", hint=hint)
-        raise NotFound.of("data file", str(path), [str(p) for p in path.parent.glob("*") if p.suffix in FILES])
+        raise NotFound.of(
+            "data file", str(path), [str(p) for p in path.parent.glob("*") if p.suffix in FILES]
+        )
     return FILES[path.suffix](path)
 
 
@@ -148,7 +165,9 @@ def _json(path: Path) -> Iterator[Numbered]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}.") from error
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}."
+        ) from error
     except ValueError as error:
         raise DataError(f"{path}: {error}.") from error
     if isinstance(value, dict):
@@ -166,7 +185,9 @@ def _parquet(path: Path) -> Iterator[Numbered]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise MissingDependency(f"{path}: parquet needs pyarrow.", hint="pip install 'agentrl-cli[data]'") from error
+        raise MissingDependency(
+            f"{path}: parquet needs pyarrow.", hint="pip install 'agentrl-cli[data]'"
+        ) from error
     try:
         with parquet.ParquetFile(path) as file:
             number = 0
@@ -184,17 +205,27 @@ def _table(path: Path) -> Iterator[Numbered]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         hint = "Save it as `CSV UTF-8`."
-        raise DataError(f"{path}: not UTF-8: {error.reason} at byte {error.start}.", hint=hint) from error
+        raise DataError(
+            f"{path}: not UTF-8: {error.reason} at byte {error.start}.", hint=hint
+        ) from error
     head = text.partition("\n")[0]
-    mark = "\t" if path.suffix == ".tsv" else max(",;\t", key=head.count)  # some countries' CSV has semicolons
+    mark = (
+        "\t" if path.suffix == ".tsv" else max(",;\t", key=head.count)
+    )  # some countries' CSV has semicolons
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         names, line = [name.strip() for name in next(reader, [])], reader.line_num
         if twice := {name for name in names if names.count(name) > 1 or not name}:
-            raise DataError(f"{path}: the head line has a column twice or without a name: {sorted(twice)}.")
+            raise DataError(
+                f"{path}: the head line has a column twice or without a name: {sorted(twice)}."
+            )
         for cells in reader:
             line, number = reader.line_num, line + 1
-            row = {name: _cell(name, cell) for name, cell in zip(names, cells, strict=False) if cell.strip()}
+            row = {
+                name: _cell(name, cell)
+                for name, cell in zip(names, cells, strict=False)
+                if cell.strip()
+            }
             if row:
                 many = f"{len(cells)} cells, and the head line names {len(names)} columns."
                 yield number, many if len(cells) > len(names) else row
@@ -219,7 +250,8 @@ def _hub(source: Source) -> Iterator[Numbered]:
         import datasets
     except ImportError as error:
         raise MissingDependency(
-            f"The dataset {source.name} needs the package `datasets`.", hint="pip install 'agentrl-cli[data]'"
+            f"The dataset {source.name} needs the package `datasets`.",
+            hint="pip install 'agentrl-cli[data]'",
         ) from error
     datasets.disable_progress_bars()
     options = source.options
@@ -235,7 +267,9 @@ def _hub(source: Source) -> Iterator[Numbered]:
                 revision=options.get("revision"),
             )
     except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
-        raise NotFound(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+        raise NotFound(
+            f"The dataset {source.name} cannot be loaded: {_first_line(error)}"
+        ) from error
     except (OSError, ConnectionError) as error:
         raise EnvironmentProblem(
             f"The dataset {source.name} cannot be reached: {_first_line(error)}",
@@ -264,7 +298,9 @@ def _dataset(source: Source) -> Iterator[Numbered]:
         elif hasattr(made, "__len__") and hasattr(made, "__getitem__"):
             items = (made[index] for index in range(len(made)))
         else:
-            raise ConfigError(f"{source.name} returns {type(made).__name__}, neither iterable nor indexable.")
+            raise ConfigError(
+                f"{source.name} returns {type(made).__name__}, neither iterable nor indexable."
+            )
         yield from _checked(items)
     except AgentRLError:
         raise
@@ -291,7 +327,9 @@ def _call(source: Source, args: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(function).bind(**args)
     except TypeError as error:
-        raise ConfigError(f"{source.name}: {error}.", hint="`args` under data.SPLIT are its arguments.") from error
+        raise ConfigError(
+            f"{source.name}: {error}.", hint="`args` under data.SPLIT are its arguments."
+        ) from error
     return function(**args)
 
 

@@ -22,7 +22,17 @@ from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.tools.configured import load_tools
 
 KEYS = {
-    *("name", "description", "system", "tools", "rewards", "row", "families", "defaults", "sandbox"),
+    *(
+        "name",
+        "description",
+        "system",
+        "tools",
+        "rewards",
+        "row",
+        "families",
+        "defaults",
+        "sandbox",
+    ),
     *("data", "variants", "interaction", "agent"),
 }
 
@@ -40,19 +50,29 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     folder = find_pack(str(name), base)
     spec = _specification(folder / "task.yaml")
     trust.meet(folder)
-    module = load_file(folder / "task.py") if (folder / "task.py").is_file() else None  # all may be named elsewhere
+    module = (
+        load_file(folder / "task.py") if (folder / "task.py").is_file() else None
+    )  # all may be named elsewhere
     agent = read_agent(spec.get("agent"), folder, f"{folder / 'task.yaml'}: agent")
     try:
         tools = _tools(folder, spec.get("tools") or [], getattr(module, "TOOLS", []))
-        given = _section(folder, spec, "rewards") or next(filter(None, (tool.own_rewards for tool in tools)), {})
+        given = _section(folder, spec, "rewards") or next(
+            filter(None, (tool.own_rewards for tool in tools)), {}
+        )
         rewards = _rewards(folder, given, getattr(module, "REWARDS", {}), agent is not None)
     except NotFound as error:
         if module is not None:
             raise
-        raise NotFound(f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint) from error
-    sections = (adapter("data")(folder, _section(folder, spec, "data")), _section(folder, spec, "variants"))
+        raise NotFound(
+            f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint
+        ) from error
+    sections = (
+        adapter("data")(folder, _section(folder, spec, "data")),
+        _section(folder, spec, "variants"),
+    )
     data, variants = (
-        {str(name): source_of(folder, str(name), value) for name, value in section.items()} for section in sections
+        {str(name): source_of(folder, str(name), value) for name, value in section.items()}
+        for section in sections
     )
     bare = not data and not default_splits(folder) and any(tool.owns_rows for tool in tools)
     return Pack(
@@ -76,7 +96,9 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
     )
 
 
-def load_packs(names: Sequence[str], *, base: Path | None = None, agent: Any = None) -> dict[str, Pack]:
+def load_packs(
+    names: Sequence[str], *, base: Path | None = None, agent: Any = None
+) -> dict[str, Pack]:
     """Packs by name, all with `agent` if one is given (`task.agent`). Raises ConfigError if two have the same name."""
     packs: dict[str, Pack] = {}
     given = read_agent(agent, base or Path.cwd(), "task.agent")
@@ -85,7 +107,9 @@ def load_packs(names: Sequence[str], *, base: Path | None = None, agent: Any = N
         if given is not None:
             pack = replace(pack, agent=given)
         if pack.name in packs:
-            raise ConfigError(f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml.")
+            raise ConfigError(
+                f"Two packs are named {pack.name!r}.", hint="Change `name` in one task.yaml."
+            )
         packs[pack.name] = pack
     return packs
 
@@ -120,7 +144,9 @@ def _families(folder: Path, spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def _fields(folder: Path, value: Any) -> tuple[str, ...]:
     names = value if value is not None else []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{folder / 'task.yaml'}: `row` must be a list of names: the required fields of a row.")
+        raise ConfigError(
+            f"{folder / 'task.yaml'}: `row` must be a list of names: the required fields of a row."
+        )
     return tuple(names)
 
 
@@ -135,13 +161,17 @@ def _specification(path: Path) -> dict[str, Any]:
     return spec
 
 
-def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool) -> tuple[Reward, ...]:
+def _rewards(
+    folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any], optional: bool
+) -> tuple[Reward, ...]:
     """Return the parts of a pack. `optional`: it may have none, as its agent gives the reward."""
     rewards = []
     for name, value in spec.items():
         given = {"weight": value} if isinstance(value, (int, float)) else value or {}
         if not isinstance(given, Mapping):
-            raise ConfigError(f"{folder / 'task.yaml'}: rewards.{name} must be a weight or a mapping, not {value!r}.")
+            raise ConfigError(
+                f"{folder / 'task.yaml'}: rewards.{name} must be a weight or a mapping, not {value!r}."
+            )
         rewards.append(load_reward(folder, str(name), given, functions))
     if sum(reward.primary for reward in rewards) != 1 and not (optional and not rewards):
         raise ConfigError(
@@ -153,20 +183,31 @@ def _rewards(folder: Path, spec: Mapping[str, Any], functions: Mapping[str, Any]
 
 def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
     """Return the tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
-    schemas = [schema for schema in own if isinstance(schema, Mapping)]  # minimind's TOOLS are these
-    extra = {tool.name: tool for tool in map(as_tool, (value for value in own if not isinstance(value, Mapping)))}
+    schemas = [
+        schema for schema in own if isinstance(schema, Mapping)
+    ]  # minimind's TOOLS are these
+    extra = {
+        tool.name: tool
+        for tool in map(as_tool, (value for value in own if not isinstance(value, Mapping)))
+    }
     if not isinstance(names, list):
         raise ConfigError(f"{folder / 'task.yaml'}: `tools` must be a list of names.")
     tools: list[Tool] = []
     for name in names:
         if isinstance(name, Mapping) or str(name).endswith((".yaml", ".yml")):
-            tools += load_tools([name] if isinstance(name, Mapping) else folder / str(name), folder, extra)
+            tools += load_tools(
+                [name] if isinstance(name, Mapping) else folder / str(name), folder, extra
+            )
         elif name in extra:
             tools.append(extra[name])
         else:
             found = resolve("tools", TOOLS, name, base=folder)
             table = isinstance(found, Mapping)
-            tools += adapter("table")(f"{folder / 'task.yaml'}: {name}", found, schemas) if table else [as_tool(found)]
+            tools += (
+                adapter("table")(f"{folder / 'task.yaml'}: {name}", found, schemas)
+                if table
+                else [as_tool(found)]
+            )
     tools = [tool.at(folder) for tool in tools]
     for number, tool in enumerate(tools):
         if tool.name in {other.name for other in tools[:number]}:

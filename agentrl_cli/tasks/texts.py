@@ -24,7 +24,10 @@ Parts = Mapping[str, str]
 
 def parts_of(pack: Pack) -> dict[str, str]:
     """Return all parts of a pack."""
-    tools = {f"tools.{tool.name}.description": str(tool.schema["function"]["description"]) for tool in pack.tools}
+    tools = {
+        f"tools.{tool.name}.description": str(tool.schema["function"]["description"])
+        for tool in pack.tools
+    }
     return {"system": pack.system, "task.prompt": pack.template, **tools}
 
 
@@ -34,7 +37,9 @@ def with_parts(pack: Pack, parts: Parts) -> Pack:
     for name in parts:
         if name not in known:
             raise NotFound.of(f"text of the pack {pack.name}", name, list(known))
-    tools = tuple(_described(tool, parts.get(f"tools.{tool.name}.description")) for tool in pack.tools)
+    tools = tuple(
+        _described(tool, parts.get(f"tools.{tool.name}.description")) for tool in pack.tools
+    )
     template = parts.get("task.prompt", pack.template)
     if "{prompt}" not in template:
         raise ConfigError("task.prompt has no {prompt}, where the task's own text goes.")
@@ -63,7 +68,10 @@ def read_parts(path: Path) -> dict[str, str]:
 def write_parts(path: Path, parts: Parts) -> None:
     """Write parts as YAML."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(parts), allow_unicode=True, sort_keys=False, width=100), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(dict(parts), allow_unicode=True, sort_keys=False, width=100),
+        encoding="utf-8",
+    )
 
 
 def placeholders(text: str) -> set[str]:

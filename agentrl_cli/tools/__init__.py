@@ -47,4 +47,6 @@ def as_tool(value: Any) -> Tool:
         return value()
     if callable(value):
         return FunctionTool(value)
-    raise ConfigError(f"{value!r} is not a tool.", hint="A tool is a typed function with a docstring, or a Tool.")
+    raise ConfigError(
+        f"{value!r} is not a tool.", hint="A tool is a typed function with a docstring, or a Tool."
+    )

@@ -57,7 +57,10 @@ class ToolContext:
         async with self._lock:
             if self._session is None:
                 if self.session_factory is None:
-                    raise ConfigError("This tool needs a sandbox, and none was given.", hint="Pass session_factory.")
+                    raise ConfigError(
+                        "This tool needs a sandbox, and none was given.",
+                        hint="Pass session_factory.",
+                    )
                 self._session = await self.session_factory()
         return self._session
 
@@ -139,7 +142,9 @@ class Tool:
     async def release(self, state: Any) -> None:
         """Free the resources of `create`. Called exactly once, also after errors."""
 
-    async def call(self, state: Any, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
+    async def call(
+        self, state: Any, arguments: dict[str, Any], *, timeout: float | None = None
+    ) -> ToolResult:
         """Runs `execute` with validated arguments, limits and timing; errors become results.
 
         `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted, nor what
@@ -165,7 +170,9 @@ class Tool:
                 if not deadline.expired():
                     result = ToolResult(_exception_text(error), error="exception")
                 else:
-                    result = ToolResult(f"Error: {self.name} took longer than {limit:g} s.", error="timeout")
+                    result = ToolResult(
+                        f"Error: {self.name} took longer than {limit:g} s.", error="timeout"
+                    )
             except Exception as error:  # noqa: BLE001 - a failing tool is an observation
                 result = ToolResult(_exception_text(error), error="exception")
             finally:
@@ -233,7 +240,9 @@ class FunctionTool(Tool):
         self.timeout, self.concurrency, self.rate = timeout, concurrency, rate
         self.pure, self.external, self.examples = pure, external, examples
         hints = typing.get_type_hints(function)
-        self._context = next((parameter for parameter, hint in hints.items() if is_context(hint)), None)
+        self._context = next(
+            (parameter for parameter, hint in hints.items() if is_context(hint)), None
+        )
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         given = {**arguments, self._context: state} if self._context else arguments
@@ -269,7 +278,13 @@ def tool(
 
     def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
         return FunctionTool(
-            wrapped, name=name, timeout=timeout, concurrency=concurrency, rate=rate, pure=pure, external=external
+            wrapped,
+            name=name,
+            timeout=timeout,
+            concurrency=concurrency,
+            rate=rate,
+            pure=pure,
+            external=external,
         )
 
     return wrap if function is None else wrap(function)
@@ -291,8 +306,12 @@ def as_result(value: Any) -> ToolResult:
         return ToolResult("", images=(image_bytes(value),))
     if isinstance(value, list) and value and all(map(_is_block, value)):
         texts = [str(block["text"]) for block in value if block["type"] == "text"]
-        return ToolResult("\n".join(texts), images=tuple(_of_block(b) for b in value if b["type"] != "text"))
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+        return ToolResult(
+            "\n".join(texts), images=tuple(_of_block(b) for b in value if b["type"] != "text")
+        )
+    text = (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
+    )
     return ToolResult(text, value=value if isinstance(value, list) else None)
 
 
@@ -301,7 +320,9 @@ def _of_block(block: Mapping[str, Any]) -> bytes:
     given = next((block[name] for name in reversed(NAMES) if block.get(name) is not None), None)
     given = given.get("url") if isinstance(given, Mapping) and "url" in given else given
     if isinstance(given, str) and not given.startswith("data:image/"):
-        raise EnvError("An image in a tool's answer is bytes, a data: URL, a PIL image or a Path; a text is refused.")
+        raise EnvError(
+            "An image in a tool's answer is bytes, a data: URL, a PIL image or a Path; a text is refused."
+        )
     return image_bytes(given)
 
 
@@ -332,8 +353,14 @@ def _is_block(value: Any) -> bool:
         return False
     image = value.get(str(value.get("type")))
     url = image.get("url") if isinstance(image, Mapping) else image
-    known = isinstance(image, bytes | Path) or is_image(image) or (isinstance(url, str) and "://" not in url)
-    return (value.get("type") == "text" and "text" in value) or (value.get("type") in ("image", "image_url") and known)
+    known = (
+        isinstance(image, bytes | Path)
+        or is_image(image)
+        or (isinstance(url, str) and "://" not in url)
+    )
+    return (value.get("type") == "text" and "text" in value) or (
+        value.get("type") in ("image", "image_url") and known
+    )
 
 
 def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:

@@ -18,6 +18,8 @@ async def bash(command: str, ctx: ToolContext) -> ToolResult:
     return as_observation(await session.bash(command))
 
 
-TOOL = FunctionTool(bash, examples=({"command": "echo hi"}, {"command": "seq 3 > n.txt && wc -l n.txt"}))
+TOOL = FunctionTool(
+    bash, examples=({"command": "echo hi"}, {"command": "seq 3 > n.txt && wc -l n.txt"})
+)
 TOOL.own_timeout = True  # as for run_python
 TOOL.rewinds = True

@@ -58,7 +58,9 @@ def compute(expression: str) -> Fraction:
     except (RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, CalculatorError):
             raise
-        raise CalculatorError("the expression is nested too deeply or holds too long a number") from error
+        raise CalculatorError(
+            "the expression is nested too deeply or holds too long a number"
+        ) from error
 
 
 def show(value: Fraction) -> str:
@@ -136,16 +138,22 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if abs(base) != 1 and base != 0 and bits * abs(exponent.numerator) > MAX_BITS + bits:
         raise CalculatorError("the result is too large")
     if base in {0, 1, -1}:
-        return Fraction(1) if exponent == 0 else base if exponent.numerator % 2 or base >= 0 else -base
+        return (
+            Fraction(1) if exponent == 0 else base if exponent.numerator % 2 or base >= 0 else -base
+        )
     return _bounded(base**exponent.numerator)
 
 
 def _call(name: str, args: list[Fraction]) -> Fraction:
     if name not in FUNCTIONS:
-        raise CalculatorError(f"there is no function {_short(name)}; there are: {', '.join(FUNCTIONS)}")
+        raise CalculatorError(
+            f"there is no function {_short(name)}; there are: {', '.join(FUNCTIONS)}"
+        )
     low, high, function = FUNCTIONS[name]
     if not low <= len(args) <= high:
-        raise CalculatorError(f"{name} takes {low if low == high else f'at least {low}'} number(s), not {len(args)}")
+        raise CalculatorError(
+            f"{name} takes {low if low == high else f'at least {low}'} number(s), not {len(args)}"
+        )
     return _bounded(Fraction(function(args)))
 
 

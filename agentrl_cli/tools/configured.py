@@ -39,13 +39,25 @@ from agentrl_cli.types import ToolSchema
 
 LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
 KEYS = {
-    *("class_name", "config", "tool_schema", "mcp", "name", "description", "parameters", "function", "environment"),
+    *(
+        "class_name",
+        "config",
+        "tool_schema",
+        "mcp",
+        "name",
+        "description",
+        "parameters",
+        "function",
+        "environment",
+    ),
     "openapi",
     *LIMITS,
 }
 
 
-def load_tools(source: Path | Sequence[Any], folder: Path, own: Mapping[str, Tool] | None = None) -> list[Tool]:
+def load_tools(
+    source: Path | Sequence[Any], folder: Path, own: Mapping[str, Tool] | None = None
+) -> list[Tool]:
     """Return the tools of a file, or of entries in its form; `own` maps names to the tools of the pack's task.py.
 
     Raises ConfigError for invalid entries, NotFound for missing files, functions and classes.
@@ -73,12 +85,16 @@ def _read(path: Path) -> Any:
 
 def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> list[Tool]:
     if isinstance(entry, str):
-        return [own[entry] if entry in own else as_tool(resolve("tools", TOOLS, entry, base=folder))]
+        return [
+            own[entry] if entry in own else as_tool(resolve("tools", TOOLS, entry, base=folder))
+        ]
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: a tool is a name or a mapping, not {entry!r}.")
     unknown = sorted(set(entry) - KEYS)
     if unknown:
-        raise ConfigError(f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"Known keys: {_names(KEYS)}.")
+        raise ConfigError(
+            f"{where} has unknown keys: {', '.join(unknown)}.", hint=f"Known keys: {_names(KEYS)}."
+        )
     config = entry.get("config") or {}
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: `config` must be a mapping.")
@@ -109,7 +125,13 @@ def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folde
     raise ConfigError(f"{where}: {name} is neither a verl BaseTool nor a Tool.")
 
 
-def _short(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path, own: Mapping[str, Tool]) -> Tool:
+def _short(
+    where: str,
+    entry: Mapping[str, Any],
+    config: dict[str, Any],
+    folder: Path,
+    own: Mapping[str, Tool],
+) -> Tool:
     """Return the short form: name, description and parameters for a function, a tool of the pack or a built-in tool."""
     name = str(entry.get("name") or "")
     if not name:
@@ -131,7 +153,9 @@ def _made(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
         return kind(**config)
     except TypeError as error:
         parameters = _names(set(inspect.signature(kind).parameters))
-        raise ConfigError(f"{where}: {error}.", hint=f"config takes: {parameters or 'nothing'}.") from error
+        raise ConfigError(
+            f"{where}: {error}.", hint=f"config takes: {parameters or 'nothing'}."
+        ) from error
 
 
 def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str) -> ToolSchema:
@@ -141,9 +165,13 @@ def _schema(where: str, entry: Mapping[str, Any], schema: ToolSchema, name: str)
         function["description"] = str(entry["description"])
     if entry.get("parameters") is not None:
         parameters = _parameters(where, entry["parameters"], function.get("parameters", {}))
-        theirs, ours = (set(p.get("properties", {})) for p in (parameters, function.get("parameters", {})))
+        theirs, ours = (
+            set(p.get("properties", {})) for p in (parameters, function.get("parameters", {}))
+        )
         if theirs - ours:
-            raise ConfigError(f"{where}: {name} has no parameter {_names(theirs - ours)}; it has {_names(ours)}.")
+            raise ConfigError(
+                f"{where}: {name} has no parameter {_names(theirs - ours)}; it has {_names(ours)}."
+            )
         function["parameters"] = parameters
     return {"type": "function", "function": function}
 
@@ -154,9 +182,15 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
         raise ConfigError(f"{where}: `parameters` must be a mapping.")
     if value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
         return dict(value)
-    properties = {key: {"type": item} if isinstance(item, str) else dict(item) for key, item in value.items()}
+    properties = {
+        key: {"type": item} if isinstance(item, str) else dict(item) for key, item in value.items()
+    }
     required = [key for key in properties if key in own.get("required", properties)]
-    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+    }
 
 
 def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
@@ -183,7 +217,10 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
         known = {tool.name for tool in tools}
         missing = sorted(set(selected) - known)
         if missing:
-            raise ConfigError(f"{where}: the servers have no {', '.join(missing)}.", hint=f"They have {_names(known)}.")
+            raise ConfigError(
+                f"{where}: the servers have no {', '.join(missing)}.",
+                hint=f"They have {_names(known)}.",
+            )
     return [tool for tool in tools if selected is None or tool.name in selected]
 
 

@@ -21,7 +21,9 @@ class DeclaredTool(Tool):
     examples = ({},)
 
     def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
-        inner = dict((schema or {}).get("function") or schema or {"name": self.name, "description": ""})
+        inner = dict(
+            (schema or {}).get("function") or schema or {"name": self.name, "description": ""}
+        )
         parameters = _json_schema(inner.get("parameters") or {})
         inner["parameters"] = {"type": "object", "properties": {}, **parameters}
         self.name = str(inner["name"])

@@ -61,27 +61,43 @@ class FetchTool(Tool):
         allow_private: bool = False,
     ) -> None:
         if seconds <= 0 or kilobytes < 1 or width < 1:
-            raise ConfigError("The limits of fetch_page (seconds, kilobytes, width) must be above 0.")
+            raise ConfigError(
+                "The limits of fetch_page (seconds, kilobytes, width) must be above 0."
+            )
         if isinstance(allow, str) or not all(isinstance(item, str) for item in allow or []):
             raise ConfigError("fetch_page's `allow` is a list of hosts.")
         self.allow = [item.casefold() if "//" not in item else item for item in allow or []]
-        self.seconds, self.kilobytes, self.width, self.allow_private = seconds, kilobytes, width, allow_private
+        self.seconds, self.kilobytes, self.width, self.allow_private = (
+            seconds,
+            kilobytes,
+            width,
+            allow_private,
+        )
         self.schema = tool_schema(fetch_page)
 
     def own_limits(self) -> dict[str, Any]:
         allow = " ".join(self.allow) or "no host (off)"
-        return {"allow": allow, "seconds": self.seconds, "KiB": self.kilobytes, "characters": self.width}
+        return {
+            "allow": allow,
+            "seconds": self.seconds,
+            "KiB": self.kilobytes,
+            "characters": self.width,
+        }
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         if not self.allow:
             text = "Error: fetch_page is off: no host is allowed."
-            return ToolResult(text + " Configure {name: fetch_page, config: {allow: […]}}.", error="refused")
+            return ToolResult(
+                text + " Configure {name: fetch_page, config: {allow: […]}}.", error="refused"
+            )
         try:
             text = await in_thread(self.fetch, str(arguments["url"]))
         except Refused as problem:
             return ToolResult(f"Error: {problem}", error="refused")
         except TimeoutError:
-            return ToolResult(f"Error: the page took longer than {self.seconds:g} s.", error="timeout")
+            return ToolResult(
+                f"Error: the page took longer than {self.seconds:g} s.", error="timeout"
+            )
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
             return ToolResult(f"Error: {type(error).__name__}: {error}", error="exception")
         return ToolResult(text if len(text) <= self.width else text[: self.width] + "\n[… cut …]")
@@ -122,7 +138,9 @@ class FetchTool(Tool):
             return fnmatch.fnmatchcase(host, pattern)
         allowed = urlsplit(pattern)
         path = parts.path or "/"
-        inside = path.startswith(allowed.path or "/") and ".." not in path.replace("%2e", ".").replace("%2E", ".")
+        inside = path.startswith(allowed.path or "/") and ".." not in path.replace(
+            "%2e", "."
+        ).replace("%2E", ".")
         same = (parts.scheme, host) == (allowed.scheme, (allowed.hostname or "").casefold())
         return same and parts.port == allowed.port and inside
 
@@ -134,7 +152,9 @@ class FetchTool(Tool):
         connection = _Pinned(host, port, address, parts.scheme == "https", _left(ends))
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", path, headers={"User-Agent": AGENT, "Accept-Encoding": "identity"})
+            connection.request(
+                "GET", path, headers={"User-Agent": AGENT, "Accept-Encoding": "identity"}
+            )
             answer = connection.getresponse()
             body = b""
             while chunk := self._more(connection, answer, ends):
@@ -217,7 +237,9 @@ def _inside(ip: ipaddress.IPv6Address) -> list[str]:
     found = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
     last = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     middle = int(ip) >> 32 & 0xFFFFFFFF
-    if int(ip) >> 32 == 0 or ip in _TRANSLATED or middle & ~0x02000000 == 0x5EFE:  # compatible, NAT64, ISATAP
+    if (
+        int(ip) >> 32 == 0 or ip in _TRANSLATED or middle & ~0x02000000 == 0x5EFE
+    ):  # compatible, NAT64, ISATAP
         found.append(last)
     return [str(one) for one in found if one is not None]
 
@@ -246,11 +268,15 @@ def html_text(html: str) -> str:
     from lxml import etree
 
     # huge_tree: text under more than 256 open tags is kept, too. The size of a page is bounded by `kilobytes`.
-    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
+    parser = etree.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
+    )
     tree = etree.HTML(html.encode("utf-8", "replace"), parser)
     if tree is None:
         return ""
-    etree.strip_elements(tree, "head", "noscript", "script", "style", "svg", "template", with_tail=False)
+    etree.strip_elements(
+        tree, "head", "noscript", "script", "style", "svg", "template", with_tail=False
+    )
     return str(etree_to_text(tree))
 
 

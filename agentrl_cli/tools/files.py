@@ -75,7 +75,9 @@ async def view(session: Session, asked: Asked) -> str:
     try:
         lines = (await _text(session, asked.path)).splitlines()
     except UsageError:
-        if any(entry.path == asked.path and entry.kind == "folder" for entry in await session.list()):
+        if any(
+            entry.path == asked.path and entry.kind == "folder" for entry in await session.list()
+        ):
             return await entries(session, asked)
         raise
     start, end = asked.start, asked.end
@@ -109,7 +111,9 @@ async def edit(session: Session, asked: Asked) -> str:
     text = await _text(session, path)
     found = _places(text, old)
     if not found:
-        raise Refused(f"old does not occur in {path}; view it and copy the text exactly, spaces included")
+        raise Refused(
+            f"old does not occur in {path}; view it and copy the text exactly, spaces included"
+        )
     if len(found) > 1:
         lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in found[:10])
         where = f"{len(found)} times in {path} (lines {lines})"
@@ -122,7 +126,9 @@ async def edit(session: Session, asked: Asked) -> str:
 async def entries(session: Session, asked: Asked) -> str:
     """Lists a folder recursively, one entry per line: folders end with /, links are listed but never followed."""
     path = asked.path
-    found = [e for e in await session.list() if path in (".", e.path) or e.path.startswith(f"{path}/")]
+    found = [
+        e for e in await session.list() if path in (".", e.path) or e.path.startswith(f"{path}/")
+    ]
     if not found and path != ".":
         raise Refused(f"there is no {path}")
     ends = {"folder": "/", "link": "  (a link, not followed)", "other": "  (not a regular file)"}

@@ -159,7 +159,9 @@ class McpTool(Tool):
 
     external = True
 
-    def __init__(self, link: Link, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self, link: Link, name: str, description: str, parameters: Mapping[str, Any]
+    ) -> None:
         self.link = link
         self.remote = name
         self.name = name = f"{link.server.given.get('prefix', '')}{name}"
@@ -176,7 +178,9 @@ class McpTool(Tool):
             raise
         return connection
 
-    async def call(self, state: Connection, arguments: dict[str, Any], *, timeout: float | None = None) -> ToolResult:
+    async def call(
+        self, state: Connection, arguments: dict[str, Any], *, timeout: float | None = None
+    ) -> ToolResult:
         reported: list[str] = []
         token = _PROGRESS.set(reported)
         try:
@@ -234,12 +238,20 @@ def mcp_tools(where: str, name: str, given: Any, folder: Path) -> list[Tool]:
         unknown = NotFound.of(f"tool of the MCP server {name}", missing[0], known)
         raise ConfigError(f"{where}: {unknown.message}", hint=unknown.hint)
     link = Link(server, reset)
-    items = [item for item in listed if item.name != reset] if chosen is None else [known[item] for item in chosen]
+    items = (
+        [item for item in listed if item.name != reset]
+        if chosen is None
+        else [known[item] for item in chosen]
+    )
     return [McpTool(link, item.name, item.description or "", _parameters(item)) for item in items]
 
 
-async def _progress(reported: list[str], progress: float, total: float | None, message: str | None) -> None:
-    reported.append(f"{progress:g}{'' if total is None else f' of {total:g}'}{f', {message}' if message else ''}")
+async def _progress(
+    reported: list[str], progress: float, total: float | None, message: str | None
+) -> None:
+    reported.append(
+        f"{progress:g}{'' if total is None else f' of {total:g}'}{f', {message}' if message else ''}"
+    )
 
 
 _PROGRESS: ContextVar[list[str]] = ContextVar("agentrl_mcp_progress")
@@ -271,4 +283,6 @@ def _result(answer: Any) -> ToolResult:
             texts.append(f"[resource_link {block.uri}] {about}".rstrip())
         else:
             texts.append(f"[{block.type}]")
-    return ToolResult("\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images))
+    return ToolResult(
+        "\n".join(texts), error="exception" if answer.is_error else None, images=tuple(images)
+    )

@@ -48,15 +48,25 @@ class Server:
             raise ConfigError(f"{where}: the MCP server {name} needs either a command or a url.")
         unknown = sorted(set(given) - KEYS)
         if unknown:
-            raise ConfigError(f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}.")
+            raise ConfigError(
+                f"{where}: the MCP server {name} has unknown keys: {', '.join(unknown)}."
+            )
         if given.get("session", "episode") not in ("shared", "episode"):
-            raise ConfigError(f"{where}: the session of the MCP server {name} is shared or episode.")
+            raise ConfigError(
+                f"{where}: the session of the MCP server {name} is shared or episode."
+            )
         chosen = given.get("tools")
-        if chosen is not None and not (isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)):
-            raise ConfigError(f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}.")
+        if chosen is not None and not (
+            isinstance(chosen, list) and all(isinstance(item, str) for item in chosen)
+        ):
+            raise ConfigError(
+                f"{where}: `tools` of the MCP server {name} is a list of names, not {chosen!r}."
+            )
         for key in ("prefix", "reset"):
             if not isinstance(given.get(key, ""), str):
-                raise ConfigError(f"{where}: `{key}` of the MCP server {name} is a text, not {given[key]!r}.")
+                raise ConfigError(
+                    f"{where}: `{key}` of the MCP server {name} is a text, not {given[key]!r}."
+                )
         return cls(name, folder, dict(given))
 
     async def client(self, stack: Any, errors: TextIO) -> Any:
@@ -67,21 +77,29 @@ class Server:
             from mcp import Client, StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
         except ImportError as error:
-            raise MissingDependency("MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'") from error
+            raise MissingDependency(
+                "MCP servers need mcp.", hint="pip install 'agentrl-cli[mcp]'"
+            ) from error
         given = self.given
         if "command" in given:
             cwd = self.folder / str(given.get("cwd") or ".")
             env = {str(key): str(value) for key, value in (given.get("env") or {}).items()}
             args = [str(arg) for arg in given.get("args") or ()]
-            parameters = StdioServerParameters(command=str(given["command"]), args=args, env=env, cwd=cwd)
+            parameters = StdioServerParameters(
+                command=str(given["command"]), args=args, env=env, cwd=cwd
+            )
             return Client(stdio_client(parameters, errlog=errors))
-        return Client(streamable_http_client(str(given["url"]), http_client=await self._http(stack)))
+        return Client(
+            streamable_http_client(str(given["url"]), http_client=await self._http(stack))
+        )
 
     async def _http(self, stack: Any) -> Any:
         import httpx2
 
         headers = {str(key): str(value) for key, value in (self.given.get("headers") or {}).items()}
-        token = self.given.get("auth_token") or os.environ.get(str(self.given.get("auth_token_env") or ""), "")
+        token = self.given.get("auth_token") or os.environ.get(
+            str(self.given.get("auth_token_env") or ""), ""
+        )
         if token:
             headers["Authorization"] = f"Bearer {token}"
         client = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0))
@@ -115,9 +133,15 @@ def _unreachable(server: Server, what: str, error: Exception, errors: TextIO) ->
 def tail(errors: TextIO) -> str:
     """Return the last lines of a server's stderr, as the end of a message; empty if it wrote nothing."""
     size = os.fstat(errors.fileno()).st_size
-    data = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))  # the process writes at the same offset
+    data = os.pread(
+        errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES)
+    )  # the process writes at the same offset
     lines = data.decode("utf-8", "replace").strip().splitlines()[-STDERR_LINES:]
-    return "\nThe last lines of its stderr:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+    return (
+        "\nThe last lines of its stderr:\n" + "\n".join(f"  {line}" for line in lines)
+        if lines
+        else ""
+    )
 
 
 async def listed_tools(server: Server, declared: list[str]) -> list[Any]:

@@ -63,11 +63,18 @@ class OpenApiTool(Tool):
         self.name = operation.name
         self.timeout = given.get("timeout")
         self.kilobytes = int(given.get("kilobytes", 64))
-        function = {"name": self.name, "description": operation.description, "parameters": operation.parameters}
+        function = {
+            "name": self.name,
+            "description": operation.description,
+            "parameters": operation.parameters,
+        }
         self.schema = {"type": "function", "function": function}
 
     def own_limits(self) -> dict[str, Any]:
-        return {"request": f"{self.operation.method.upper()} {self.server}{self.operation.path}", "KiB": self.kilobytes}
+        return {
+            "request": f"{self.operation.method.upper()} {self.server}{self.operation.path}",
+            "KiB": self.kilobytes,
+        }
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         import httpx2
@@ -80,10 +87,14 @@ class OpenApiTool(Tool):
             if place == "path":
                 text = _text(value)
                 if text in {"", ".", ".."}:
-                    return ToolResult(f"Bad tool call: {name} cannot be {text!r}.", error="bad_arguments")
+                    return ToolResult(
+                        f"Bad tool call: {name} cannot be {text!r}.", error="bad_arguments"
+                    )
                 path = path.replace("{" + name + "}", quote(text, safe=""))
             elif place == "query":
-                query[name] = [_text(item) for item in value] if isinstance(value, list) else _text(value)
+                query[name] = (
+                    [_text(item) for item in value] if isinstance(value, list) else _text(value)
+                )
             elif place == "header":
                 headers[name] = _text(value).replace("\r", " ").replace("\n", " ")
             else:
@@ -92,7 +103,9 @@ class OpenApiTool(Tool):
         try:
             async with httpx2.AsyncClient(timeout=float(self.timeout or 30.0)) as client:
                 url, method = self.server + path, self.operation.method.upper()
-                async with client.stream(method, url, params=query, headers=headers, json=sent) as answer:
+                async with client.stream(
+                    method, url, params=query, headers=headers, json=sent
+                ) as answer:
                     text = await self._read(answer)
                     status = answer.status_code
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -101,7 +114,11 @@ class OpenApiTool(Tool):
             return ToolResult(f"Error: {self.name} took too long.", error="timeout")
         except httpx2.HTTPError as error:
             return ToolResult(f"Error: {type(error).__name__}: {error}", error="exception")
-        return ToolResult(text) if status < 300 else ToolResult(f"Error: status {status}: {text}", error="exception")
+        return (
+            ToolResult(text)
+            if status < 300
+            else ToolResult(f"Error: status {status}: {text}", error="exception")
+        )
 
     async def _read(self, answer: httpx2.Response) -> str:
         """Return the body as text, cut at the limit."""
@@ -125,7 +142,9 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
     given = {"file": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not given.get("file") or set(given) - KEYS:
         known = ", ".join(sorted(KEYS))
-        raise ConfigError(f"{where}: `openapi` is a file, or a mapping with `file`.", hint=f"Known keys: {known}.")
+        raise ConfigError(
+            f"{where}: `openapi` is a file, or a mapping with `file`.", hint=f"Known keys: {known}."
+        )
     path = folder / str(given["file"])
     document = load_yaml(path)
     found = {operation.name: operation for operation in operations(document, str(path))}
@@ -133,14 +152,23 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
     for name in wanted or ():
         if name not in found:
             raise NotFound.of(f"operation in {path.name}", str(name), found)
-    chosen = [o for o in found.values() if (o.method == "get" if wanted is None else o.name in wanted)]
+    chosen = [
+        o for o in found.values() if (o.method == "get" if wanted is None else o.name in wanted)
+    ]
     if not chosen:
-        raise ConfigError(f"{where}: {path.name} has no GET operation.", hint="List others under `operations`.")
+        raise ConfigError(
+            f"{where}: {path.name} has no GET operation.", hint="List others under `operations`."
+        )
     if problem := next((f"{path.name}: {o.name} {o.problem}" for o in chosen if o.problem), ""):
-        raise ConfigError(f"{where}: {problem}.", hint="List the `operations` that you need without it.")
+        raise ConfigError(
+            f"{where}: {problem}.", hint="List the `operations` that you need without it."
+        )
     server = str(given.get("server") or server_of(document))
     if urlsplit(server).scheme not in {"http", "https"} or not urlsplit(server).netloc:
-        raise ConfigError(f"{where}: {path.name} names no server with http:// or https://.", hint="Add `server: URL`.")
+        raise ConfigError(
+            f"{where}: {path.name} names no server with http:// or https://.",
+            hint="Add `server: URL`.",
+        )
     return [OpenApiTool(operation, server, given) for operation in chosen]
 
 
@@ -154,7 +182,9 @@ def server_of(document: Any) -> str:
 def operations(document: Any, where: str) -> Iterator[Operation]:
     """Yield every operation, in the order of the file. Raises ConfigError for what is not OpenAPI 3."""
     if not isinstance(document, Mapping) or not str(document.get("openapi", "")).startswith("3"):
-        raise ConfigError(f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`.")
+        raise ConfigError(
+            f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`."
+        )
     for path, item in (document.get("paths") or {}).items():
         if isinstance(item, Mapping) and isinstance(item.get("$ref"), str):
             item = _target(item["$ref"], document)
@@ -163,15 +193,21 @@ def operations(document: Any, where: str) -> Iterator[Operation]:
         for method in METHODS:
             operation = item.get(method)
             if isinstance(operation, Mapping):
-                yield _operation(str(path), method, operation, item.get("parameters") or [], document)
+                yield _operation(
+                    str(path), method, operation, item.get("parameters") or [], document
+                )
 
 
-def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any) -> Operation:
+def _operation(
+    path: str, method: str, given: Mapping[str, Any], shared: Any, document: Any
+) -> Operation:
     name = re.sub(r"\W+", "_", str(given.get("operationId") or f"{method}{path}")).strip("_")[:64]
     text = str(given.get("description") or given.get("summary") or f"{method.upper()} {path}")
     said = " ".join(text.split("\n\n", maxsplit=1)[0].split())
     try:
-        parameters, places = _parameters([*shared, *(given.get("parameters") or [])], given, document)
+        parameters, places = _parameters(
+            [*shared, *(given.get("parameters") or [])], given, document
+        )
     except OverflowError:
         problem = f"has more than {MOST_VALUES} values once its $refs are followed"
         return Operation(name, said, method, path, {}, problem=problem)
@@ -181,7 +217,9 @@ def _operation(path: str, method: str, given: Mapping[str, Any], shared: Any, do
 def _parameters(
     entries: Sequence[Any], given: Mapping[str, Any], document: Any
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the JSON Schema of an operation's arguments, and where each goes. Raises OverflowError if it is too large.
+    """Return the JSON Schema of an operation's arguments, and where each goes.
+
+    Raises OverflowError if it is too large.
     """
     follow = References(document)
     properties: dict[str, Any] = {}
@@ -207,7 +245,11 @@ def _parameters(
         properties |= fields
         places |= dict.fromkeys(fields, "body")
         required += [name for name in body.get("required") or () if name in fields]
-    return {"type": "object", "properties": properties, **({"required": required} if required else {})}, places
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+    }, places
 
 
 class References:

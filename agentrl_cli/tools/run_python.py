@@ -21,7 +21,9 @@ async def run_python(code: str, ctx: ToolContext) -> ToolResult:
 def as_observation(result: ExecResult) -> ToolResult:
     """Return the text of an execution for the model. Raises SandboxFault if the sandbox failed."""
     if result.infrastructure:
-        raise SandboxFault(f"The sandbox failed: {result.status} {getattr(result, 'detail', '')}".strip())
+        raise SandboxFault(
+            f"The sandbox failed: {result.status} {getattr(result, 'detail', '')}".strip()
+        )
     return ToolResult(
         text=result.text(),
         error=None if result.ok else str(result.status),

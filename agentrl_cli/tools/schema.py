@@ -18,7 +18,9 @@ from agentrl_cli.errors import ConfigError
 from agentrl_cli.types import ToolSchema
 
 
-def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequence[str] = ()) -> ToolSchema:
+def tool_schema(
+    function: Callable[..., Any], *, name: str = "", hidden: Sequence[str] = ()
+) -> ToolSchema:
     """Return the schema of a function: name, first paragraph of its docstring, typed parameters with their `Args:`
     texts.
 
@@ -28,7 +30,10 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     name = name or getattr(function, "__name__", "")
     description, texts = docstring_parts(inspect.getdoc(function) or "")
     if not description:
-        raise ConfigError(f"Tool {name} has no docstring.", hint="Its first paragraph describes the tool to the model.")
+        raise ConfigError(
+            f"Tool {name} has no docstring.",
+            hint="Its first paragraph describes the tool to the model.",
+        )
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -43,7 +48,8 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
             )
         if parameter.name not in hints:
             raise ConfigError(
-                f"Tool {name}: parameter {parameter.name} has no type.", hint=f"E.g. {parameter.name}: str."
+                f"Tool {name}: parameter {parameter.name} has no type.",
+                hint=f"E.g. {parameter.name}: str.",
             )
         schema = type_schema(hints[parameter.name], f"tool {name}, parameter {parameter.name}")
         text = texts.get(parameter.name)
@@ -53,7 +59,10 @@ def tool_schema(function: Callable[..., Any], *, name: str = "", hidden: Sequenc
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
         parameters["required"] = required
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def visible_parameters(
@@ -63,8 +72,7 @@ def visible_parameters(
     return [
         parameter
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in {"self", *hidden}
-        and not is_context(hints.get(parameter.name))
+        if parameter.name not in {"self", *hidden} and not is_context(hints.get(parameter.name))
     ]
 
 
@@ -85,7 +93,9 @@ class _JsonSchema(GenerateJsonSchema):
 
     def build_schema_type_to_method(self) -> dict[Any, Callable[[Any], JsonSchemaValue]]:
         methods = super().build_schema_type_to_method()
-        return {kind: method if kind in CARRIED else self._refuse for kind, method in methods.items()}
+        return {
+            kind: method if kind in CARRIED else self._refuse for kind, method in methods.items()
+        }
 
     def _refuse(self, schema: Any) -> JsonSchemaValue:
         return self.handle_invalid_for_json_schema(schema, schema["type"])
@@ -113,14 +123,23 @@ def _readable(hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return Literal[tuple(member.value for member in hint)]
     if typing.is_typeddict(hint):
-        fields = {name: _readable(field) for name, field in typing.get_type_hints(hint, include_extras=True).items()}
+        fields = {
+            name: _readable(field)
+            for name, field in typing.get_type_hints(hint, include_extras=True).items()
+        }
         for name, field in fields.items():
             if get_origin(field) not in {Required, NotRequired}:
-                fields[name] = Required[field] if name in hint.__required_keys__ else NotRequired[field]
+                fields[name] = (
+                    Required[field] if name in hint.__required_keys__ else NotRequired[field]
+                )
         return TypedDict(hint.__name__, fields)  # type: ignore[operator]  # made at run time
     if origin is Annotated:
         text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
-        return Annotated[_readable(args[0]), Field(description=text), *(e for e in args[1:] if not isinstance(e, str))]
+        return Annotated[
+            _readable(args[0]),
+            Field(description=text),
+            *(e for e in args[1:] if not isinstance(e, str)),
+        ]
     if origin is Literal or not args:
         return hint
     inner = tuple(map(_readable, args))
@@ -151,14 +170,19 @@ def _plain(made: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str,
             schema[key] = value
     if all(set(option) == {"type"} for option in schema.get("anyOf", [{}])):
         schema["type"] = [option["type"] for option in schema.pop("anyOf")]
-    return {key: schema[key] for key in sorted(schema, key=lambda key: (key != "type", key == "description", key))}
+    return {
+        key: schema[key]
+        for key in sorted(schema, key=lambda key: (key != "type", key == "description", key))
+    }
 
 
 def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
     """Return the first paragraph of a Google docstring, on one line, and the texts of its `Args:`."""
     end = r"\n\s*\n|\n\s*(?:Args|Arguments|Parameters|Returns|Raises|Examples?):"
     head = re.split(end, text.strip(), maxsplit=1)[0]
-    section = re.search(r"^\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    section = re.search(
+        r"^\s*(?:Args|Arguments|Parameters):\s*\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL
+    )
     texts: dict[str, str] = {}
     indent: int | None = None
     current = ""

@@ -62,13 +62,25 @@ class SearchTool(Tool):
     examples = ({"query": "largest moon of Saturn"}, {"query": "rivers in Peru", "top_k": 2})
 
     def __init__(
-        self, corpus: str = "", *, url: str = "", top_k: int = 10, width: int = 600, seconds: float = 10.0
+        self,
+        corpus: str = "",
+        *,
+        url: str = "",
+        top_k: int = 10,
+        width: int = 600,
+        seconds: float = 10.0,
     ) -> None:
         if corpus and url:
             raise ConfigError("search takes a corpus or a url, not both.")
         if top_k < 1 or width < 1:
             raise ConfigError("The limits of search (top_k, width) must be above 0.")
-        self.corpus, self.url, self.most, self.width, self.seconds = corpus, url, top_k, width, seconds
+        self.corpus, self.url, self.most, self.width, self.seconds = (
+            corpus,
+            url,
+            top_k,
+            width,
+            seconds,
+        )
         self.timeout = seconds
         self.schema = tool_schema(search)
         self.folder: Path | None = None
@@ -92,7 +104,9 @@ class SearchTool(Tool):
     async def execute(self, state: str, arguments: dict[str, Any]) -> ToolResult:
         query, count = str(arguments["query"]), int(arguments.get("top_k", 3))
         if not query.strip() or count < 1:
-            return ToolResult("Error: query needs words, and top_k must be above 0.", error="bad_arguments")
+            return ToolResult(
+                "Error: query needs words, and top_k must be above 0.", error="bad_arguments"
+            )
         count = min(count, self.most)
         if self.url:
             found = await self._remote(query, count)
@@ -113,7 +127,9 @@ class SearchTool(Tool):
     async def _remote(self, query: str, count: int) -> list[Document]:
         endpoint = Endpoint(self.url, concurrency=1, timeout=self.seconds, retries=2)
         try:
-            answer = await endpoint.post("", {"queries": [query], "topk": count, "return_scores": True})
+            answer = await endpoint.post(
+                "", {"queries": [query], "topk": count, "return_scores": True}
+            )
         except PolicyError as error:
             raise EnvError(f"The retriever failed: {error.message}", hint=error.hint) from error
         finally:
@@ -121,12 +137,16 @@ class SearchTool(Tool):
         try:
             return [_retrieved(item) for item in answer["result"][0][:count]]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise EnvError(f"The retriever answered in another form: {json.dumps(answer)[:200]}") from error
+            raise EnvError(
+                f"The retriever answered in another form: {json.dumps(answer)[:200]}"
+            ) from error
 
 
 def spaced(text: str) -> str:
     """Return the text with its runs of CJK characters as words: each character, and each pair of neighbours."""
-    return _CJK.sub(lambda run: f" {' '.join((*run[0], *map(''.join, itertools.pairwise(run[0]))))} ", text)
+    return _CJK.sub(
+        lambda run: f" {' '.join((*run[0], *map(''.join, itertools.pairwise(run[0]))))} ", text
+    )
 
 
 def _retrieved(item: Mapping[str, Any]) -> Document:
@@ -159,7 +179,12 @@ class Index:
 
     def search(self, query: str, count: int) -> list[Document]:
         """Return the best documents that share a word with the query, best first; ties in the order of the corpus."""
-        options = {"stopwords": None, "return_ids": False, "show_progress": False, "token_pattern": WORD}
+        options = {
+            "stopwords": None,
+            "return_ids": False,
+            "show_progress": False,
+            "token_pattern": WORD,
+        }
         words = self._bm25s.tokenize([spaced(query)], **options)[0]
         known = [word for word in words if word in self._retriever.vocab_dict]
         if not known:
@@ -179,8 +204,15 @@ def index_of(path: Path) -> Index:
     """
     if not path.exists():
         raise EnvError(f"The corpus {path} does not exist.")
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
-    key = (str(path.absolute()), hash(tuple((str(file), file.stat().st_mtime_ns) for file in files)))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md", ".jsonl"))
+    )
+    key = (
+        str(path.absolute()),
+        hash(tuple((str(file), file.stat().st_mtime_ns) for file in files)),
+    )
     with _BUILDING:
         if key not in _INDEXES:
             documents = [document for file in files for document in read_documents(file)]

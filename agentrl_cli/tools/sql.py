@@ -37,7 +37,11 @@ STEPS = 20
 """Virtual-machine steps between checks of the clock; low, since a step may be a function of a long value."""
 OPENING = 30.0
 """Maximum seconds of a row's script."""
-STRIPS: dict[str, Callable[[str, str], str]] = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+STRIPS: dict[str, Callable[[str, str], str]] = {
+    "trim": str.strip,
+    "ltrim": str.lstrip,
+    "rtrim": str.rstrip,
+}
 """SQLite's functions that are replaced, as are those of FORMATS."""
 FORMATS = ("printf", "format")
 _FIELD = re.compile(r"%([-+ #0!,]*)(\*|\d+)?(?:\.(\*|\d+))?(l{0,2})(.?)", re.DOTALL)
@@ -54,13 +58,39 @@ READ = {
     sqlite3.SQLITE_SAVEPOINT,
 }
 WRITE = {
-    *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_ALTER_TABLE),
+    *(
+        sqlite3.SQLITE_INSERT,
+        sqlite3.SQLITE_UPDATE,
+        sqlite3.SQLITE_DELETE,
+        sqlite3.SQLITE_ALTER_TABLE,
+    ),
     *(sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_VIEW),
-    *(sqlite3.SQLITE_CREATE_TRIGGER, sqlite3.SQLITE_CREATE_TEMP_TABLE, sqlite3.SQLITE_CREATE_TEMP_VIEW),
-    *(sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_INDEX, sqlite3.SQLITE_DROP_VIEW, sqlite3.SQLITE_DROP_TRIGGER),
-    *(sqlite3.SQLITE_DROP_TEMP_TABLE, sqlite3.SQLITE_DROP_TEMP_VIEW, sqlite3.SQLITE_REINDEX, sqlite3.SQLITE_ANALYZE),
+    *(
+        sqlite3.SQLITE_CREATE_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    ),
+    *(
+        sqlite3.SQLITE_DROP_TABLE,
+        sqlite3.SQLITE_DROP_INDEX,
+        sqlite3.SQLITE_DROP_VIEW,
+        sqlite3.SQLITE_DROP_TRIGGER,
+    ),
+    *(
+        sqlite3.SQLITE_DROP_TEMP_TABLE,
+        sqlite3.SQLITE_DROP_TEMP_VIEW,
+        sqlite3.SQLITE_REINDEX,
+        sqlite3.SQLITE_ANALYZE,
+    ),
 }
-PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"}
+PRAGMAS = {
+    "table_info",
+    "table_xinfo",
+    "table_list",
+    "index_list",
+    "index_info",
+    "foreign_key_list",
+}
 """PRAGMAs that only read the schema."""
 
 
@@ -124,12 +154,16 @@ class SqlTool(Tool):
         within = None if self.anywhere or not row else (self.folder or Path())
         source = row or self.database
         copied = self.writable
-        connection = await in_thread(open_database, source, self.folder, self.memory_mb, within, copied=copied)
+        connection = await in_thread(
+            open_database, source, self.folder, self.memory_mb, within, copied=copied
+        )
         ctx.state[STATE] = connection
         return connection
 
     async def execute(self, state: sqlite3.Connection, arguments: dict[str, Any]) -> ToolResult:
-        lock: asyncio.Lock = self.__dict__.setdefault("_locks", {}).setdefault(id(state), asyncio.Lock())
+        lock: asyncio.Lock = self.__dict__.setdefault("_locks", {}).setdefault(
+            id(state), asyncio.Lock()
+        )
         async with lock:  # calls of one turn run concurrently, and a connection has one interrupt
             return await in_thread(self.run, state, str(arguments["query"]))
 
@@ -152,7 +186,9 @@ class SqlTool(Tool):
         state.interrupt()  # a statement that a timed-out episode left running
         await in_thread(state.close)
 
-    def _allowed(self, action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    def _allowed(
+        self, action: int, first: str | None, second: str | None, *rest: str | None
+    ) -> int:
         if action in READ:
             fine = (second or "").casefold() != "load_extension"
         elif action == sqlite3.SQLITE_PRAGMA:
@@ -164,15 +200,26 @@ class SqlTool(Tool):
     def _failed(self, error: BaseException) -> ToolResult:
         text = str(error)
         if "interrupted" in text:
-            return ToolResult(f"Error: the statement took longer than {self.seconds:g} s.", error="timeout")
+            return ToolResult(
+                f"Error: the statement took longer than {self.seconds:g} s.", error="timeout"
+            )
         if "not authorized" in text or "prohibited" in text:
-            allowed = "queries and changes of tables" if self.writable else "queries; the database is read-only"
+            allowed = (
+                "queries and changes of tables"
+                if self.writable
+                else "queries; the database is read-only"
+            )
             return ToolResult(f"Error: {text}. Allowed are {allowed}.", error="refused")
         return ToolResult(f"Error: {text or type(error).__name__}", error="exception")
 
 
 def open_database(
-    source: str, folder: Path | None, memory_mb: int, within: Path | None = None, *, copied: bool = True
+    source: str,
+    folder: Path | None,
+    memory_mb: int,
+    within: Path | None = None,
+    *,
+    copied: bool = True,
 ) -> sqlite3.Connection:
     """Return the database of a script or a file; empty if `source` is "".
 
@@ -197,7 +244,9 @@ def open_database(
         for name in FORMATS:
             connection.create_function(name, -1, _formatted, deterministic=True)
         if whole:
-            connection.execute("SELECT count(*) FROM sqlite_master")  # fails now if it is not a database
+            connection.execute(
+                "SELECT count(*) FROM sqlite_master"
+            )  # fails now if it is not a database
         elif path is not None:
             _copy(path, connection)
         elif source:
@@ -219,15 +268,21 @@ def _connect(address: str) -> sqlite3.Connection:
 
 
 def _in_place(path: Path) -> str:
-    """Return a file's address for reading: nothing is written beside it, unless another process writes to it (its WAL).
+    """Return a file's address for reading: nothing is written beside it, unless another process
+    writes to it (its WAL).
     """
     wal = path.with_name(f"{path.name}-wal")
-    return f"{path.as_uri()}?mode=ro" + ("" if wal.is_file() and wal.stat().st_size else "&immutable=1")
+    return f"{path.as_uri()}?mode=ro" + (
+        "" if wal.is_file() and wal.stat().st_size else "&immutable=1"
+    )
 
 
 def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
     """trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
-    texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in (value, characters)]
+    texts = [
+        part.decode("utf-8", "replace") if isinstance(part, bytes) else part
+        for part in (value, characters)
+    ]
     return None if None in texts else strip(str(texts[0]), "".join(set(str(texts[1]))))
 
 
@@ -243,13 +298,17 @@ def _formatted(template: Any = None, *values: Any) -> Any:
         for _, width, precision, _, conversion in _FIELD.findall(str(template or "")):
             for size in (width, precision):
                 if size == "*" and at < len(given):
-                    given[at] = plain.execute("SELECT CAST(? AS INTEGER)", given[at : at + 1]).fetchone()[0]
+                    given[at] = plain.execute(
+                        "SELECT CAST(? AS INTEGER)", given[at : at + 1]
+                    ).fetchone()[0]
                     size, at = str(given[at] or 0), at + 1
                 total += abs(int(size)) if size.lstrip("-").isdecimal() else 0
             at += conversion not in ("%", "")
         if total > LONGEST:
             raise OverflowError
-        return plain.execute(f"SELECT printf({', '.join('?' * (len(given) + 1))})", (template, *given)).fetchone()[0]
+        return plain.execute(
+            f"SELECT printf({', '.join('?' * (len(given) + 1))})", (template, *given)
+        ).fetchone()[0]
 
 
 def _file(source: str, folder: Path | None, within: Path | None) -> Path:

@@ -78,7 +78,9 @@ class Series:
 
 
 def _nan(s: Series) -> Alert | None:
-    broken = [k for k in ("loss", "grad_norm") if (v := s.now.get(k)) is not None and not math.isfinite(v)]
+    broken = [
+        k for k in ("loss", "grad_norm") if (v := s.now.get(k)) is not None and not math.isfinite(v)
+    ]
     if not broken:
         return None
     text = f"{' and '.join(broken)} is not a number; that update was left out. Lower train.lr; resume from best."
@@ -100,7 +102,9 @@ def _entropy(s: Series) -> Alert | None:
     entropy, first = s.now.get("entropy"), s.before("entropy")[:WINDOW]
     if entropy is None:
         return None
-    floor = max(ENTROPY_FLOOR, ENTROPY_FALL * float(np.mean(first)) if len(first) == WINDOW else 0.0)
+    floor = max(
+        ENTROPY_FLOOR, ENTROPY_FALL * float(np.mean(first)) if len(first) == WINDOW else 0.0
+    )
     if not entropy < floor:
         return None
     text = "The policy is nearly deterministic. Lower train.lr, or raise algo.entropy_coef or rollout.temperature."
@@ -117,9 +121,20 @@ def _signal(s: Series) -> Alert | None:
         text = "Every attempt is solved: there is nothing left to learn here. Stop and evaluate, or take harder tasks."
         return Alert("info", "no_signal", 0.0, LEARNABLE, text)
     faults = sum(s.now.get(f"outcomes/{name}", 0.0) for name in FAULTS)
-    if not s.trained and faults >= sum(value for name, value in s.now.items() if name.startswith("outcomes/")) / 2 > 0:
+    if (
+        not s.trained
+        and faults
+        >= sum(value for name, value in s.now.items() if name.startswith("outcomes/")) / 2
+        > 0
+    ):
         text = f"{faults:.0f} of the step's episodes ended in an error, so too few were left to compare."
-        return Alert("warn", "no_signal", 0.0, LEARNABLE, f"{text} Fix the errors first; agentrl why lists them.")
+        return Alert(
+            "warn",
+            "no_signal",
+            0.0,
+            LEARNABLE,
+            f"{text} Fix the errors first; agentrl why lists them.",
+        )
     if not s.trained:
         text = (
             "No group had spread rewards, so nothing was trained: the tasks are too easy or too hard by now."
@@ -128,7 +143,11 @@ def _signal(s: Series) -> Alert | None:
         return Alert("warn", "no_signal", 0.0, LEARNABLE, text)
     if not s.compares:
         return None
-    shares = [1 - row["frac_reward_zero_std"] for row in s.steps[-WINDOW:] if "frac_reward_zero_std" in row]
+    shares = [
+        1 - row["frac_reward_zero_std"]
+        for row in s.steps[-WINDOW:]
+        if "frac_reward_zero_std" in row
+    ]
     if len(shares) < WINDOW or not np.mean(shares) < LEARNABLE:
         return None
     text = f"Hardly any group had spread rewards in the last {WINDOW} steps. Try task.order=curriculum or other tasks."
@@ -142,7 +161,9 @@ def _hacking(s: Series) -> Alert | None:
         return None
 
     def reward(at: int) -> float:
-        near = [row["reward"] for row in s.steps[max(0, at - WINDOW + 1) : at + 1] if "reward" in row]
+        near = [
+            row["reward"] for row in s.steps[max(0, at - WINDOW + 1) : at + 1] if "reward" in row
+        ]
         return float(np.mean(near)) if near else math.nan
 
     rise = reward(evals[-1]) - reward(evals[0])
@@ -158,8 +179,16 @@ def _hacking(s: Series) -> Alert | None:
 
 def _kl(s: Series) -> Alert | None:
     for key, limit, text in (
-        ("kl", KL_LIMIT, "The policy is far from the reference model. Lower train.lr, or raise algo.kl_coef."),
-        ("approx_kl", STEP_KL, "The policy moves far in one step. Lower train.lr, algo.epochs or algo.minibatches."),
+        (
+            "kl",
+            KL_LIMIT,
+            "The policy is far from the reference model. Lower train.lr, or raise algo.kl_coef.",
+        ),
+        (
+            "approx_kl",
+            STEP_KL,
+            "The policy moves far in one step. Lower train.lr, algo.epochs or algo.minibatches.",
+        ),
     ):
         value = s.now.get(key)
         if value is not None and value > limit:
@@ -192,8 +221,12 @@ def _mismatch(s: Series) -> Alert | None:
     if probe > PROBE_GAP:
         text = "A server's log-probabilities after the update are not the trainer's: check its weights and dtype."
         return Alert("bad", "mismatch", probe, PROBE_GAP, text)
-    gap, kl = (s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl"))
-    if s.now.get("staleness/max", 0.0):  # single tokens may then differ: the mean measures the drift
+    gap, kl = (
+        s.now.get(f"sampling/{name}", 0.0) for name in ("sampling_logp_difference/max", "kl")
+    )
+    if s.now.get(
+        "staleness/max", 0.0
+    ):  # single tokens may then differ: the mean measures the drift
         text = "The sampling weights are far behind the trained ones: lower rollout.async_staleness or train.lr."
         return Alert("warn", "mismatch", kl, GAP_KL, text) if kl > GAP_KL else None
     text = "Sampler and trainer disagree about a token's probability: check the dtype; was the model edited?"
@@ -205,8 +238,14 @@ def _mismatch(s: Series) -> Alert | None:
 def _errors(s: Series) -> Alert | None:
     counts = {name: count for name in FAULTS if (count := s.now.get(f"outcomes/{name}", 0.0))}
     broken, named = sum(counts.values()), ",".join(counts)
-    text = f"Episodes ended in an error and were masked. `agentrl ls -f outcome:{named}` lists them."
-    late = [f"{counts[name]:.0f} took longer than {setting}" for name, setting in LIMITS.items() if name in counts]
+    text = (
+        f"Episodes ended in an error and were masked. `agentrl ls -f outcome:{named}` lists them."
+    )
+    late = [
+        f"{counts[name]:.0f} took longer than {setting}"
+        for name, setting in LIMITS.items()
+        if name in counts
+    ]
     if late:
         text += (
             f" {' and '.join(late)} of their own (the model's turns and other programs do not count): the training"
@@ -216,10 +255,17 @@ def _errors(s: Series) -> Alert | None:
 
 
 def _ungraded(s: Series) -> Alert | None:
-    counts = {key.partition("/")[2]: value for key, value in s.now.items() if key.startswith("ungraded/") and value}
+    counts = {
+        key.partition("/")[2]: value
+        for key, value in s.now.items()
+        if key.startswith("ungraded/") and value
+    }
     if not counts:
         return None
-    total, named = sum(counts.values()), ", ".join(f"{name} of {count:.0f}" for name, count in counts.items())
+    total, named = (
+        sum(counts.values()),
+        ", ".join(f"{name} of {count:.0f}" for name, count in counts.items()),
+    )
     text = (
         f"{total:.0f} episodes have no grade, because their primary reward is None ({named}): they are masked, not"
         " trained as zero. `agentrl ls -f outcome:ungraded` lists them."
@@ -300,5 +346,7 @@ class Health:
         self.steps.append(metrics)
         names = [alert.name for alert in found]
         self.held = {name: self.held.get(name, 0) + 1 for name in names}
-        stops = [name for name in names if name in self.stop_on and self.held[name] >= self.patience]
+        stops = [
+            name for name in names if name in self.stop_on and self.held[name] >= self.patience
+        ]
         return found, stops[0] if stops else ""

@@ -68,10 +68,14 @@ def build_trainer(
     reporter = Reporter(config, store, run, narrate)
     make = partial(make_learner, config, loaded, Path(run.dir), partial(reporter.log, "warn"))
     learner = make(compute=make_compute(config, loaded, team), teacher=teacher, hooks=hooks)
-    if hooks.has("on_sample") and config.algo.correction == "auto":  # a hook samples from another distribution
+    if (
+        hooks.has("on_sample") and config.algo.correction == "auto"
+    ):  # a hook samples from another distribution
         learner.loss_config = replace(learner.loss_config, correction="tis")
     shaped = HookList([*hooks.hooks, Shaping(config)])
-    sampled = AgentRollout(policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run)
+    sampled = AgentRollout(
+        policy, loaded.chat, packs, config, sandbox=sandbox, store=store, hooks=shaped, run=run
+    )
     rollout = sampled.with_(workers=workers)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
     collector = Collector(config, run, split.train, store, rollout, vocabulary, narrate)
@@ -84,5 +88,14 @@ def build_trainer(
     sampling, keeping = (rollout, collector, prefetcher, greedy), (reporter, checkpoints, controls)
     opened = (config, run, loaded, policy, packs, store, hooks)
     return Trainer(
-        *opened, learner, *sampling, *keeping, split.train, split.tasks, narrate, base, on_step, accept_changes
+        *opened,
+        learner,
+        *sampling,
+        *keeping,
+        split.train,
+        split.tasks,
+        narrate,
+        base,
+        on_step,
+        accept_changes,
     )

@@ -90,7 +90,11 @@ class Checkpoints:
                 self._load_learner(state, path)
             except DamagedCheckpoint as error:
                 found.pop()
-                then = "an older one is taken" if found else "none is left, so the run starts again at its first step"
+                then = (
+                    "an older one is taken"
+                    if found
+                    else "none is left, so the run starts again at its first step"
+                )
                 self.narrate(f"the checkpoint {path} is not whole ({error.why}): {then}")
             else:
                 if state["step"] != found[-1].step:  # killed between a `best` or `last` and its row

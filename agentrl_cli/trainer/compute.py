@@ -43,14 +43,20 @@ def make_compute(config: Config, loaded: Loaded, team: Others | None) -> Compute
     if team is None:
         reference = frozen_reference(config, loaded.folder, loaded.model)
         rows = partial(row_tokens, config, loaded.folder, loaded.model)
-        return Compute(loaded.model, config, reference, checkpoint=recompute, aside=aside, row_tokens=rows)
+        return Compute(
+            loaded.model, config, reference, checkpoint=recompute, aside=aside, row_tokens=rows
+        )
     from agentrl_cli.learning.ranked import Lead
 
     ranks = team.connect(config, loaded, recompute=recompute, aside=aside)
     own = (
-        trainee(config, torch.device("cpu"), loaded.folder, loaded.name, team.base) if config.sharded else loaded.model
+        trainee(config, torch.device("cpu"), loaded.folder, loaded.name, team.base)
+        if config.sharded
+        else loaded.model
     )
-    local = make_replica(config, loaded.folder, own, ranks, loaded.model, recompute=recompute, aside=aside)
+    local = make_replica(
+        config, loaded.folder, own, ranks, loaded.model, recompute=recompute, aside=aside
+    )
     return Lead(local, team.fault)
 
 
@@ -79,7 +85,9 @@ def make_replica(
 def trainee(config: Config, device: torch.device, folder: Path, name: str, base: Path) -> nn.Module:
     """Return the model that is trained, loaded to a device."""
     settings = config.model.model_copy(update={"device": str(device)})
-    return load_weights(folder, name, config.model_copy(update={"model": settings}), base=base, trainable=True)
+    return load_weights(
+        folder, name, config.model_copy(update={"model": settings}), base=base, trainable=True
+    )
 
 
 def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:

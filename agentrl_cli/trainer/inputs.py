@@ -54,7 +54,9 @@ class Inputs:
     def of(cls, tasks: Sequence[Task], packs: Iterable[Pack], tokenizer: str, base: Path) -> Inputs:
         """Return the inputs of this process, which has loaded the packs; `base` is the project folder."""
         packs, base = [pack for pack in packs if pack.dir != Path()], base.resolve()
-        rows = (_name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks)
+        rows = (
+            _name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks
+        )
         hashes = {_shown(path, base): _hash_file(path) for path in sorted(set(_files(packs, base)))}
         code = {name: found for name, found in hashes.items() if found is not None}
         for pack in packs:
@@ -64,7 +66,14 @@ class Inputs:
         return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer)
 
     def settle(
-        self, store: Store, run: RunRow, done: int, size: int, *, greedy: bool = False, accept: bool = False
+        self,
+        store: Store,
+        run: RunRow,
+        done: int,
+        size: int,
+        *,
+        greedy: bool = False,
+        accept: bool = False,
     ) -> str:
         """Compare with those that the run had, and keep these. Returns what changed, in sentences; empty if nothing.
 
@@ -80,12 +89,22 @@ class Inputs:
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
-        rows = {row[:DIGITS] for row in self.rows if contents.get(row[:DIGITS], row[DIGITS:]) != row[DIGITS:]}
-        files = [name for name, content in self.code.items() if before["code"].get(name, content) != content]
+        rows = {
+            row[:DIGITS]
+            for row in self.rows
+            if contents.get(row[:DIGITS], row[DIGITS:]) != row[DIGITS:]
+        }
+        files = [
+            name
+            for name, content in self.code.items()
+            if before["code"].get(name, content) != content
+        ]
         other = before["tokenizer"] != self.tokenizer
         found = [*self._about_rows(rows, list(contents))]
         found += [f"the code of {_listed(files)} is different"] * bool(files)
-        found += [f"the tokenizer is another ({before['tokenizer']} before, {self.tokenizer} now)"] * other
+        found += [
+            f"the tokenizer is another ({before['tokenizer']} before, {self.tokenizer} now)"
+        ] * other
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
         baselines = {group for group, *_ in store.stats.groups(run.id, done, "baseline")}
         cut = [
@@ -101,7 +120,9 @@ class Inputs:
                 f" agentrl train --resume {run.name} --accept-changes",
             )
         with store.transaction():
-            count = sum(store.marks.retire(run.id, group + end) for group in cut for end in ("", SUFFIX))
+            count = sum(
+                store.marks.retire(run.id, group + end) for group in cut for end in ("", SUFFIX)
+            )
             if other:
                 store.runs.update(run.id, tokenizer=self.tokenizer)
             if now != stored:
@@ -119,7 +140,9 @@ class Inputs:
             yield f"{_rows(len(missing))} fewer"
         if new:
             yield f"{_rows(len(new))} more"
-        moved = [name for name in before if name not in missing] != [name for name in now if name not in new]
+        moved = [name for name in before if name not in missing] != [
+            name for name in now if name not in new
+        ]
         if moved:
             yield "the rows are in another order"
         if missing or new or moved:
@@ -129,7 +152,9 @@ class Inputs:
 def _contents(rows: str) -> dict[str, str]:
     """Name to content of the stored rows."""
     width = 2 * DIGITS
-    return {rows[at : at + DIGITS]: rows[at + DIGITS : at + width] for at in range(0, len(rows), width)}
+    return {
+        rows[at : at + DIGITS]: rows[at + DIGITS : at + width] for at in range(0, len(rows), width)
+    }
 
 
 def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
@@ -137,11 +162,21 @@ def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
     folders = {base, *(pack.dir.resolve() for pack in packs)}
     named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     for path in {Path(name).resolve() for name in named if name.endswith(".py")}:
-        installed = _PACKAGES & set(path.parts) or any(path.is_relative_to(place) for place in _INSTALLED)
-        if not installed and any(path.is_relative_to(folder) for folder in folders) and path.is_file():
+        installed = _PACKAGES & set(path.parts) or any(
+            path.is_relative_to(place) for place in _INSTALLED
+        )
+        if (
+            not installed
+            and any(path.is_relative_to(folder) for folder in folders)
+            and path.is_file()
+        ):
             yield path
     for pack in packs:
-        yield from (path.resolve() for path in pack.dir.glob("*.y*ml") if path.name not in (PROJECT_FILE, "task.yaml"))
+        yield from (
+            path.resolve()
+            for path in pack.dir.glob("*.y*ml")
+            if path.name not in (PROJECT_FILE, "task.yaml")
+        )
         if agent := pack.agent:
             words = filter(None, (agent.function.partition(":")[0], *agent.command))
             yield from (agent.folder / agent.cwd / word for word in words)
@@ -164,8 +199,13 @@ def _hash_file(path: Path) -> str | None:
     """Return the hash of a file; None for a word that names none, or one that cannot be read."""
     try:
         with path.resolve().open("rb") as file:
-            return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=DIGITS // 2)).hexdigest()
-    except (OSError, ValueError):  # an agent's command may hold any text: too long for a name, with a NUL
+            return hashlib.file_digest(
+                file, partial(hashlib.blake2b, digest_size=DIGITS // 2)
+            ).hexdigest()
+    except (
+        OSError,
+        ValueError,
+    ):  # an agent's command may hold any text: too long for a name, with a NUL
         return None
 
 

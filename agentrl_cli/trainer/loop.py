@@ -88,7 +88,9 @@ class Trainer:
                 return await self._train()
             except asyncio.CancelledError as error:
                 self.controls.require_claim()
-                if self.store.runs.get(self.run.id).status == "running":  # interrupted before its first step
+                if (
+                    self.store.runs.get(self.run.id).status == "running"
+                ):  # interrupted before its first step
                     self.reporter.end(error, self.step, self.controls.stopping)
                 raise
 
@@ -131,7 +133,9 @@ class Trainer:
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)
-            if self.controls.changed:  # a resume uses the new settings, and applies no step from before them again
+            if (
+                self.controls.changed
+            ):  # a resume uses the new settings, and applies no step from before them again
                 self.controls.changed = False
                 keep_settings(self.run, self.config, self.store)
                 await self._save("step")
@@ -162,14 +166,20 @@ class Trainer:
         if self.checkpoints.due(self.step):
             await self._save("step")
 
-    async def learn(self, groups: Sequence[Sequence[Episode]], step: int) -> tuple[dict[str, Fact], Update]:
+    async def learn(
+        self, groups: Sequence[Sequence[Episode]], step: int
+    ) -> tuple[dict[str, Fact], Update]:
         """Decide what is trained, train on it, and publish the new weights."""
-        facts = self.collector.dispositions(groups, stale(groups, self.run.name, step, self.prefetcher.staleness))
+        facts = self.collector.dispositions(
+            groups, stale(groups, self.run.name, step, self.prefetcher.staleness)
+        )
         baselines: dict[str, float] | None = None
         if self.greedy is not None:
             baselines = greedy_rewards(await self.greedy.attempts(groups, self.tasks, step))
             trained = [e for group in groups for e in group if facts[e.id] is Fact.TRAINED]
-            facts |= {e.id: Fact.SKIPPED_NO_BASELINE for e in trained if e.group_id not in baselines}
+            facts |= {
+                e.id: Fact.SKIPPED_NO_BASELINE for e in trained if e.group_id not in baselines
+            }
         kept = [[e for e in group if facts[e.id] is Fact.TRAINED] for group in groups]
         kept = [group for group in kept if group]
         if self.hooks and kept:
@@ -181,7 +191,9 @@ class Trainer:
         else:
             if isinstance(self.policy, Sleeping):
                 await self.policy.sleep()
-            await self.policy.rest()  # nothing is awaited between this and the update: no turn begins
+            await (
+                self.policy.rest()
+            )  # nothing is awaited between this and the update: no turn begins
             update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
         update.metrics |= await probe(self.policy, self.learner.compute, kept, self.config)
@@ -189,7 +201,9 @@ class Trainer:
 
     async def evaluate(self) -> EvalResult | None:
         """Evaluate the current weights, unless the store has it already; the best so far is kept as a checkpoint."""
-        known = next((row for row in self.store.runs.evals(self.run.id) if row.step == self.step), None)
+        known = next(
+            (row for row in self.store.runs.evals(self.run.id) if row.step == self.step), None
+        )
         if known is not None:  # killed since: perhaps before the step had it
             self._note_rate(known.pass_rate)
             await self._keep_if_best(known.pass_rate)
@@ -199,7 +213,12 @@ class Trainer:
         self.store.tasks.add(self.eval_tasks)
         probe = self.rollout.with_(temperature=config.eval.temperature, hooks=self.hooks)
         result = await evaluate_policy(
-            probe, self.eval_tasks, config.train.eval_samples, config.seed, run_id=self.run.id, step=self.step
+            probe,
+            self.eval_tasks,
+            config.train.eval_samples,
+            config.seed,
+            run_id=self.run.id,
+            step=self.step,
         )
         self._note_rate(result.pass_rate)
         shown = "nothing could be graded" if result.pass_rate is None else f"{result.pass_rate:.3f}"
@@ -227,8 +246,14 @@ class Trainer:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
         inputs = Inputs.of(self.tasks, self.packs.values(), self.loaded.hash, self.base)
-        done, size, greedy = int(state.get("step", 0)), self.config.rollout.group_size, self.greedy is not None
-        if changed := inputs.settle(self.store, self.run, done, size, greedy=greedy, accept=self.accept_changes):
+        done, size, greedy = (
+            int(state.get("step", 0)),
+            self.config.rollout.group_size,
+            self.greedy is not None,
+        )
+        if changed := inputs.settle(
+            self.store, self.run, done, size, greedy=greedy, accept=self.accept_changes
+        ):
             self.reporter.log("warn", changed)
         self.store.episodes.cancel(self.run.id)
         if state:
@@ -240,7 +265,9 @@ class Trainer:
 
     async def _rehearse(self) -> None:
         """Report before the first step what a model may write that this run would skip as drift."""
-        if self.config.drift.structural != "train" and any(pack.tools for pack in self.packs.values()):
+        if self.config.drift.structural != "train" and any(
+            pack.tools for pack in self.packs.values()
+        ):
             from agentrl_cli.rollout.rehearse import rehearse
 
             self.reporter.rehearsal(await rehearse(self.loaded.chat))

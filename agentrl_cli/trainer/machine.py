@@ -24,9 +24,9 @@ def machine(device: str) -> dict[str, str]:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
-        platform.processor() or platform.machine()
-    )
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    ) or (platform.processor() or platform.machine())
 
 
 def _memory() -> str:

@@ -34,7 +34,9 @@ def step_metrics(
     rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
-        metrics |= _graded(good, rewards) | _equal([[e for e in group if e.id in graded] for group in groups])
+        metrics |= _graded(good, rewards) | _equal(
+            [[e for e in group if e.id in graded] for group in groups]
+        )
     for name in sorted({part.name for e in good for part in e.reward_parts}):
         values = [part.value for e in good for part in e.reward_parts if part.name == name]
         metrics[f"rewards/{name}/mean"] = _mean(values)
@@ -44,13 +46,23 @@ def step_metrics(
         if own:
             metrics[f"packs/{name}/reward"] = _mean([e.graded_reward for e in own])
             metrics[f"packs/{name}/solved"] = _mean([float(e.solved) for e in own])
-    unjudged = Counter(primaries.get(e.pack, e.pack) for e in episodes if e.outcome is Outcome.UNGRADED)
+    unjudged = Counter(
+        primaries.get(e.pack, e.pack) for e in episodes if e.outcome is Outcome.UNGRADED
+    )
     metrics |= {f"ungraded/{name}": float(n) for name, n in unjudged.items()}
     counted = Counter(str(e.outcome) for e in episodes)
     metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
-    metrics |= {f"flags/{name}": float(n) for name, n in Counter(flag for e in episodes for flag in e.flags).items()}
-    metrics |= {f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()}
-    metrics |= {f"facts/{name}": float(n) for name, n in Counter(str(fact) for fact in facts.values()).items()}
+    metrics |= {
+        f"flags/{name}": float(n)
+        for name, n in Counter(flag for e in episodes for flag in e.flags).items()
+    }
+    metrics |= {
+        f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()
+    }
+    metrics |= {
+        f"facts/{name}": float(n)
+        for name, n in Counter(str(fact) for fact in facts.values()).items()
+    }
     return metrics
 
 
@@ -60,7 +72,11 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
     lengths = [e.trained_tokens for e in good]
     calls = sum(e.tool_calls for e in good)
     branches = [len(e.branches) for e in good if not e.linear]
-    forked = {"branches/mean": (sum(branches) + len(good) - len(branches)) / len(good)} if branches else {}
+    forked = (
+        {"branches/mean": (sum(branches) + len(good) - len(branches)) / len(good)}
+        if branches
+        else {}
+    )
     return forked | {
         "reward": _mean([e.graded_reward for e in good]),
         "reward_std": _mean(spread),
@@ -78,7 +94,11 @@ def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict
 def _equal(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
     """Return the shares of groups without spread in which every attempt, or none, was solved."""
     known = [group for group in groups if group]
-    flat = [g for g in known if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8]
+    flat = [
+        g
+        for g in known
+        if len(g) > 1 and max(e.graded_reward for e in g) - min(e.graded_reward for e in g) < 1e-8
+    ]
     return {
         "groups/all_solved": sum(all(e.solved for e in g) for g in flat) / len(known),
         "groups/all_failed": sum(not any(e.solved for e in g) for g in flat) / len(known),
@@ -141,7 +161,9 @@ def _descends(pid: int, parents: Mapping[int, tuple[int, float]]) -> bool:
 
 def _cut(episode: Episode) -> bool:
     reasons = [turn.stop_reason for turn in episode.turns if turn.stop_reason is not None]
-    return episode.outcome is Outcome.TRUNCATED_TOKENS or bool(reasons and reasons[-1] is StopReason.LENGTH)
+    return episode.outcome is Outcome.TRUNCATED_TOKENS or bool(
+        reasons and reasons[-1] is StopReason.LENGTH
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -70,8 +70,16 @@ def ages(episode: Episode, run: str, step: int) -> list[int]:
 
 def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: int) -> set[str]:
     """Ids of the episodes with a turn older than allowed, for instance after the bound was lowered for a resume."""
-    oldest = {e.id: [_number(t, run) for t in e.turns if t.role == "assistant"] for group in groups for e in group}
-    return {id_ for id_, found in oldest.items() if any(n is not None and step - n > staleness for n in found)}
+    oldest = {
+        e.id: [_number(t, run) for t in e.turns if t.role == "assistant"]
+        for group in groups
+        for e in group
+    }
+    return {
+        id_
+        for id_, found in oldest.items()
+        if any(n is not None and step - n > staleness for n in found)
+    }
 
 
 def _number(turn: Turn, run: str) -> int | None:

@@ -30,21 +30,32 @@ TOKENS = 8
 
 
 async def probe(
-    policy: TrainablePolicy, compute: Compute | Lead, groups: Sequence[Sequence[Episode]], config: Config
+    policy: TrainablePolicy,
+    compute: Compute | Lead,
+    groups: Sequence[Sequence[Episode]],
+    config: Config,
 ) -> dict[str, float]:
     """`probe/logp_difference`: the largest mean difference of a server in nats. {} for a policy in this process.
 
     A server that fails here is left to the next turn, and one whose report is of another distribution is not compared.
     """
     policy = policy.inner if isinstance(policy, ClusterPolicy) else policy
-    servers = policy.reachable if isinstance(policy, Servers) else [policy] if isinstance(policy, IdServer) else []
+    servers = (
+        policy.reachable
+        if isinstance(policy, Servers)
+        else [policy]
+        if isinstance(policy, IdServer)
+        else []
+    )
     episodes = [episode for group in groups[:CONTEXTS] for episode in group[:1]]
     limit = config.rollout.max_tokens - TOKENS
     prompts = [e.tokens.ids[: int(np.flatnonzero(e.tokens.trained_mask)[0])] for e in episodes]
     prompts = [ids for ids in prompts if len(ids) <= limit and not any(e.images for e in episodes)]
     if not servers or not prompts:
         return {}
-    sampling = config.rollout.sampling(max_new_tokens=TOKENS, seed=config.seed, top_p=1.0, top_k=0, min_p=0.0)
+    sampling = config.rollout.sampling(
+        max_new_tokens=TOKENS, seed=config.seed, top_p=1.0, top_k=0, min_p=0.0
+    )
     asked = [(server, ids) for server in servers for ids in prompts]
     calls = [server.generate(f"probe-{n}", ids, sampling) for n, (server, ids) in enumerate(asked)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -64,4 +75,6 @@ async def probe(
     gaps: dict[int, list[np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
     for server, logps, columns in zip(of, theirs, compute.forward(batches), strict=True):
         gaps.setdefault(id(server), []).append(np.abs(columns["logp"] - logps))
-    return {"probe/logp_difference": max(float(np.concatenate(one).mean()) for one in gaps.values())}
+    return {
+        "probe/logp_difference": max(float(np.concatenate(one).mean()) for one in gaps.values())
+    }

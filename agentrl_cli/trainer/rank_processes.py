@@ -66,7 +66,9 @@ class Child:
         if status < 0:
             return f"Rank {self.place.rank} was killed by signal {-status} ({signal.Signals(-status).name})."
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return f"Rank {self.place.rank} ended with exit status {status}" + (f": {lines[-1]}" if lines else ".")
+        return f"Rank {self.place.rank} ended with exit status {status}" + (
+            f": {lines[-1]}" if lines else "."
+        )
 
     def end(self, patience: float) -> None:
         """Wait so many seconds for its end, then kill it. A log without a word in it is deleted."""
@@ -85,7 +87,9 @@ def spawn(places: Sequence[Place], logs: Path, here: int) -> list[Child]:
         return []
     logs.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // here)
-    return [Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads) for place in places]
+    return [
+        Child(place, logs / f"rank-{place.rank}-{os.getpid()}.log", threads) for place in places
+    ]
 
 
 class Watch(threading.Thread):
@@ -139,7 +143,11 @@ class Watch(threading.Thread):
                 elif time.monotonic() - since > SILENT:
                     return f"Rank {rank} has not answered for {SILENT:g} s."
         except RuntimeError as error:  # torch's DistNetworkError and its kin
-            return "" if self._stopped.is_set() else f"Rank 0 cannot be reached: {str(error).splitlines()[0]}"
+            return (
+                ""
+                if self._stopped.is_set()
+                else f"Rank 0 cannot be reached: {str(error).splitlines()[0]}"
+            )
         return ""
 
     def _end(self, text: str) -> None:

@@ -31,12 +31,24 @@ class Place:
         if any(name not in env for name in names) or env["WORLD_SIZE"] == "1":
             return None
         rank, local, size = (int(env[name]) for name in names[:3])
-        return cls(rank, local, size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), "TORCHELASTIC_RUN_ID" in env)
+        return cls(
+            rank,
+            local,
+            size,
+            env["MASTER_ADDR"],
+            int(env["MASTER_PORT"]),
+            "TORCHELASTIC_RUN_ID" in env,
+        )
 
     @property
     def env(self) -> dict[str, str]:
         """torchrun's variables."""
-        numbers = {"RANK": self.rank, "LOCAL_RANK": self.local, "WORLD_SIZE": self.size, "MASTER_PORT": self.port}
+        numbers = {
+            "RANK": self.rank,
+            "LOCAL_RANK": self.local,
+            "WORLD_SIZE": self.size,
+            "MASTER_PORT": self.port,
+        }
         return {**{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": self.host}
 
 
@@ -58,7 +70,11 @@ def require_possible(config: Config) -> None:
 
     device, on_cpu = config.model.device.split(":")[0], cluster.gpus is None
     wrong = [
-        (cluster.gpus and cluster.ranks > 1, "cluster.gpus and cluster.ranks are both set", "Choose one."),
+        (
+            cluster.gpus and cluster.ranks > 1,
+            "cluster.gpus and cluster.ranks are both set",
+            "Choose one.",
+        ),
         (
             cluster.nodes > 1 and ":" not in cluster.rendezvous,
             f"cluster.nodes is {cluster.nodes} and cluster.rendezvous names no HOST:PORT",
@@ -98,7 +114,9 @@ def _require_host(rendezvous: str) -> None:
         socket.getaddrinfo(host, None)
     except OSError as error:
         text = f"The host {host} of cluster.rendezvous cannot be found: {error.strerror}."
-        raise EnvironmentProblem(text, hint="It is the first machine, by a name that all know.") from error
+        raise EnvironmentProblem(
+            text, hint="It is the first machine, by a name that all know."
+        ) from error
 
 
 def count_given(config: Config, given: Place) -> None:
@@ -106,19 +124,31 @@ def count_given(config: Config, given: Place) -> None:
     import torch
 
     here = int(os.environ.get("LOCAL_WORLD_SIZE", given.size))
-    gpus = config.model.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= here
+    gpus = (
+        config.model.device != "cpu"
+        and torch.cuda.is_available()
+        and torch.cuda.device_count() >= here
+    )
     config.cluster.gpus, config.cluster.ranks = (here, 1) if gpus else (None, here)
     config.cluster.nodes = given.size // here
     config.cluster.rendezvous = f"{given.host}:{given.port}"
-    alone = {"algo.ref_ema": bool(config.algo.ref_ema), "trainer.kind: trl": config.trainer.kind == "trl"}
+    alone = {
+        "algo.ref_ema": bool(config.algo.ref_ema),
+        "trainer.kind: trl": config.trainer.kind == "trl",
+    }
     for name, on in alone.items():
         if on and given.size > 1:
-            raise ConfigError(f"{name} works in one process, and torchrun started {given.size}.", hint="Leave it out.")
+            raise ConfigError(
+                f"{name} works in one process, and torchrun started {given.size}.",
+                hint="Leave it out.",
+            )
 
 
 def address(text: str) -> tuple[str, int]:
     """HOST:PORT. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"{text!r} is not HOST:PORT.", hint="For example --rendezvous node0:29500.")
+        raise ConfigError(
+            f"{text!r} is not HOST:PORT.", hint="For example --rendezvous node0:29500."
+        )
     return host, int(port)

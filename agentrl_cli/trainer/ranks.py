@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli._version import __version__
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
-from agentrl_cli.trainer.rank_processes import RESUME, STARTUP, Child, Watch, client, spawn, store_at
+from agentrl_cli.trainer.rank_processes import (
+    RESUME,
+    STARTUP,
+    Child,
+    Watch,
+    client,
+    spawn,
+    store_at,
+)
 from agentrl_cli.trainer.rank_settings import Place, address, count_given, require_possible
 
 if TYPE_CHECKING:
@@ -78,8 +86,12 @@ class Team:
         try:
             found = ranks.collect((socket.gethostname(), own))
         except RuntimeError as error:
-            raise self.fault(3.0) or RunFailed(f"The ranks lost their connection: {error}", hint=RESUME) from error
-        other = [f"rank {rank} on {host}" for rank, (host, print_) in enumerate(found) if print_ != own]
+            raise self.fault(3.0) or RunFailed(
+                f"The ranks lost their connection: {error}", hint=RESUME
+            ) from error
+        other = [
+            f"rank {rank} on {host}" for rank, (host, print_) in enumerate(found) if print_ != own
+        ]
         if other:
             raise EnvironmentProblem(
                 f"Another model than rank 0's was loaded by {', '.join(other)}.",
@@ -108,11 +120,16 @@ class Team:
 
     def _await_all(self) -> None:
         """Wait until every rank has reported its versions."""
-        ends, waiting = time.monotonic() + STARTUP, [f"here/{rank}" for rank in range(1, self.place.size)]
+        ends, waiting = (
+            time.monotonic() + STARTUP,
+            [f"here/{rank}" for rank in range(1, self.place.size)],
+        )
         far = len(waiting) - len(self.children)
         if far:
             at = f"{self.place.host}:{self.place.port} (at most {STARTUP:g} s)"
-            print(f"Waiting for {far} ranks of other machines at {at} …", file=sys.stderr, flush=True)
+            print(
+                f"Waiting for {far} ranks of other machines at {at} …", file=sys.stderr, flush=True
+            )
         while waiting:
             lost = next((child for child in self.children if child.ended()), None)
             if lost is not None:
@@ -129,11 +146,14 @@ class Team:
             theirs = json.loads(self.store.get(f"here/{rank}"))
             host = theirs.pop("host")
             wrong = [
-                f"{name} {theirs.get(name)} in place of {had}" for name, had in own.items() if theirs.get(name) != had
+                f"{name} {theirs.get(name)} in place of {had}"
+                for name, had in own.items()
+                if theirs.get(name) != had
             ]
             if wrong:
                 raise EnvironmentProblem(
-                    f"Rank {rank} on {host} has {', '.join(wrong)}.", hint="Install the same versions on all machines."
+                    f"Rank {rank} on {host} has {', '.join(wrong)}.",
+                    hint="Install the same versions on all machines.",
                 )
 
 
@@ -172,7 +192,9 @@ def opened(config: Config, given: Place | None) -> tuple[Any, Place]:
     try:
         listening.bind((host if cluster.nodes == 1 else "", port))
     except OSError as error:
-        raise EnvironmentProblem(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
+        raise EnvironmentProblem(
+            f"{host}:{port} cannot be listened on: {error.strerror}."
+        ) from error
     listening.listen(1024)
     port = listening.getsockname()[1]
     store = store_at(host, port, is_master=True, master_listen_fd=listening.detach())
@@ -183,7 +205,11 @@ def versions() -> dict[str, str]:
     """What must be the same on all machines."""
     import torch
 
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "agentrl": __version__}
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "agentrl": __version__,
+    }
 
 
 def device_of(config: Config, place: Place) -> torch.device:
@@ -203,7 +229,9 @@ def connected(place: Place, store: Any, device: torch.device) -> Ranks:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=COMPUTING)
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.size, timeout=COMPUTING
+    )
     control = dist.new_group(backend="gloo", timeout=SAMPLING)
     return Ranks(control, device)
 
@@ -235,11 +263,17 @@ def join_as(place: Place, children: Sequence[Child] = ()) -> None:
     device = torch.device("cuda", place.local) if kind == "cuda" else torch.device("cpu")
     ranks = connected(place, store, device)
     (job,) = ranks.receive()
-    config, base, folder = Config.model_validate(job["config"]), Path(job["base"]), Path(job["folder"])
+    config, base, folder = (
+        Config.model_validate(job["config"]),
+        Path(job["base"]),
+        Path(job["folder"]),
+    )
     if not folder.is_dir():  # another machine, whose project or cache is elsewhere
         base = Path.cwd()
         folder = model_folder(config.model.name, config, base=base)
-    own = trainee(config, torch.device("cpu") if config.sharded else device, folder, job["name"], base)
+    own = trainee(
+        config, torch.device("cpu") if config.sharded else device, folder, job["name"], base
+    )
     ranks.collect((socket.gethostname(), fingerprint(own)))
     follow(make_replica(config, folder, own, ranks, recompute=job["recompute"], aside=job["aside"]))
     watch.stop()
@@ -249,7 +283,9 @@ def join_from(node: int, config: Config, logs: Path) -> None:
     """The ranks of a further machine, of which this process is the first. Raises RunFailed if one of them fails."""
     cluster = config.cluster
     if not 0 < node < cluster.nodes:
-        raise ConfigError(f"--node {node} is not one of {cluster.nodes} machines.", hint="They count from 0.")
+        raise ConfigError(
+            f"--node {node} is not one of {cluster.nodes} machines.", hint="They count from 0."
+        )
     require_possible(config)
     here = max(cluster.gpus or 1, cluster.ranks)
     host, port = address(cluster.rendezvous)
@@ -274,9 +310,15 @@ def await_rank_0(host: str, port: int, patience: float = STARTUP) -> None:
             reason = error.strerror or str(error)
         if time.monotonic() > ends:
             text = f"No rank 0 answers at {host}:{port} after {patience:g} s: {reason}."
-            raise EnvironmentProblem(text, hint="Start the training on the first machine, with the same --rendezvous.")
+            raise EnvironmentProblem(
+                text, hint="Start the training on the first machine, with the same --rendezvous."
+            )
         if not waiting:
-            print(f"Waiting for rank 0 at {host}:{port} (at most {patience:g} s) …", file=sys.stderr, flush=True)
+            print(
+                f"Waiting for rank 0 at {host}:{port} (at most {patience:g} s) …",
+                file=sys.stderr,
+                flush=True,
+            )
             waiting = True
         time.sleep(1.0)
 

@@ -69,7 +69,9 @@ class StepReport:
             metrics |= age_metrics(groups, collector.run.name, step)
         if sandbox is not None:
             metrics |= sandbox.take_counts()
-        if not config.deterministic:  # there memory is fixed, and a resumed step has the numbers of a whole one
+        if (
+            not config.deterministic
+        ):  # there memory is fixed, and a resumed step has the numbers of a whole one
             metrics |= policy.take_metrics()
         metrics |= clock.metrics() | {"time/drift_guard": rollout.take_guard_seconds()}
         return cls(step, episodes, facts, update, metrics, rollout.foreign)
@@ -78,8 +80,12 @@ class StepReport:
     def line(self) -> str:
         """The numbers that people look at first."""
         shown = {"reward": "reward", "solved": "solved", "tool calls": "tools/call_frequency"}
-        numbers = [f"{name} {self.metrics[key]:.3f}" for name, key in shown.items() if key in self.metrics]
-        mixed = [key for key in self.metrics if key.startswith("packs/") and key.endswith("/solved")]
+        numbers = [
+            f"{name} {self.metrics[key]:.3f}" for name, key in shown.items() if key in self.metrics
+        ]
+        mixed = [
+            key for key in self.metrics if key.startswith("packs/") and key.endswith("/solved")
+        ]
         if mixed:
             each = (f"{key.split('/')[1]} {self.metrics[key]:.3f}" for key in mixed)
             numbers.append("solved by pack " + ", ".join(each))
@@ -89,13 +95,17 @@ class StepReport:
 class Reporter:
     """Writes the steps of one run."""
 
-    def __init__(self, config: Config, store: Store, run: RunRow, narrate: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, store: Store, run: RunRow, narrate: Callable[[str], None]
+    ) -> None:
         self.config = config
         self.store = store
         self.run = run
         self.run_id = run.id
         self.narrate = narrate
-        self.health = Health(config.train.stop_on, config.train.stop_patience, compares_groups(config.algo))
+        self.health = Health(
+            config.train.stop_on, config.train.stop_patience, compares_groups(config.algo)
+        )
         self._alerted: Counter[str] = Counter()
         """How often each alert was raised."""
         self._ended: deque[float] = deque(maxlen=RECENT + 1)
@@ -115,7 +125,9 @@ class Reporter:
         """
         with self.store.transaction():
             advantages = report.update.advantages
-            self.store.marks.set_facts((e.id, str(report.facts[e.id]), advantages.get(e.id)) for e in report.episodes)
+            self.store.marks.set_facts(
+                (e.id, str(report.facts[e.id]), advantages.get(e.id)) for e in report.episodes
+            )
             for episode_id, signals in report.update.signals.items():
                 self.store.signals.add(episode_id, signals)
             self.store.runs.add_step(self.run_id, report.step + 1, report.metrics)
@@ -146,8 +158,12 @@ class Reporter:
         for finding in findings:
             self.narrate(f"warning: {finding}.")
         if findings:
-            text = "; ".join(map(str, findings)) + ". drift.structural=train trains them all the same."
-            self.store.journal.add_alert(self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0)
+            text = (
+                "; ".join(map(str, findings)) + ". drift.structural=train trains them all the same."
+            )
+            self.store.journal.add_alert(
+                self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0
+            )
 
     def stopped(self, step: int, error: TrainingStopped) -> None:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
@@ -164,7 +180,9 @@ class Reporter:
             status = "stopped" if cancelled or isinstance(error, TrainingStopped) else "failed"
             text = "stopped at once" if cancelled else str(error)
         try:
-            self.store.runs.update(self.run_id, status=status, error=text, ended=time.time(), step=step)
+            self.store.runs.update(
+                self.run_id, status=status, error=text, ended=time.time(), step=step
+            )
             retain(self.store, self.run_id, self.config)
             self.store.flush()
         except (StoreError, NotFound) as problem:
@@ -172,14 +190,20 @@ class Reporter:
             if error is None:
                 raise cause from problem
             if not isinstance(error, StoreError) and str(cause) != str(error):
-                self.narrate(str(cause))  # `error`, which the caller raises, matters more than this failed write
+                self.narrate(
+                    str(cause)
+                )  # `error`, which the caller raises, matters more than this failed write
 
     def _alerts(self, report: StepReport) -> str:
         """Store the alerts of a step. Returns the name of the one that stops the run."""
         before = self.health.steps
         since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
-        before += [row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= report.step]
-        alerts, stop = self.health.look({**report.metrics, "step": report.step + 1}, len(report.update.advantages))
+        before += [
+            row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= report.step
+        ]
+        alerts, stop = self.health.look(
+            {**report.metrics, "step": report.step + 1}, len(report.update.advantages)
+        )
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
@@ -190,25 +214,33 @@ class Reporter:
             elif count == 1:
                 self.narrate(f"{alert.level}: {alert.name} {alert.value:.4g}. {alert.text}")
             elif count in COUNTED:
-                self.narrate(f"{alert.level}: {alert.name}, {count} times so far, now {alert.value:.4g}")
+                self.narrate(
+                    f"{alert.level}: {alert.name}, {count} times so far, now {alert.value:.4g}"
+                )
         return stop
 
     def _left(self, report: StepReport) -> str:
         """Return the time left by the median of the last steps, as text; empty after the last step."""
-        took = [later - earlier for earlier, later in pairwise(self._ended)] or [report.metrics["time/step"]]
+        took = [later - earlier for earlier, later in pairwise(self._ended)] or [
+            report.metrics["time/step"]
+        ]
         left = self.config.train.steps - report.step - 1
         return f"  ETA {duration(statistics.median(took) * left)}" if left > 0 else ""
 
     def _errors(self, episodes: Sequence[Episode]) -> None:
         """Report episodes that ended in an infrastructure error; two steps of nothing else end the run."""
         broken = [
-            e for e in episodes if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
+            e
+            for e in episodes
+            if e.outcome is not None and (e.outcome.is_error or e.outcome is Outcome.TOO_LONG)
         ]
         if broken:
             counts = Counter(str(e.outcome) for e in broken)
             kinds = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
             first = next((f": {e.error}" for e in broken if e.error), "")
-            self._ungraded = f"{len(broken)} of {len(episodes)} episodes could not be graded ({kinds}){first}"
+            self._ungraded = (
+                f"{len(broken)} of {len(episodes)} episodes could not be graded ({kinds}){first}"
+            )
             self.log("error", self._ungraded)
         self._lost = self._lost + 1 if len(broken) == len(episodes) else 0
         if self._lost >= 2:
@@ -243,7 +275,9 @@ def cause_of(problem: BaseException, store: Store, run: RunRow) -> BaseException
         try:
             store.runs.get(run.id)
         except NotFound:
-            return RunFailed(f"{run.name} was deleted while it ran.", hint="`agentrl train` starts another.")
+            return RunFailed(
+                f"{run.name} was deleted while it ran.", hint="`agentrl train` starts another."
+            )
         except StoreError:
             return problem
     return problem

@@ -95,7 +95,9 @@ class Collector:
         missing, rounds = wanted, 0
         while missing and rounds <= self.config.rollout.resample_rounds:
             note = f"sampled again, round {rounds}: {wanted - missing} of {wanted} groups carried signal"
-            groups += await self._round(step, picks, range(len(groups), len(groups) + missing), note * bool(groups))
+            groups += await self._round(
+                step, picks, range(len(groups), len(groups) + missing), note * bool(groups)
+            )
             rounds += 1
             missing = wanted - sum(self._has_signal(group) for group in groups)
         self.rounds[step + 1] = rounds
@@ -116,14 +118,18 @@ class Collector:
             "groups/rounds": float(self.rounds.pop(groups[0][0].step or 0, 0)),
         }
 
-    async def _round(self, step: int, picks: Sequence[Pick], places: range, note: str) -> list[list[Episode]]:
+    async def _round(
+        self, step: int, picks: Sequence[Pick], places: range, note: str
+    ) -> list[list[Episode]]:
         jobs = self.jobs(step, picks, places)
         known = self.finished(step, jobs)
         for place in places:
             index, why = picks[place % len(picks)]
             task, name = self.tasks[index], group_name(step, place)
             if reason := "; ".join(filter(None, (note, why))):
-                self.store.episodes.add_group(self.run.id, name, task.id, step + 1, reason, pack=task.pack)
+                self.store.episodes.add_group(
+                    self.run.id, name, task.id, step + 1, reason, pack=task.pack
+                )
         missing = [job for job in jobs if (job.group_id, job.sample) not in known]
         for episode in await self.rollout.run(missing):
             known[episode.group_id, episode.sample] = episode
@@ -132,7 +138,9 @@ class Collector:
             groups.setdefault(job.group_id or "", []).append(known[job.group_id, job.sample])
         return list(groups.values())
 
-    def dispositions(self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()) -> dict[str, Fact]:
+    def dispositions(
+        self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()
+    ) -> dict[str, Fact]:
         """What is trained and what is skipped, by episode id; `stale` are the ids of episodes that are too old."""
         return decide(
             groups,
@@ -147,11 +155,15 @@ class Collector:
 
     def _has_signal(self, group: Sequence[Episode]) -> bool:
         facts = self.dispositions([group])
-        return has_signal(self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED])
+        return has_signal(
+            self.config.algo, [episode for episode in group if facts[episode.id] is Fact.TRAINED]
+        )
 
     # --- which tasks -------------------------------------------------------------------------------------------------
 
-    def jobs(self, step: int, picks: Sequence[Pick] | None = None, places: range | None = None) -> list[Job]:
+    def jobs(
+        self, step: int, picks: Sequence[Pick] | None = None, places: range | None = None
+    ) -> list[Job]:
         """Return the attempts of a step's first round, or of some places in it; steps are stored counted from 1."""
         picks = self.ranking(step) if picks is None else picks
         jobs: list[Job] = []
@@ -159,7 +171,18 @@ class Collector:
             task = self.tasks[picks[place % len(picks)][0]]
             for sample in range(self.config.rollout.group_size):
                 seed = seed_of(self.config.seed, "train", step, place, sample)
-                jobs.append(Job(task, seed, sample, group_name(step, place), step + 1, self.run.id, "train", len(jobs)))
+                jobs.append(
+                    Job(
+                        task,
+                        seed,
+                        sample,
+                        group_name(step, place),
+                        step + 1,
+                        self.run.id,
+                        "train",
+                        len(jobs),
+                    )
+                )
         return jobs
 
     def ranking(self, step: int) -> list[Pick]:
@@ -167,7 +190,8 @@ class Collector:
         return ORDERS[self.config.task.order](self, step)
 
     def records(self, step: int) -> list[Record]:
-        """Return each task's record over the steps before this one, without those that may be sampled at the same time.
+        """Return each task's record over the steps before this one, without those that may be
+        sampled at the same time.
         """
         found: dict[tuple[str, str], Record] = {}
         until = step - self.config.rollout.async_staleness
@@ -209,7 +233,9 @@ def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[
     """
     split, limit = config.task.split_train, config.task.limit
     found = pick_tasks(packs, [split], families=config.task.families)
-    tasks = [task for pack in packs for task in [task for task in found if task.pack == pack][:limit]]
+    tasks = [
+        task for pack in packs for task in [task for task in found if task.pack == pack][:limit]
+    ]
     if not tasks:
         raise ConfigError(f"Split {split!r} has no tasks to train on.")
     store.tasks.add(tasks)
@@ -217,7 +243,8 @@ def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[
 
 
 def shuffled(collector: Collector, step: int) -> list[Pick]:
-    """Return every task once in an epoch, in a new order each; resampled groups come from the other tasks, at random.
+    """Return every task once in an epoch, in a new order each; resampled groups come from the other
+    tasks, at random.
     """
     seed, count = collector.config.seed, len(collector.tasks)
     wanted = collector.config.rollout.prompts_per_step

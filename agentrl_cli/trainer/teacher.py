@@ -31,7 +31,9 @@ PROBE = "The quick brown fox: 1 + 2 = 3. 你好。"
 """A text that shows whether a server's tokenizer has the same ids."""
 
 
-def find_teacher(config: Config, loaded: Loaded, tasks: Sequence[Task], store: Store, base: Path) -> Teacher | None:
+def find_teacher(
+    config: Config, loaded: Loaded, tasks: Sequence[Task], store: Store, base: Path
+) -> Teacher | None:
     """Return the configured teacher; None if the estimator needs none.
 
     Raises ConfigError if its tokenizer is another or a hint cannot be filled in, ModelError or PolicyError if it
@@ -62,7 +64,11 @@ def find_teacher(config: Config, loaded: Loaded, tasks: Sequence[Task], store: S
 
 def _local(name: str, config: Config, loaded: Loaded, store: Store, base: Path) -> nn.Module:
     folder = model_folder(name, config, base=base, store=store)
-    named = folder if (folder / "tokenizer.json").is_file() else adapter_base(folder, config.model, base=base)
+    named = (
+        folder
+        if (folder / "tokenizer.json").is_file()
+        else adapter_base(folder, config.model, base=base)
+    )
     require_same_tokenizer(name, Tokenizer.load(named), loaded.chat.tokenizer)
     model = load_model(folder, config.model, base=base).requires_grad_(False).eval()
     share(model, loaded.model)
@@ -87,10 +93,19 @@ def require_same_tokenizer(name: str, teacher: BaseTokenizer, student: BaseToken
 
 def share(teacher: nn.Module, student: nn.Module) -> None:
     """Let the teacher use the student's frozen weights where they are equal: an adapter's base is loaded once."""
-    own = {_plain(name): weight for name, weight in transformer(student).named_parameters() if not weight.requires_grad}
+    own = {
+        _plain(name): weight
+        for name, weight in transformer(student).named_parameters()
+        if not weight.requires_grad
+    }
     for name, weight in transformer(teacher).named_parameters():
         found = own.get(_plain(name))
-        if found is not None and found.shape == weight.shape and found.dtype == weight.dtype and found.equal(weight):
+        if (
+            found is not None
+            and found.shape == weight.shape
+            and found.dtype == weight.dtype
+            and found.equal(weight)
+        ):
             weight.data = found.data
 
 
@@ -169,9 +184,17 @@ class Server:
         async def all_of() -> list[Any]:
             key = os.environ.get(self.options.api_key_env, "") if self.options.api_key_env else ""
             endpoint = Endpoint(self.options.teacher, api_key=key)
-            more = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "echo": True, "logprobs": 1}
+            more = {
+                "model": self.model,
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "echo": True,
+                "logprobs": 1,
+            }
             try:
-                asked = [endpoint.ask("/completions", {"prompt": list(p), **more}, read) for p in prompts]
+                asked = [
+                    endpoint.ask("/completions", {"prompt": list(p), **more}, read) for p in prompts
+                ]
                 return await asyncio.gather(*asked)
             finally:
                 await endpoint.close()

@@ -38,7 +38,11 @@ def validation(
     narrate: Callable[[str], None],
 ) -> Validation:
     """Return the split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
-    kept = [str(task) for event in store.journal.events(run.id, limit=1_000_000) for task in _tasks_of(event)]
+    kept = [
+        str(task)
+        for event in store.journal.events(run.id, limit=1_000_000)
+        for task in _tasks_of(event)
+    ]
     if not kept and run.step == 0 and config.train.eval_every:
         kept = _draw(config, packs, train)
         if kept:
@@ -51,10 +55,14 @@ def validation(
     tasks = _of_split(config, packs) + [task for task in train if task.id in held]
     if not tasks and config.train.eval_every:
         tasks = fallback(config, packs, narrate)
-    return Validation([task for task in train if task.id not in held], spread(tasks, config.train.eval_tasks))
+    return Validation(
+        [task for task in train if task.id not in held], spread(tasks, config.train.eval_tasks)
+    )
 
 
-def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]) -> list[Task]:
+def fallback(
+    config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]
+) -> list[Task]:
     """Tasks of `eval.split` if nothing else is left, else of training. Raises NotFound for a split of another name."""
     split, why = config.eval.split, "which `agentrl eval` reports too"
     if split in SPLITS and not any(split in pack.splits() for pack in packs.values()):
@@ -63,12 +71,16 @@ def fallback(config: Config, packs: Mapping[str, Pack], narrate: Callable[[str],
         f"the best checkpoint is chosen on the split {split!r}, {why}: there is no split {config.train.eval_split!r}"
         " (train.eval_split), and no training task was held out"
     )
-    return spread(pick_tasks(packs, [split], families=config.task.families), config.train.eval_tasks)
+    return spread(
+        pick_tasks(packs, [split], families=config.task.families), config.train.eval_tasks
+    )
 
 
 def _of_split(config: Config, packs: Mapping[str, Pack]) -> list[Task]:
     split, families = config.train.eval_split, config.task.families
-    found = [task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)]
+    found = [
+        task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)
+    ]
     return [task for task in found if families is None or task.family in families]
 
 
@@ -85,5 +97,7 @@ def _draw(config: Config, packs: Mapping[str, Pack], train: Sequence[Task]) -> l
 
 def _tasks_of(event: Mapping[str, object]) -> Sequence[object]:
     data = event.get("data")
-    tasks = data.get("tasks", []) if event.get("kind") == HELD_OUT and isinstance(data, Mapping) else []
+    tasks = (
+        data.get("tasks", []) if event.get("kind") == HELD_OUT and isinstance(data, Mapping) else []
+    )
     return tasks if isinstance(tasks, list) else []

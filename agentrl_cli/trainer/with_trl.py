@@ -59,8 +59,23 @@ UNSUPPORTED = {
 }
 """Settings that TRL cannot follow at any other value than these."""
 OWN = {
-    *("output_dir", "max_steps", "num_generations", "generation_batch_size", "steps_per_generation", "num_iterations"),
-    *("gradient_accumulation_steps", "temperature", "learning_rate", "seed", "save_strategy", "use_vllm", "report_to"),
+    *(
+        "output_dir",
+        "max_steps",
+        "num_generations",
+        "generation_batch_size",
+        "steps_per_generation",
+        "num_iterations",
+    ),
+    *(
+        "gradient_accumulation_steps",
+        "temperature",
+        "learning_rate",
+        "seed",
+        "save_strategy",
+        "use_vllm",
+        "report_to",
+    ),
 }
 """Fields of GRPOConfig that follow from other settings and cannot be given in `trainer.options`."""
 FIXED: Mapping[str, Any] = {
@@ -94,9 +109,16 @@ def arguments(config: Config) -> dict[str, Any]:
             hint="Remove them, or set trainer.kind: agentrl.",
         )
     if clash := sorted(OWN & config.trainer.options.keys()):
-        raise ConfigError(f"trainer.options: {', '.join(clash)} follows from the other settings.", hint="Remove it.")
+        raise ConfigError(
+            f"trainer.options: {', '.join(clash)} follows from the other settings.",
+            hint="Remove it.",
+        )
     total = rollout.prompts_per_step * rollout.group_size
-    fitting = [n for n in range(1, total + 1) if not total % n and n * rollout.max_tokens <= train.token_budget]
+    fitting = [
+        n
+        for n in range(1, total + 1)
+        if not total % n and n * rollout.max_tokens <= train.token_budget
+    ]
     given: dict[str, Any] = {
         "per_device_train_batch_size": max(fitting, default=1),
         "num_generations": rollout.group_size,
@@ -165,7 +187,9 @@ def require_fields(options: Mapping[str, Any]) -> None:
             near = ", ".join(get_close_matches(name, fields, 3))
             raise ConfigError(
                 f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
-                hint=f"Did you mean {near}?" if near else "Remove it; TRL's documentation lists the fields.",
+                hint=f"Did you mean {near}?"
+                if near
+                else "Remove it; TRL's documentation lists the fields.",
             )
 
 
@@ -190,7 +214,10 @@ class TRLLearner(Learner):
         self._given: list[float] = []
 
     def update(
-        self, groups: Sequence[Sequence[Episode]], step: int, baselines: Mapping[str, float] | None = None
+        self,
+        groups: Sequence[Sequence[Episode]],
+        step: int,
+        baselines: Mapping[str, float] | None = None,
     ) -> Update:
         """One step of TRL's. Raises TrainingStopped if its loss is NaN, RunFailed for an error of TRL's."""
         result = Update()
@@ -202,7 +229,8 @@ class TRLLearner(Learner):
             rows += [*group, *[None] * (size - len(group))]
         if len(rows) > prompts * size:
             raise RunFailed(
-                f"The step has {len(groups)} groups and TRL's batch {prompts}.", hint="Set rollout.resample_rounds: 0."
+                f"The step has {len(groups)} groups and TRL's batch {prompts}.",
+                hint="Set rollout.resample_rounds: 0.",
             )
         seed = torch.initial_seed()  # of the step; TRL's trainer sets its own when it is made
         self._episodes = rows + [None] * (prompts * size - len(rows))
@@ -215,7 +243,9 @@ class TRLLearner(Learner):
         self._steps.put((seed, lr))
         self._wait()
         self.compute.end()
-        result.metrics = {name if _shared(name) else f"trl/{name}": value for name, value in self._logs.items()}
+        result.metrics = {
+            name if _shared(name) else f"trl/{name}": value for name, value in self._logs.items()
+        }
         result.metrics["learning_rate"] = lr
         for episode, advantage in zip(self._episodes, self._given, strict=True):
             if episode is not None:
@@ -265,7 +295,12 @@ class TRLLearner(Learner):
 
         Raises TrainingStopped if `train.stop_on` has nan.
         """
-        given = [w for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
+        given = [
+            w
+            for group in self.optimizer.param_groups
+            for w in group["params"]
+            if w.grad is not None
+        ]
         if all(bool(weight.grad.isfinite().all()) for weight in given):
             return
         if "nan" in self.config.train.stop_on:
@@ -278,7 +313,9 @@ class TRLLearner(Learner):
 
     def logged(self, logs: Mapping[str, Any]) -> None:
         """Metrics of a finished step."""
-        self._logs = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        self._logs = {
+            name: float(value) for name, value in logs.items() if isinstance(value, int | float)
+        }
 
 
 def stored_reward(stored_reward: list[float | None], **_: object) -> list[float | None]:
@@ -290,7 +327,9 @@ def _shared(name: str) -> bool:
     return name in NAMES or name.startswith("clip_ratio/")
 
 
-def _row(episode: Episode | None) -> tuple[list[int], list[int], list[int], list[float], float | None]:
+def _row(
+    episode: Episode | None,
+) -> tuple[list[int], list[int], list[int], list[float], float | None]:
     """(prompt, completion, mask of sampled tokens, log-probabilities, reward); sampling began with the completion.
 
     Of several branches it is the one that trains the most tokens.
@@ -304,14 +343,24 @@ def _row(episode: Episode | None) -> tuple[list[int], list[int], list[int], list
     first, last = int(where[0]), int(where[-1]) + 1
     logps = np.where(segment.trained, episode.tokens.logp_policy[branch.positions], 0.0)[first:last]
     mask = segment.trained[first:last].astype(int).tolist()
-    return segment.ids[:first].tolist(), segment.ids[first:last].tolist(), mask, logps.tolist(), episode.reward
+    return (
+        segment.ids[:first].tolist(),
+        segment.ids[first:last].tolist(),
+        mask,
+        logps.tolist(),
+        episode.reward,
+    )
 
 
 def make_trainer(learner: TRLLearner) -> Any:
     """TRL's trainer for a learner; it makes only the updates."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")  # of one about the other
-    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # it warns of each ungraded row
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"(transformers|trl)\."
+    )  # of one about the other
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(
+        logging.ERROR
+    )  # it warns of each ungraded row
     from datasets import Dataset
     from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -351,13 +400,20 @@ def make_trainer(learner: TRLLearner) -> Any:
         rollout_func=learner.rollouts,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
-    if "ref" in getattr(model, "peft_config", {}):  # the base is the reference, as in our own trainer
+    if "ref" in getattr(
+        model, "peft_config", {}
+    ):  # the base is the reference, as in our own trainer
         model.delete_adapter("ref")
     return trainer
 
 
 def make_learner(
-    config: Config, loaded: Loaded, folder: Path, report: Callable[[str], None], hooks: HookList, **given: Any
+    config: Config,
+    loaded: Loaded,
+    folder: Path,
+    report: Callable[[str], None],
+    hooks: HookList,
+    **given: Any,
 ) -> Learner | TRLLearner:
     """What updates the weights of a run, by `trainer.kind`; `report` gets the sentence about what TRL leaves out."""
     if config.trainer.kind == "agentrl":

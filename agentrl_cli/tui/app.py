@@ -83,8 +83,13 @@ class AgentApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Textual's commands without its screenshot: `s` asks before a picture that may show a secret."""
-        own = SystemCommand("Light or dark", "Paint the screens in light or in dark colours", self.flip)
-        return (own, *(item for item in super().get_system_commands(screen) if item.title not in TEXTUAL))
+        own = SystemCommand(
+            "Light or dark", "Paint the screens in light or in dark colours", self.flip
+        )
+        return (
+            own,
+            *(item for item in super().get_system_commands(screen) if item.title not in TEXTUAL),
+        )
 
     def flip(self) -> None:
         """Takes the other theme."""
@@ -100,7 +105,8 @@ class AgentApp(App[int]):
 
 
 def unknown_key(keys: Mapping[str, str]) -> str:
-    """Return the first id of a keymap that no screen has, with the nearest one, as a message; empty if all are known.
+    """Return the first id of a keymap that no screen has, with the nearest one, as a message; empty
+    if all are known.
     """
     classes = (resolve("screens", SCREENS, name) for name in names("screens", SCREENS))
     ids = [str(key.id) for screen in classes for key in screen.BINDINGS if isinstance(key, Binding)]

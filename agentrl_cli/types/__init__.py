@@ -149,7 +149,9 @@ class RewardPart:
     primary: bool = False
     detail: str = ""
     """Text for people: which test failed, what the judge said."""
-    fakeable: bool = False  # tests ran in the process of the solution, which could have forged their result
+    fakeable: bool = (
+        False  # tests ran in the process of the solution, which could have forged their result
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,9 @@ class Episode:
         if self.linear:
             return (Branch(tuple(range(len(self.turns))), np.arange(len(mask)), mask),)
         n = len(mask)
-        spans = [(min(turn.start, n), min(turn.end, n)) for turn in self.turns]  # a half-written run has fewer tokens
+        spans = [
+            (min(turn.start, n), min(turn.end, n)) for turn in self.turns
+        ]  # a half-written run has fewer tokens
         return tree_branches(self.branches, spans, mask)
 
     @property
@@ -282,7 +286,8 @@ class Episode:
         return [branch for branch in self.sequences if branch.turns[:1] in ((), (0,))][-1]
 
     def chain(self, branch: Branch) -> Episode:
-        """Return a branch as an episode whose turns are a chain; turn `n` is `branch.turns[n]` here. Rewards are kept.
+        """Return a branch as an episode whose turns are a chain; turn `n` is `branch.turns[n]`
+        here. Rewards are kept.
         """
         if self.linear:
             return self
@@ -302,8 +307,12 @@ class Episode:
         if not found:
             return ()
         known = {digest(image): image for image in found}
-        seen = (message for turn in self.turns if turn.end > turn.start for message in turn.messages)
-        return tuple(known.get(part["image"].removeprefix(HASH), b"") for m in seen for part in images_of(m))
+        seen = (
+            message for turn in self.turns if turn.end > turn.start for message in turn.messages
+        )
+        return tuple(
+            known.get(part["image"].removeprefix(HASH), b"") for m in seen for part in images_of(m)
+        )
 
     def with_(self, **changes: Any) -> Episode:
         """Return a copy with some fields changed."""

@@ -38,7 +38,8 @@ def parents_of(given: Sequence[int | None]) -> tuple[int, ...]:
     What cannot be a parent, as in a half-written run, counts as none: `Turn.parent` must be smaller than the index.
     """
     return tuple(
-        index - 1 if parent is None else parent if 0 <= parent < index else -1 for index, parent in enumerate(given)
+        index - 1 if parent is None else parent if 0 <= parent < index else -1
+        for index, parent in enumerate(given)
     )
 
 
@@ -62,26 +63,34 @@ def leaf_paths(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(path_to(parents, index) for index in range(len(parents)) if index not in continued)
 
 
-def tree_branches(paths: Sequence[tuple[int, ...]], spans: Spans, sampled: Bool) -> tuple[Branch, ...]:
+def tree_branches(
+    paths: Sequence[tuple[int, ...]], spans: Spans, sampled: Bool
+) -> tuple[Branch, ...]:
     """Return the token sequence of each path; a turn's sampled tokens are trained on the first path that has it."""
     seen: set[int] = set()
     out = []
     for path in paths:
         positions = [np.arange(*spans[index]) for index in path]
-        trained = [sampled[spans[index][0] : spans[index][1]] & (index not in seen) for index in path]
+        trained = [
+            sampled[spans[index][0] : spans[index][1]] & (index not in seen) for index in path
+        ]
         out.append(Branch(path, np.concatenate(positions), np.concatenate(trained)))
         seen.update(path)
     return tuple(out)
 
 
-def split_trained(branches: Sequence[Branch], sampled: Bool, values: NDArray[Any]) -> list[NDArray[Any]]:
+def split_trained(
+    branches: Sequence[Branch], sampled: Bool, values: NDArray[Any]
+) -> list[NDArray[Any]]:
     """Values of an episode's sampled tokens, in token order, as one array per branch over its trained tokens."""
     whole = np.empty(len(sampled), values.dtype)
     whole[sampled] = values
     return [whole[branch.positions[branch.trained]] for branch in branches]
 
 
-def join_trained(branches: Sequence[Branch], sampled: Bool, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def join_trained(
+    branches: Sequence[Branch], sampled: Bool, parts: Sequence[NDArray[Any]]
+) -> NDArray[Any]:
     """Values of an episode's sampled tokens in token order, from arrays over each branch's trained tokens."""
     whole = np.zeros(len(sampled), parts[0].dtype if parts else np.float32)
     for branch, values in zip(branches, parts, strict=True):

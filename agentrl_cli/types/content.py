@@ -20,9 +20,17 @@ Layout = Sequence[tuple[str, int]]
 """(text, number of placeholders after it) of an image; empty if it takes placeholders alone."""
 
 
-def image_part(data: bytes, width: int, height: int, tokens: int, layout: Layout = ()) -> dict[str, Any]:
+def image_part(
+    data: bytes, width: int, height: int, tokens: int, layout: Layout = ()
+) -> dict[str, Any]:
     """Return an image in a message; `tokens`: how many placeholders stand for it in the model's context."""
-    part = {"type": "image", "image": HASH + digest(data), "width": width, "height": height, "tokens": tokens}
+    part = {
+        "type": "image",
+        "image": HASH + digest(data),
+        "width": width,
+        "height": height,
+        "tokens": tokens,
+    }
     return {**part, "layout": [list(piece) for piece in layout]} if layout else part
 
 
@@ -33,7 +41,11 @@ def digest(data: bytes) -> str:
 
 def is_image(part: Any) -> bool:
     """Whether a part of a content is one of `image_part`'s."""
-    return isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("tokens"), int)
+    return (
+        isinstance(part, dict)
+        and part.get("type") == "image"
+        and isinstance(part.get("tokens"), int)
+    )
 
 
 def is_text(part: Any) -> bool:
@@ -71,7 +83,12 @@ def _texts(content: list[Any]) -> Iterator[str]:
 
 def media_type(data: bytes) -> str:
     """What kind of image the bytes are, by their first bytes; PNG if unknown."""
-    starts = {b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp", b"BM": "image/bmp"}
+    starts = {
+        b"\xff\xd8\xff": "image/jpeg",
+        b"GIF8": "image/gif",
+        b"RIFF": "image/webp",
+        b"BM": "image/bmp",
+    }
     return next((kind for start, kind in starts.items() if data.startswith(start)), "image/png")
 
 

@@ -35,7 +35,9 @@ def check_plain(value: Any) -> None:
         inner: list[Any] = []
         for item in level:
             if isinstance(item, str) and not is_text(item):
-                raise ValueError(f"the text {shown(item)} has a lone surrogate, which is not a character")
+                raise ValueError(
+                    f"the text {shown(item)} has a lone surrogate, which is not a character"
+                )
             if isinstance(item, dict):
                 inner += item.keys()
                 inner += item.values()

@@ -42,8 +42,14 @@ class Sampling:
             (0 < self.top_p <= 1, f"top_p {self.top_p:g} is not above 0 and at most 1"),
             (self.top_k >= 0, f"top_k {self.top_k} is not 0 or above"),
             (0 <= self.min_p <= 1, f"min_p {self.min_p:g} is not in 0 to 1"),
-            (0 < self.repetition_penalty < inf, f"repetition_penalty {self.repetition_penalty:g} is not above 0"),
-            (min(self.bad_ids, default=0) >= 0, f"bad_ids has {min(self.bad_ids, default=0)}, which is not a token"),
+            (
+                0 < self.repetition_penalty < inf,
+                f"repetition_penalty {self.repetition_penalty:g} is not above 0",
+            ),
+            (
+                min(self.bad_ids, default=0) >= 0,
+                f"bad_ids has {min(self.bad_ids, default=0)}, which is not a token",
+            ),
             ("" not in self.stop_strings, "stop_strings has an empty text"),
         )
         return next((f"Sampling.{text}" for fits, text in checks if not fits), "")

@@ -23,4 +23,6 @@ OnOff = BeforeValidator(_on_or_off)
 class Section(BaseModel):
     """Base of every section: an unknown key is an error, and assignments are validated."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
+    )

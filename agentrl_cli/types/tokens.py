@@ -146,9 +146,14 @@ class Tokens:
         if not parts:
             return cls.empty()
         if any(part.support is not None for part in parts):
-            parts = [replace(part, support=no_support(len(part))) if part.support is None else part for part in parts]
+            parts = [
+                replace(part, support=no_support(len(part))) if part.support is None else part
+                for part in parts
+            ]
         columns = zip(*(part._arrays() for part in parts), strict=True)
-        found: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        found: list[Any] = [
+            None if column[0] is None else np.concatenate(column) for column in columns
+        ]
         return cls(*found)
 
 

@@ -22,7 +22,14 @@ PATIENCE = 300.0
 TRAIN: dict[str, Any] = {
     "deterministic": True,
     "rollout": {"concurrency": 3},
-    "train": {"steps": STEPS, "save_every": 2, "eval_every": 2, "eval_tasks": 2, "eval_samples": 1, "lr": 1e-2},
+    "train": {
+        "steps": STEPS,
+        "save_every": 2,
+        "eval_every": 2,
+        "eval_tasks": 2,
+        "eval_samples": 1,
+        "lr": 1e-2,
+    },
     "algo": {"drop_zero_variance": False},
 }
 MODES: dict[str, dict[str, Any]] = {
@@ -90,14 +97,23 @@ def ending(project: Path) -> dict[str, Any]:
         episodes = [store.episodes.get(one.id) for one in rows]
         kept = [episode for episode in episodes if episode.outcome is not Outcome.CANCELLED]
         sampled = {
-            f"{e.step}/{e.group_id}/{e.sample}": (e.tokens.ids.tolist(), e.reward, str(e.fact), e.advantage)
+            f"{e.step}/{e.group_id}/{e.sample}": (
+                e.tokens.ids.tolist(),
+                e.reward,
+                str(e.fact),
+                e.advantage,
+            )
             for e in kept
         }
         last = next(c.path for c in store.runs.checkpoints(row.id) if c.kind == "last")
         folder = project / "runs" / last if not Path(last).is_absolute() else Path(last)
-        weights = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*.safetensors"))}
+        weights = {
+            p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+            for p in sorted(folder.glob("*.safetensors"))
+        }
         metrics = [
-            {k: v for k, v in step.items() if not k.startswith(("time/", "at"))} for step in store.runs.steps(row.id)
+            {k: v for k, v in step.items() if not k.startswith(("time/", "at"))}
+            for step in store.runs.steps(row.id)
         ]
         return {
             "state": (row.status, row.step, row.error, len(store.live.all(row.id))),

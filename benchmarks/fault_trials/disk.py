@@ -41,7 +41,9 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     return table, not table["wrong"]
 
 
-def _at(mount: Path, kib: int, model: Path, want: dict[str, Any], wrong: list[str]) -> dict[str, int]:
+def _at(
+    mount: Path, kib: int, model: Path, want: dict[str, Any], wrong: list[str]
+) -> dict[str, int]:
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(mount)], check=True)
     try:
@@ -49,12 +51,20 @@ def _at(mount: Path, kib: int, model: Path, want: dict[str, Any], wrong: list[st
         codes: dict[str, int] = {}
         for args in (("train",), ("rollout", "-n", "2"), ("merge", "last", "out")):
             codes[args[0]], said = run(project, *args)
-            sentence = "Traceback" not in said and "Something went wrong" not in said and "callback" not in said
+            sentence = (
+                "Traceback" not in said
+                and "Something went wrong" not in said
+                and "callback" not in said
+            )
             if not sentence or codes[args[0]] not in (0, 2, 3):
                 wrong.append(f"{kib} KiB, {args[0]}: exit {codes[args[0]]}: {said[-400:]}")
         subprocess.run(["mount", "-o", "remount,size=256m", str(mount)], check=True)
         codes["afterwards"], said = run(project, "train", *_resume(project))
-        bad = differences("sync", ending(project), want) if codes["afterwards"] == 0 else [said[-400:]]
+        bad = (
+            differences("sync", ending(project), want)
+            if codes["afterwards"] == 0
+            else [said[-400:]]
+        )
         wrong += [f"{kib} KiB, afterwards: {text}" for text in bad]
         return codes
     finally:
@@ -65,6 +75,8 @@ def _resume(project: Path) -> tuple[str, ...]:
     db = project / "runs" / "agentrl.db"
     try:
         with Store.open(db, readonly=True) as store:
-            return ("--resume", "last") if any(row.kind == "train" for row in store.runs.all()) else ()
+            return (
+                ("--resume", "last") if any(row.kind == "train" for row in store.runs.all()) else ()
+            )
     except (NotFound, StoreError):  # the disk was full before the store was made
         return ()

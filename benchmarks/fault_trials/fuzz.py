@@ -111,7 +111,9 @@ def _in_turn(texts: list[str]) -> Callable[[str, Sequence[int]], str]:
 
 async def _episodes(replies: list[str], db: Path) -> Counter[str]:
     tokenizer = ByteTokenizer()
-    pack = Pack.of("fuzz", [{"prompt": "1 + 2?"}], [Reward("zero", lambda episode, ctx: 0.0)], tools=[add])
+    pack = Pack.of(
+        "fuzz", [{"prompt": "1 + 2?"}], [Reward("zero", lambda episode, ctx: 0.0)], tools=[add]
+    )
     task = pack.tasks("train")[0]
     limits = {"max_tokens": 20_000, "max_new_tokens": 6_000, "max_turns": 2}
     config = Config.model_validate({"rollout": limits})

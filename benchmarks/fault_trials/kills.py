@@ -17,7 +17,18 @@ from benchmarks.fault_trials.commands import MODES, Command, differences, ending
 from tests.helpers.train import write_model
 
 ONE_SHOT = {
-    "sft": ("sft", "out", "--from-store", "kind:train", "--steps", "6", "--lr", "0.01", "--seed", "0"),
+    "sft": (
+        "sft",
+        "out",
+        "--from-store",
+        "kind:train",
+        "--steps",
+        "6",
+        "--lr",
+        "0.01",
+        "--seed",
+        "0",
+    ),
     "merge": ("merge", "last", "out"),
     "eval": ("eval", "--checkpoint", "last", "-k", "2", "--limit", "6"),
 }
@@ -27,7 +38,9 @@ ONE_SHOT = {
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[*MODES, *ONE_SHOT], help="One kind of command, killed --kills times.")
+    parser.add_argument(
+        "--only", choices=[*MODES, *ONE_SHOT], help="One kind of command, killed --kills times."
+    )
 
 
 def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
@@ -41,7 +54,9 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
         if kind in MODES:
             table[kind] = _kill_trainings(rng, work / kind, model, kind, share)
         else:
-            table[kind] = _kill_commands(rng, _trained(work, model), work / kind, ONE_SHOT[kind], share)
+            table[kind] = _kill_commands(
+                rng, _trained(work, model), work / kind, ONE_SHOT[kind], share
+            )
         print(kind, json.dumps(table[kind]), flush=True)
     return table, not any(row["wrong"] for row in table.values())
 
@@ -56,8 +71,13 @@ def _trained(work: Path, model: Path) -> Path:
     return project
 
 
-def _kill_trainings(rng: random.Random, work: Path, model: Path, mode: str, kills: int) -> dict[str, Any]:
-    for name in ("first", "whole"):  # the second is timed: the first waits for the server that has imported torch
+def _kill_trainings(
+    rng: random.Random, work: Path, model: Path, mode: str, kills: int
+) -> dict[str, Any]:
+    for name in (
+        "first",
+        "whole",
+    ):  # the second is timed: the first waits for the server that has imported torch
         whole = project_of(work / name, model, mode)
         began = time.monotonic()
         code, said = run(whole, "train")
@@ -104,8 +124,14 @@ def _kill_commands(
         project = fresh(f"trial-{trial}")
         alive = Command(project, *command).kill(rng.uniform(0.0, seconds))
         count += alive
-        if alive and (project / "out" / "model.safetensors").is_file() and _products(project)["out"] != want["out"]:
-            wrong.append(f"trial {trial}: a killed command left an output that looks whole and is not")
+        if (
+            alive
+            and (project / "out" / "model.safetensors").is_file()
+            and _products(project)["out"] != want["out"]
+        ):
+            wrong.append(
+                f"trial {trial}: a killed command left an output that looks whole and is not"
+            )
         # A finished half of an evaluation is used again only on request.
         again = (*command, "--resume" if command[0] == "eval" else "--force")
         code, said = run(project, *again)
@@ -119,7 +145,11 @@ def _products(project: Path) -> dict[str, Any]:
     """Outputs by checksum, and the evaluations with the number of their episodes."""
     out = sorted((project / "out").glob("*.safetensors")) if (project / "out").is_dir() else []
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        evals = [row for run_id in (None, *(r.id for r in store.runs.all())) for row in store.runs.evals(run_id)]
+        evals = [
+            row
+            for run_id in (None, *(r.id for r in store.runs.all()))
+            for row in store.runs.evals(run_id)
+        ]
         episodes = Counter(one.kind for one in store.episodes.rows(store.episodes.ids("", "time")))
     return {
         "out": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in out},

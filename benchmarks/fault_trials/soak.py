@@ -39,20 +39,28 @@ def trial(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], bool]:
     first, last = marks[tenth : 2 * tenth], marks[-tenth:]
     table: dict[str, Any] = {"episodes": marks[-1]["episodes"]}
     for name in ("rss_mib", "descriptors", "threads", "store_bytes_per_episode", "ms_per_episode"):
-        table[name] = [round(float(np.median([mark[name] for mark in part])), 2) for part in (first, last)]
+        table[name] = [
+            round(float(np.median([mark[name] for mark in part])), 2) for part in (first, last)
+        ]
     grown = table["rss_mib"][1] - table["rss_mib"][0]
     table["wrong"] = [
         *(["memory grows"] if grown > 32 else []),
         *(["descriptors leak"] if table["descriptors"][1] > table["descriptors"][0] else []),
         *(["threads leak"] if table["threads"][1] > MOST_THREADS else []),
-        *(["the store grows faster"] if np.divide(*table["store_bytes_per_episode"][::-1]) > 1.1 else []),
+        *(
+            ["the store grows faster"]
+            if np.divide(*table["store_bytes_per_episode"][::-1]) > 1.1
+            else []
+        ),
     ]
     return table, not table["wrong"]
 
 
 async def _run(episodes: int, db: Path) -> list[dict[str, float]]:
     tokenizer, marks = ByteTokenizer(), []
-    pack = Pack.of("soak", [{"prompt": f"1 + {n}?"} for n in range(64)], [Reward("even", _even)], tools=[add])
+    pack = Pack.of(
+        "soak", [{"prompt": f"1 + {n}?"} for n in range(64)], [Reward("even", _even)], tools=[add]
+    )
     tasks = pack.tasks("train")
     with Store.open(db) as store:
         run = store.runs.add(RunRow(id="", name="soak"))
@@ -65,7 +73,13 @@ async def _run(episodes: int, db: Path) -> list[dict[str, float]]:
             began = time.process_time()
             place: dict[str, Any] = {"run_id": run.id, "step": step, "kind": "train"}
             jobs = [
-                Job(tasks[(step + n // 8) % 64], seed=n, sample=n % 8, group_id=f"{step}-{n // 8}", **place)
+                Job(
+                    tasks[(step + n // 8) % 64],
+                    seed=n,
+                    sample=n % 8,
+                    group_id=f"{step}-{n // 8}",
+                    **place,
+                )
                 for n in range(STEP)
             ]
             ended = await rollout.run(jobs)
@@ -73,7 +87,9 @@ async def _run(episodes: int, db: Path) -> list[dict[str, float]]:
             done += len(ended)
             if step % 16 == 0:
                 now = sum(path.stat().st_size for path in db.parent.glob("soak.db"))
-                marks.append(_mark(done, (now - size) / (16 * STEP), (time.process_time() - began) / STEP))
+                marks.append(
+                    _mark(done, (now - size) / (16 * STEP), (time.process_time() - began) / STEP)
+                )
                 size = now
     return marks
 

@@ -53,7 +53,9 @@ def _begun(project: Path) -> bool:
         return False
 
 
-def _supervise(project: Path, rng: random.Random, table: dict[str, Any], patience: float = 300.0) -> None:
+def _supervise(
+    project: Path, rng: random.Random, table: dict[str, Any], patience: float = 300.0
+) -> None:
     """Two resumes at a time, 0 to 2 s apart, and one of them killed, until one of them ends the run."""
     ended = time.monotonic() + patience
     while time.monotonic() < ended:

@@ -30,7 +30,9 @@ async def solve(task: Any, base_url: str, api_key: str, model: str) -> float:
 
     graph = StateGraph(MessagesState)
     graph.add_node("ask", ask)
-    graph.add_node("tools", ToolNode([calculator]))  # a call that it cannot run is answered with the error
+    graph.add_node(
+        "tools", ToolNode([calculator])
+    )  # a call that it cannot run is answered with the error
     graph.add_edge(START, "ask")
     graph.add_conditional_edges("ask", tools_condition)
     graph.add_edge("tools", "ask")

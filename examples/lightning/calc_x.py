@@ -25,7 +25,12 @@ def verl_config(model: str, steps: int) -> dict:
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "data": {"train_batch_size": 4, "max_prompt_length": 192, "max_response_length": 24},
         "actor_rollout_ref": {
-            "rollout": {"n": 4, "name": "vllm", "multi_turn": {"format": "hermes"}, "gpu_memory_utilization": 0.6},
+            "rollout": {
+                "n": 4,
+                "name": "vllm",
+                "multi_turn": {"format": "hermes"},
+                "gpu_memory_utilization": 0.6,
+            },
             "actor": {
                 "ppo_mini_batch_size": 4,
                 "optim": {"lr": 1e-3},
@@ -36,7 +41,12 @@ def verl_config(model: str, steps: int) -> dict:
             },
             "model": {"path": model, "use_remove_padding": True},
         },
-        "trainer": {"logger": ["console"], "experiment_name": "calc_x", "total_training_steps": steps, "nnodes": 1},
+        "trainer": {
+            "logger": ["console"],
+            "experiment_name": "calc_x",
+            "total_training_steps": steps,
+            "nnodes": 1,
+        },
     }
 
 
@@ -48,13 +58,18 @@ async def calc_agent(task: MathProblem, llm: agl.LLM) -> None:
     text = answer.raise_for_status().json()["choices"][0]["message"]["content"] or ""
     digits = re.findall(r"\d", text)
     agl.emit_reward(
-        {"right": float(task["result"] in text), "digits": len(digits) / max(1, len(text))}, primary_key="right"
+        {"right": float(task["result"] in text), "digits": len(digits) / max(1, len(text))},
+        primary_key="right",
     )
 
 
 def main(model: str = "tiny", steps: int = 20, project: str = ".") -> agl.Trainer:
-    tasks = [MathProblem(id=str(n), question=f"{n} + {n + 1} =", result=str(2 * n + 1)) for n in range(8)]
-    trainer = agl.Trainer(algorithm=agl.VERL(verl_config(model, steps)), n_runners=16, project=project)
+    tasks = [
+        MathProblem(id=str(n), question=f"{n} + {n + 1} =", result=str(2 * n + 1)) for n in range(8)
+    ]
+    trainer = agl.Trainer(
+        algorithm=agl.VERL(verl_config(model, steps)), n_runners=16, project=project
+    )
     trainer.fit(calc_agent, tasks)
     return trainer
 

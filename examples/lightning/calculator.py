@@ -16,7 +16,9 @@ import agentrl_cli.plugins.lightning as agl
 from agentrl_cli.tools.calculator import calculator
 
 DATA = Path(__file__).resolve().parents[2] / "tasks" / "calc-task" / "data"
-ABOUT = "Numbers, + - * / // % **, parentheses, abs round min max sqrt floor ceil gcd lcm factorial."
+ABOUT = (
+    "Numbers, + - * / // % **, parentheses, abs round min max sqrt floor ceil gcd lcm factorial."
+)
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -32,7 +34,9 @@ TOOL: Any = {
 
 
 class CalculatorAgent(agl.LitAgent[dict[str, Any]]):
-    def rollout(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> float:
+    def rollout(
+        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout
+    ) -> float:
         llm: Any = resources["main_llm"]
         messages: list[Any] = [
             {"role": "system", "content": "Solve the arithmetic task. Use the calculator."},
@@ -40,7 +44,9 @@ class CalculatorAgent(agl.LitAgent[dict[str, Any]]):
         ]
         with OpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
             for _ in range(4):
-                said = client.chat.completions.create(model=llm.model, messages=messages, tools=[TOOL])
+                said = client.chat.completions.create(
+                    model=llm.model, messages=messages, tools=[TOOL]
+                )
                 message = said.choices[0].message
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:
@@ -68,8 +74,12 @@ def verl_config(model: str, steps: int) -> dict[str, Any]:
 
 
 def main(model: str = "tiny", steps: int = 80, project: str = ".") -> agl.Trainer:
-    rows = [json.loads(line) for line in (DATA / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    trainer = agl.Trainer(algorithm=agl.VERL(verl_config(model, steps)), n_runners=64, project=project)
+    rows = [
+        json.loads(line) for line in (DATA / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    trainer = agl.Trainer(
+        algorithm=agl.VERL(verl_config(model, steps)), n_runners=64, project=project
+    )
     trainer.fit(CalculatorAgent(), rows)
     return trainer
 

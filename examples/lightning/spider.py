@@ -26,10 +26,14 @@ class LitSQLAgent(agl.LitAgent[dict[str, Any]]):
         super().__init__()
         self.max_turns = max_turns
 
-    def rollout(self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout) -> float | None:
+    def rollout(
+        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.Rollout
+    ) -> float | None:
         llm = resources["main_llm"]
         url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-        messages = [{"role": "user", "content": f"{SCHEMA}\nWrite one SQL query: {task['question']}"}]
+        messages = [
+            {"role": "user", "content": f"{SCHEMA}\nWrite one SQL query: {task['question']}"}
+        ]
         with httpx2.Client(trust_env=False, timeout=60) as client:
             for _ in range(self.max_turns):
                 body = {"model": llm.model, "messages": messages, **llm.sampling_parameters}
@@ -41,14 +45,21 @@ class LitSQLAgent(agl.LitAgent[dict[str, Any]]):
                 try:
                     return float(rows(found[0] if found else text) == rows(task["query"]))
                 except sqlite3.Error as error:
-                    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Error: {error}"}]
+                    messages += [
+                        {"role": "assistant", "content": text},
+                        {"role": "user", "content": f"Error: {error}"},
+                    ]
         return 0.0
 
 
 def main(endpoint: str, **options: Any) -> agl.Trainer:
-    llm = agl.LLM(endpoint=endpoint, model="", sampling_parameters={"temperature": 0.7, "max_tokens": 64})
+    llm = agl.LLM(
+        endpoint=endpoint, model="", sampling_parameters={"temperature": 0.7, "max_tokens": 64}
+    )
     trainer = agl.Trainer(n_workers=1, initial_resources={"main_llm": llm}, **options)
-    tasks = [{"question": "How old is Ann?", "query": "SELECT age FROM singer WHERE name = 'Ann'"}] * 2
+    tasks = [
+        {"question": "How old is Ann?", "query": "SELECT age FROM singer WHERE name = 'Ann'"}
+    ] * 2
     trainer.dev(LitSQLAgent(), tasks)
     return trainer
 

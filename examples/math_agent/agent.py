@@ -9,7 +9,9 @@ from openai import OpenAI
 
 from agentrl_cli.tools.calculator import calculator
 
-ABOUT = "Numbers, + - * / // % **, parentheses, abs round min max sqrt floor ceil gcd lcm factorial."
+ABOUT = (
+    "Numbers, + - * / // % **, parentheses, abs round min max sqrt floor ceil gcd lcm factorial."
+)
 TOOL = {
     "type": "function",
     "function": {
@@ -30,12 +32,22 @@ def solve(task: Any, base_url: str, api_key: str, model: str) -> float:
     messages: list[Any] = list(task.prompt)
     with OpenAI(base_url=base_url, api_key=api_key) as client:
         for _ in range(TURNS):
-            said = client.chat.completions.create(model=model, messages=messages, tools=[TOOL]).choices[0].message
+            said = (
+                client.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+                .choices[0]
+                .message
+            )
             messages.append(said.model_dump(exclude_none=True))
             if not said.tool_calls:
                 return float((said.content or "").strip() == f"Answer: {task.data['answer']}")
             for call in said.tool_calls:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call.function.arguments)})
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": call.id,
+                        "content": run(call.function.arguments),
+                    }
+                )
     return 0.0
 
 

@@ -18,8 +18,12 @@ OWN = ("AGENTRL_", "AGL_", "ANTHROPIC_", "OPENAI_")
 
 def main() -> None:
     """Run the agent on its task; the last line of stdout is the reward."""
-    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: the model's commands cannot read this process's environment,
-    own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(OWN)}  # nor inherit it
+    ctypes.CDLL(None).prctl(
+        4, 0
+    )  # PR_SET_DUMPABLE: the model's commands cannot read this process's environment,
+    own = {
+        name: os.environ.pop(name) for name in list(os.environ) if name.startswith(OWN)
+    }  # nor inherit it
     task = json.loads(own["AGENTRL_TASK"])
     system, question = (message["content"] for message in task["messages"])
     model = LitellmModel(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents import Agent, MaxTurnsExceeded, ModelBehaviorError, OpenAIResponsesModel, Runner, function_tool
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+)
 from agents import set_tracing_disabled as without_tracing
 from openai import AsyncOpenAI
 

@@ -28,6 +28,8 @@ def solve(task: Any, base_url: str, api_key: str, model: str) -> float:
     """Run the agent; 1.0 if its final answer is right. Its own system prompt is replaced by the pack's short one."""
     system, question = (message["content"] for message in task.prompt)
     served = OpenAIServerModel(model_id=model, api_base=base_url, api_key=api_key)
-    agent = ToolCallingAgent(tools=[calculator], model=served, max_steps=TURNS - 1, verbosity_level=LogLevel.OFF)
+    agent = ToolCallingAgent(
+        tools=[calculator], model=served, max_steps=TURNS - 1, verbosity_level=LogLevel.OFF
+    )
     agent.prompt_templates["system_prompt"] = f"{system} Give the result to final_answer."
     return float(str(agent.run(question)).strip() == task.data["answer"])

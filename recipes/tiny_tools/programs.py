@@ -23,7 +23,12 @@ def expression(rng: random.Random) -> Row:
     tool = _string_tool(
         rng,
         rng.choice(
-            ("Compute an expression.", "Evaluate arithmetic exactly.", "Work out a sum.", "Numbers and + - * /.")
+            (
+                "Compute an expression.",
+                "Evaluate arithmetic exactly.",
+                "Work out a sum.",
+                "Numbers and + - * /.",
+            )
         ),
         rng.choice(("expression", "expression", "formula", "term", "input", "text")),
     )
@@ -35,7 +40,9 @@ def expression(rng: random.Random) -> Row:
 def _in_signs(rng: random.Random) -> tuple[str, str]:
     def part() -> str:
         return (
-            str(round(rng.uniform(0, 99), 1)) if rng.random() < 0.06 else str(rng.randint(1, 10 ** rng.randint(1, 6)))
+            str(round(rng.uniform(0, 99), 1))
+            if rng.random() < 0.06
+            else str(rng.randint(1, 10 ** rng.randint(1, 6)))
         )
 
     parts = [part()]
@@ -66,8 +73,14 @@ def _in_words(rng: random.Random) -> tuple[str, str]:
         (
             (f"{a} * {b}", f"Each of {a} {holder} has {b} {thing}. How many {thing} are there?"),
             (f"{a} * {b}", f"There are {a} {thing} in one of the {holder}. How many in {b}?"),
-            (f"{a} * {b} + {c}", f"{a} {holder} with {b} {thing} each, and {c} {thing} beside them: how many {thing}?"),
-            (f"{a} * {b} - {c}", f"From {a} {holder} of {b} {thing} we took {c}. How many {thing} remain?"),
+            (
+                f"{a} * {b} + {c}",
+                f"{a} {holder} with {b} {thing} each, and {c} {thing} beside them: how many {thing}?",
+            ),
+            (
+                f"{a} * {b} - {c}",
+                f"From {a} {holder} of {b} {thing} we took {c}. How many {thing} remain?",
+            ),
             (f"{a} + {b}", f"I own {a} {thing} and buy {b}. How many do I have?"),
             (f"{a} + {b} - {c}", f"{a} {thing} came, {b} more came, {c} went. How many now?"),
             (
@@ -88,7 +101,9 @@ def program(rng: random.Random) -> Row:
         "Execute this:",
         "It prints what?",
     )
-    return _python(rng, "program", f"{rng.choice(own)}\n```python\n{code}\n```", code, _printed(code))
+    return _python(
+        rng, "program", f"{rng.choice(own)}\n```python\n{code}\n```", code, _printed(code)
+    )
 
 
 def loaded(rng: random.Random) -> Row:
@@ -102,7 +117,9 @@ def loaded(rng: random.Random) -> Row:
             "Find out {n}({x}).",
         )
         text = rng.choice(own).format(n=name, x=x)
-        return _python(rng, "loaded", text, f"print({name}({x}))", str(rng.randint(0, 10 ** rng.randint(2, 5))))
+        return _python(
+            rng, "loaded", text, f"print({name}({x}))", str(rng.randint(0, 10 ** rng.randint(2, 5)))
+        )
     k, few = rng.randint(2, 999), rng.randint(2, 9)
     asked, code = rng.choice(
         (
@@ -156,12 +173,20 @@ def function(rng: random.Random) -> Row:
             (f"the rest of x divided by {a}", f"x % {a}", f"x // {a}"),
             (f"the sum of x times {a}", f"sum(x) * {a}", f"sum(x) + {a}"),
             (f"the largest item of x plus {a}", f"max(x) + {a}", f"min(x) + {a}"),
-            (f"how many items of x are larger than {a}", f"sum(i > {a} for i in x)", f"sum(i < {a} for i in x)"),
+            (
+                f"how many items of x are larger than {a}",
+                f"sum(i > {a} for i in x)",
+                f"sum(i < {a} for i in x)",
+            ),
             (f"every item of x times {a}", f"[i * {a} for i in x]", f"[i + {a} for i in x]"),
         )
     )
     if rng.random() < 0.5:
-        own = ("Define `f(x)`: {}.", "I want `f(x)`, which gives {}.", "Code for `f(x)`, {} please.")
+        own = (
+            "Define `f(x)`: {}.",
+            "I want `f(x)`, which gives {}.",
+            "Code for `f(x)`, {} please.",
+        )
         text = rng.choice(own).format(said)
     else:
         own = (
@@ -212,7 +237,9 @@ def _python(rng: random.Random, family: str, text: str, code: str, found: str) -
 
 def _python_tool(rng: random.Random) -> Schema:
     name = "run_python" if rng.random() < 0.65 else identifier(rng)
-    about = rng.choice(("Run Python and return what it prints.", "Execute code.", "A Python session that is kept."))
+    about = rng.choice(
+        ("Run Python and return what it prints.", "Execute code.", "A Python session that is kept.")
+    )
     return _string_tool(rng, about, rng.choice(("code", "code", "source", "program")), name)
 
 
@@ -222,7 +249,11 @@ def _string_tool(rng: random.Random, about: str, parameter: str, name: str | Non
         if rng.random() < 0.5
         else {}
     )
-    parameters = {"type": "object", "properties": {parameter: {"type": "string", **said}}, "required": [parameter]}
+    parameters = {
+        "type": "object",
+        "properties": {parameter: {"type": "string", **said}},
+        "required": [parameter],
+    }
     function = {"name": name or identifier(rng), "description": about, "parameters": parameters}
     return {"type": "function", "function": function}
 

@@ -71,7 +71,9 @@ def make(run: RecipeRun) -> bool:
     try:
         plan = Plan(**run.settings)
     except TypeError as error:
-        raise ConfigError(f"{run.path} is not a plan of {Path(__file__).parent.name}: {error}") from error
+        raise ConfigError(
+            f"{run.path} is not a plan of {Path(__file__).parent.name}: {error}"
+        ) from error
     return train(plan, run)
 
 
@@ -86,7 +88,11 @@ def train(plan: Plan, run: RecipeRun) -> bool:
     where = folder / CHECKPOINT
     state = _resumable(where, plan) if run.resume else None
     context = int(plan.architecture["max_position_embeddings"])
-    tokenizer = Tokenizer.load(where) if state else make_tokenizer(_texts(plan), plan.vocabulary, context, folder)
+    tokenizer = (
+        Tokenizer.load(where)
+        if state
+        else make_tokenizer(_texts(plan), plan.vocabulary, context, folder)
+    )
     model = make_model(plan.architecture, tokenizer.vocab_size, plan.seed)
     opts = optimizers(model, plan.lr, plan.muon_lr)
     start = 0
@@ -98,7 +104,11 @@ def train(plan: Plan, run: RecipeRun) -> bool:
     batches = Batches(plan, Chat(tokenizer))
 
     def save(step: int) -> None:
-        kept = {"step": step, "plan": _identity(plan), "optimizers": [opt.state_dict() for opt in opts]}
+        kept = {
+            "step": step,
+            "plan": _identity(plan),
+            "optimizers": [opt.state_dict() for opt in opts],
+        }
         save_checkpoint(where, model, where if where.is_dir() else folder, kept)
 
     for step in range(start, plan.steps):
@@ -113,7 +123,9 @@ def train(plan: Plan, run: RecipeRun) -> bool:
     return True
 
 
-def train_step(model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan: Plan, step: int) -> float:
+def train_step(
+    model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan: Plan, step: int
+) -> float:
     """Update the model in place; returns the weighted loss."""
     for opt in opts:
         for group in opt.param_groups:
@@ -121,7 +133,9 @@ def train_step(model: Any, opts: list[torch.optim.Optimizer], batch: Batch, plan
             group["lr"] = group["peak"] * rate(plan, step)
     logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1]
     targets, weights = batch.ids[:, 1:], batch.weights[:, 1:]
-    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    losses = nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    ).view(targets.shape)
     loss = (losses * weights).sum() / weights.sum()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -172,7 +186,9 @@ class Batches:
 
     def _row(self, number: int) -> Row:
         early = number < self.plan.drills * self.plan.rows
-        return drill(self.plan.seed, number) if early and number % 2 else row(self.plan.seed, number)
+        return (
+            drill(self.plan.seed, number) if early and number % 2 else row(self.plan.seed, number)
+        )
 
     def _encode(self, one: Row) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         return encode(self.chat, one, self.plan.prompt_weight, self.plan.longest)
@@ -193,26 +209,40 @@ def encode(
 
 def _padded(rows: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> Batch:
     longest = max(len(ids) for ids, _ in rows)
-    ids, weights = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest)
+    ids, weights = (
+        torch.zeros(len(rows), longest, dtype=torch.long),
+        torch.zeros(len(rows), longest),
+    )
     for at, (own, weight) in enumerate(rows):
-        ids[at, : len(own)], weights[at, : len(own)] = torch.from_numpy(own), torch.from_numpy(weight)
+        ids[at, : len(own)], weights[at, : len(own)] = (
+            torch.from_numpy(own),
+            torch.from_numpy(weight),
+        )
     return Batch(ids, weights)
 
 
 def _texts(plan: Plan) -> list[str]:
     plain = Chat(ByteTokenizer())
     drawn = (row(plan.seed + 1, number) for number in range(plan.texts))
-    return [plain.decode(plain.conversation(list(one.messages), list(one.tools)).ids) for one in drawn]
+    return [
+        plain.decode(plain.conversation(list(one.messages), list(one.tools)).ids) for one in drawn
+    ]
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
     """What a resumed training must have in common with the one that was stopped."""
-    return {key: value for key, value in asdict(plan).items() if key not in ("steps", "save_every", "threads", "extra")}
+    return {
+        key: value
+        for key, value in asdict(plan).items()
+        if key not in ("steps", "save_every", "threads", "extra")
+    }
 
 
 def _resumable(where: Path, plan: Plan) -> dict[str, Any]:
     if not where.is_dir():
-        raise UsageError(f"No stopped training in {where.parent}.", hint="Leave --resume away to start one.")
+        raise UsageError(
+            f"No stopped training in {where.parent}.", hint="Leave --resume away to start one."
+        )
     state = load_state(where)
     old, new = dict(state["plan"]), _identity(plan)
     if changed := sorted(key for key in new if old.get(key) != new[key]):

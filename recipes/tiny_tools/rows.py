@@ -34,7 +34,10 @@ class Row:
 
 def call(*calls: tuple[str, dict[str, Any]], content: str = "") -> Message:
     """An assistant turn that calls tools."""
-    made = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    made = [
+        {"type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in calls
+    ]
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 

@@ -27,7 +27,11 @@ class Parameter:
     def schema(self) -> Schema:
         """Its JSON schema."""
         more: Schema = {"description": self.description} if self.description else {}
-        return {**self.value.schema, **more, **({} if self.default is None else {"default": self.default})}
+        return {
+            **self.value.schema,
+            **more,
+            **({} if self.default is None else {"default": self.default}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,11 @@ class Tool:
     def schema(self) -> Schema:
         """As chat templates expect it."""
         properties = {one.name: one.schema for one in self.parameters}
-        parameters = {"type": "object", "properties": properties, "required": [one.name for one in self.given]}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": [one.name for one in self.given],
+        }
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
@@ -62,13 +70,17 @@ class Tool:
         """The same tool with other values of the same kinds; enums and records keep theirs."""
         fixed = ("enum", "record")
         parameters = [
-            one if one.value.kind in fixed or one.default is not None else replace(one, value=draw(rng, one.value.kind))
+            one
+            if one.value.kind in fixed or one.default is not None
+            else replace(one, value=draw(rng, one.value.kind))
             for one in self.parameters
         ]
         return replace(self, parameters=tuple(parameters))
 
 
-def invent(rng: random.Random, kinds: Sequence[str] | None = None, taken: Sequence[str] = ()) -> Tool:
+def invent(
+    rng: random.Random, kinds: Sequence[str] | None = None, taken: Sequence[str] = ()
+) -> Tool:
     """A tool with parameters of these kinds, by default of up to four that are drawn; `taken` names are avoided."""
     name = identifier(rng)
     while name in taken:
@@ -93,11 +105,19 @@ def _parameter(rng: random.Random, kind: str, taken: Sequence[str]) -> Parameter
     _, _, names, descriptions = KINDS[kind]
     while True:
         form = rng.random()
-        name = rng.choice(names) if form < 0.6 else word(rng) if form < 0.9 else f"{word(rng)}_{rng.choice(names)}"
+        name = (
+            rng.choice(names)
+            if form < 0.6
+            else word(rng)
+            if form < 0.9
+            else f"{word(rng)}_{rng.choice(names)}"
+        )
         if name not in taken:
             break
     form = rng.random()
-    said = "" if form < 0.3 else rng.choice(descriptions) if form < 0.7 else _random_words(rng, 1, 4)
+    said = (
+        "" if form < 0.3 else rng.choice(descriptions) if form < 0.7 else _random_words(rng, 1, 4)
+    )
     return Parameter(name, draw(rng, kind), said)
 
 
@@ -105,12 +125,23 @@ def _description(rng: random.Random, name: str) -> tuple[tuple[str, ...], str]:
     """(the words that questions draw on, the description); in Chinese now and then, seldom empty."""
     if rng.random() < 0.1:
         parts = tuple(chinese(rng) for _ in range(rng.randint(1, 3)))
-        return parts, rng.choice(("查询{}。", "计算{}。", "返回{}。", "{}")).format("的".join(parts))
+        return parts, rng.choice(("查询{}。", "计算{}。", "返回{}。", "{}")).format(
+            "的".join(parts)
+        )
     about = [word(rng) for _ in range(rng.randint(1, 4))]
     if rng.random() < 0.6:
         about.insert(rng.randrange(len(about) + 1), words_in(name)[-1])
     text = " ".join(about)
-    opening = ("{}", "{}", "The {}", "Look up the {}", "Return the {}", "How many {}", "Compute the {}", "Tell the {}")
+    opening = (
+        "{}",
+        "{}",
+        "The {}",
+        "Look up the {}",
+        "Return the {}",
+        "How many {}",
+        "Compute the {}",
+        "Tell the {}",
+    )
     text = rng.choice(opening).format(text)
     if rng.random() < 0.12:
         text += rng.choice((" of a ", " for the ", " by ", " in ")) + word(rng)

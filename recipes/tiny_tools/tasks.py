@@ -18,15 +18,45 @@ GUESSED = 0.22
 CHINESE = 0.22
 """Share of prompts in Chinese."""
 CONVERSIONS = (
-    *("{v} comes to how many {b}?", "Express {v} in {b}.", "How many {b} make {v}?", "{v} in {b}?", "{v} to {b}"),
-    *("Give me {v} as {b}.", "In {b}, how much is {v}?", "I have {v} and want {b}.", "Turn {v} into {b}."),
-    *("Which number of {b} equals {v}?", "How many {b} do you get for {v}?", "Put {v} into {b}, please."),
+    *(
+        "{v} comes to how many {b}?",
+        "Express {v} in {b}.",
+        "How many {b} make {v}?",
+        "{v} in {b}?",
+        "{v} to {b}",
+    ),
+    *(
+        "Give me {v} as {b}.",
+        "In {b}, how much is {v}?",
+        "I have {v} and want {b}.",
+        "Turn {v} into {b}.",
+    ),
+    *(
+        "Which number of {b} equals {v}?",
+        "How many {b} do you get for {v}?",
+        "Put {v} into {b}, please.",
+    ),
 )
-CHINESE_CONVERSIONS = ("{v} 合多少 {b}？", "{v} 等于几 {b}？", "把 {v} 化成 {b}。", "用 {b} 表示 {v}。", "{v} 转为 {b}")
+CHINESE_CONVERSIONS = (
+    "{v} 合多少 {b}？",
+    "{v} 等于几 {b}？",
+    "把 {v} 化成 {b}。",
+    "用 {b} 表示 {v}。",
+    "{v} 转为 {b}",
+)
 RAISED = ("", "", "ValueError: ", "LookupError: ", "RuntimeError: ")
 INSTEAD = (
-    *("{bad} not found. Did you mean {good}?", "unknown value {bad}; try {good}.", "no {bad} here, use {good}."),
-    *("expected {good}, got {bad}.", "{bad} is called {good} now.", "there is no {bad}, only {good}.", "take {good}"),
+    *(
+        "{bad} not found. Did you mean {good}?",
+        "unknown value {bad}; try {good}.",
+        "no {bad} here, use {good}.",
+    ),
+    *(
+        "expected {good}, got {bad}.",
+        "{bad} is called {good} now.",
+        "there is no {bad}, only {good}.",
+        "take {good}",
+    ),
 )
 """Errors that name the value to call with."""
 FIXED = ("enum", "record", "boolean")
@@ -38,16 +68,26 @@ def one_call(rng: random.Random) -> Row:
     form = rng.random()
     kinds = None
     if form < 0.1:
-        kinds = rng.choice((["number", "unit"], ["number", "unit", "unit"], ["integer", "unit", "unit"]))
+        kinds = rng.choice(
+            (["number", "unit"], ["number", "unit", "unit"], ["integer", "unit", "unit"])
+        )
     elif form < 0.18:
-        kinds = rng.choice((["text", "letter"], ["letter", "word"], ["word", "letter"], ["text", "integer"]))
+        kinds = rng.choice(
+            (["text", "letter"], ["letter", "word"], ["word", "letter"], ["text", "integer"])
+        )
     elif form < 0.26:
-        kinds = rng.choice((["date", "date"], ["date", "integer"], ["integer", "integer"], ["word", "integer"]))
+        kinds = rng.choice(
+            (["date", "date"], ["date", "integer"], ["integer", "integer"], ["word", "integer"])
+        )
     tool = invent(rng, kinds)
     zh = rng.random() < CHINESE
     question, found = ask(rng, tool, zh), result_text(rng)
     if rng.random() < 0.07:
-        question += "" if zh else " " + rng.choice(("Say it.", "Repeat it.", "Reply with the result alone."))
+        question += (
+            ""
+            if zh
+            else " " + rng.choice(("Say it.", "Repeat it.", "Reply with the result alone."))
+        )
         final = answer(found) if zh else found
     else:
         final = answer(found)
@@ -59,14 +99,30 @@ def one_call(rng: random.Random) -> Row:
 
 def conversion(rng: random.Random) -> Row:
     """A number beside its unit, into another unit that may stand before it."""
-    value, source, target = (draw(rng, kind) for kind in (rng.choice(("number", "integer")), "unit", "unit"))
-    have, want = rng.choice((("from", "to"), ("source", "target"), ("given", "wanted"), ("unit", "into")))
+    value, source, target = (
+        draw(rng, kind) for kind in (rng.choice(("number", "integer")), "unit", "unit")
+    )
+    have, want = rng.choice(
+        (("from", "to"), ("source", "target"), ("given", "wanted"), ("unit", "into"))
+    )
     kind = rng.choice(("", "", "_scale", "_measure"))
     described = rng.random() < 0.7
     parameters: tuple[Parameter, ...] = (
-        Parameter(rng.choice(("value", "amount", "number", "x", "size")), value, "How much." if described else ""),
-        Parameter(have + kind, source, rng.choice(("Unit of the number.", "Which unit it has.")) if described else ""),
-        Parameter(want + kind, target, rng.choice(("Unit to turn it into.", "Wanted unit.")) if described else ""),
+        Parameter(
+            rng.choice(("value", "amount", "number", "x", "size")),
+            value,
+            "How much." if described else "",
+        ),
+        Parameter(
+            have + kind,
+            source,
+            rng.choice(("Unit of the number.", "Which unit it has.")) if described else "",
+        ),
+        Parameter(
+            want + kind,
+            target,
+            rng.choice(("Unit to turn it into.", "Wanted unit.")) if described else "",
+        ),
     )
     if rng.random() < 0.25:  # the tool can work out what the number's unit is
         parameters = (parameters[0], parameters[2])
@@ -88,7 +144,11 @@ def choose(rng: random.Random) -> Row:
     for _ in range(rng.randint(3, 5)):
         tools.append(invent(rng, kinds, [one.name for one in tools]))
     found, zh = result_text(rng), rng.random() < 0.1
-    turns = [call((tools[0].name, tools[0].arguments)), result(tools[0].name, found), say(answer(found))]
+    turns = [
+        call((tools[0].name, tools[0].arguments)),
+        result(tools[0].name, found),
+        say(answer(found)),
+    ]
     return _row(rng, "choose", tools, zh, ask(rng, tools[0], zh), turns, alone=True)
 
 
@@ -116,11 +176,15 @@ def record(rng: random.Random) -> Row:
     key = draw(rng, rng.choice(("word", "code", "name", "integer")))
     tool = invent(rng, [key.kind])
     fields = list(dict.fromkeys(word(rng) for _ in range(rng.randint(2, 4))))
-    values = {one: draw(rng, rng.choice(("integer", "word", "code", "date", "number"))) for one in fields}
+    values = {
+        one: draw(rng, rng.choice(("integer", "word", "code", "date", "number"))) for one in fields
+    }
     wanted = rng.choice(fields)
     shown = tool.given[0].value.said
     if rng.random() < 0.25:  # a search: the call names the value that it looks for, too
-        tool = _search(rng, rng.choice((f"{wanted} {shown}", f"{wanted} {shown}", f"{shown} {wanted}")))
+        tool = _search(
+            rng, rng.choice((f"{wanted} {shown}", f"{wanted} {shown}", f"{shown} {wanted}"))
+        )
     form = rng.random()
     if form < 0.35:
         text = _json({one: value.json for one, value in values.items()}, rng)
@@ -133,10 +197,14 @@ def record(rng: random.Random) -> Row:
         lines = [own.format(f=one, k=shown, v=value.said) for one, value in values.items()]
         lines += [own.format(f=wanted, k=word(rng), v=draw(rng, values[wanted].kind).said)]
         rng.shuffle(lines)
-        text = "\n".join(f"[{n}] {line}" if rng.random() < 0.5 else line for n, line in enumerate(lines, 1))
+        text = "\n".join(
+            f"[{n}] {line}" if rng.random() < 0.5 else line for n, line in enumerate(lines, 1)
+        )
     zh = rng.random() < CHINESE
     if zh:
-        question = rng.choice(("{k}的{f}是多少？", "请查 {k} 的 {f}。", "{f}：{k}？")).format(k=shown, f=wanted)
+        question = rng.choice(("{k}的{f}是多少？", "请查 {k} 的 {f}。", "{f}：{k}？")).format(
+            k=shown, f=wanted
+        )
     else:
         wordings = (
             "What is the {f} of {k}?",
@@ -148,19 +216,29 @@ def record(rng: random.Random) -> Row:
         question = rng.choice(wordings).format(k=shown, f=wanted)
     found = values[wanted].said
     if rng.random() < GUESSED:
-        return _row(rng, "record", [tool], zh, question, [say(answer(draw(rng, values[wanted].kind).said))])
+        return _row(
+            rng, "record", [tool], zh, question, [say(answer(draw(rng, values[wanted].kind).said))]
+        )
     turns = [call((tool.name, tool.arguments)), result(tool.name, text), say(answer(found))]
     return _row(rng, "record", [tool], zh, question, turns)
 
 
 def two_steps(rng: random.Random) -> Row:
     """The second call takes the first one's result, and perhaps a value of the question."""
-    first = invent(rng, [rng.choice(("word", "name", "code", "integer", "text")), *_more(rng, 0.15)])
+    first = invent(
+        rng, [rng.choice(("word", "name", "code", "integer", "text")), *_more(rng, 0.15)]
+    )
     kind = rng.choice(("integer", "code", "word", "name", "date", "number"))
     second = invent(rng, [kind, *_more(rng, 0.3)], [first.name])
     if rng.random() < 0.5 and first.about[0] not in [one.name for one in second.parameters]:
-        renamed = replace(second.parameters[0], name=first.about[0])  # named by what the first tool returns
-        second = replace(second, parameters=(renamed, *second.parameters[1:])) if first.about[0].isascii() else second
+        renamed = replace(
+            second.parameters[0], name=first.about[0]
+        )  # named by what the first tool returns
+        second = (
+            replace(second, parameters=(renamed, *second.parameters[1:]))
+            if first.about[0].isascii()
+            else second
+        )
     between, found = second.given[0], result_text(rng)
     zh = rng.random() < CHINESE
     inner = noun(rng, first, zh)
@@ -175,14 +253,25 @@ def two_steps(rng: random.Random) -> Row:
     else:
         question = f"{ask(rng, first, False).rstrip('?.')}, then {ask(rng, second, False, {between.name: 'that'})}"
     steps = [call((first.name, first.arguments)), result(first.name, str(between.value.json))]
-    turns = [*steps, call((second.name, second.arguments)), result(second.name, found), say(answer(found))]
+    turns = [
+        *steps,
+        call((second.name, second.arguments)),
+        result(second.name, found),
+        say(answer(found)),
+    ]
     given = first.given[0].value
     if given.schema["type"] != between.value.schema["type"] or rng.random() < 0.7:
         return _row(rng, "two_steps", [first, second], zh, question, turns)
-    early = call((second.name, {**second.arguments, between.name: given.json}))  # the second tool first
-    error = rng.choice(("KeyError: {!r}", "{} not found.", "ValueError: bad value {!r}", "LookupError: no {}"))
+    early = call(
+        (second.name, {**second.arguments, between.name: given.json})
+    )  # the second tool first
+    error = rng.choice(
+        ("KeyError: {!r}", "{} not found.", "ValueError: bad value {!r}", "LookupError: no {}")
+    )
     turns = [early, result(second.name, f"Error: {error.format(given.json)}"), *turns]
-    return replace(_row(rng, "two_steps", [first, second], zh, question, turns), muted=frozenset({0}))
+    return replace(
+        _row(rng, "two_steps", [first, second], zh, question, turns), muted=frozenset({0})
+    )
 
 
 def parallel(rng: random.Random) -> Row:
@@ -191,7 +280,9 @@ def parallel(rng: random.Random) -> Row:
     zh = rng.random() < CHINESE
     count = 3 if rng.random() < 0.15 else 2
     same = rng.random() < 0.5
-    others = [first.again(rng) if same else invent(rng, None, [first.name]) for _ in range(count - 1)]
+    others = [
+        first.again(rng) if same else invent(rng, None, [first.name]) for _ in range(count - 1)
+    ]
     calls = [first, *others]
     if same:
         joiner = "和" if zh else rng.choice((" and ", " and of ", ", "))
@@ -199,7 +290,9 @@ def parallel(rng: random.Random) -> Row:
         question = ask(rng, first, zh, {first.given[0].name: shown})
     else:
         asked = [ask(rng, one, zh).rstrip("?.。？") for one in calls]
-        question = ("，" if zh else rng.choice((" and ", ", ", ". "))).join(asked) + rng.choice(("?", ".", ""))
+        question = ("，" if zh else rng.choice((" and ", ", ", ". "))).join(asked) + rng.choice(
+            ("?", ".", "")
+        )
     found = [result_text(rng) for _ in calls]
     final = say(answer(rng.choice((" ", " ", ", ")).join(found)))
     made = [(one.name, one.arguments) for one in calls]
@@ -207,8 +300,12 @@ def parallel(rng: random.Random) -> Row:
     if rng.random() < 0.7:
         turns = [call(*made), *results, final]
     else:
-        turns = [turn for pair in zip([call(one) for one in made], results, strict=True) for turn in pair] + [final]
-    return _row(rng, "parallel", list({one.name: one for one in calls}.values()), zh, question, turns)
+        turns = [
+            turn for pair in zip([call(one) for one in made], results, strict=True) for turn in pair
+        ] + [final]
+    return _row(
+        rng, "parallel", list({one.name: one for one in calls}.values()), zh, question, turns
+    )
 
 
 def corrected(rng: random.Random) -> Row:
@@ -220,18 +317,25 @@ def corrected(rng: random.Random) -> Row:
     target = rng.choice(tool.given)
     form = rng.random()
     if form < 0.25:
-        name = rng.choice((word(rng), tool.name[:3] + word(rng), tool.name.split("_")[0] + "_" + word(rng)))
+        name = rng.choice(
+            (word(rng), tool.name[:3] + word(rng), tool.name.split("_")[0] + "_" + word(rng))
+        )
         hint = rng.choice((f"there are: {tool.name}.", f"did you mean {tool.name}?"))
         error = f'Bad tool call: unknown tool "{name}"; {hint}{_expected(rng, tool)}'
     elif form < 0.5:
         other = rng.choice((target.name + "_" + word(rng), target.name[:2] + word(rng), word(rng)))
         wrong[other] = wrong.pop(target.name)
-        said = (f'unknown argument "{other}", did you mean "{target.name}"?', f'argument "{target.name}" is missing.')
+        said = (
+            f'unknown argument "{other}", did you mean "{target.name}"?',
+            f'argument "{target.name}" is missing.',
+        )
         error = f"Bad tool call: {rng.choice(said)}{_expected(rng, tool)}"
     elif form < 0.6:
         wrong[target.name] = draw(rng, target.value.kind).json
         error = rng.choice(("{} not found.", "unknown value {}.", "no {} here.", "KeyError: {!r}"))
-        error = f"Error: {error.format(wrong[target.name])}" + rng.choice(("", f" Did you mean {target.value.json}?"))
+        error = f"Error: {error.format(wrong[target.name])}" + rng.choice(
+            ("", f" Did you mean {target.value.json}?")
+        )
     elif form < 0.9 and target.value.kind not in FIXED:  # the right value stands in the error alone
         arguments = {**arguments, target.name: _instead(rng, target.value)}
         hint = rng.choice(INSTEAD).format(bad=target.value.json, good=arguments[target.name])
@@ -239,7 +343,12 @@ def corrected(rng: random.Random) -> Row:
     else:
         wrong[target.name] = [wrong[target.name]]
         error = f"Error: {target.name}: expected {target.value.schema['type']}"
-    turns = [call((name, wrong)), result(name, error), call((tool.name, arguments)), result(tool.name, found)]
+    turns = [
+        call((name, wrong)),
+        result(name, error),
+        call((tool.name, arguments)),
+        result(tool.name, found),
+    ]
     made = _row(rng, "corrected", [tool], zh, question, [*turns, say(answer(found))])
     return replace(made, muted=frozenset({0}))
 
@@ -249,7 +358,9 @@ def fails(rng: random.Random) -> Row:
     tool = invent(rng, [draw(rng).kind])
     zh = rng.random() < CHINESE
     value = tool.given[0].value.json
-    error = rng.choice(("KeyError: {!r}", "{} not found.", "ValueError: nothing for {!r}", "no data"))
+    error = rng.choice(
+        ("KeyError: {!r}", "{} not found.", "ValueError: nothing for {!r}", "no data")
+    )
     turns = [call((tool.name, tool.arguments)), result(tool.name, f"Error: {error.format(value)}")]
     return _row(rng, "fails", [tool], zh, ask(rng, tool, zh), [*turns, say(answer("unknown"))])
 
@@ -277,10 +388,15 @@ def no_tool(rng: random.Random) -> Row:
     form, zh = rng.random(), rng.random() < CHINESE
     tools = [invent(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
     if form < 0.55:
-        words = [rng.choice((word(rng), word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 7))]
+        words = [
+            rng.choice((word(rng), word(rng), str(rng.randint(0, 10**5))))
+            for _ in range(rng.randint(1, 7))
+        ]
         text = " ".join(words)
         opening = (
-            ("重复：", "请说：") if zh else ("Repeat: ", "Say this: ", "Say after me: ", "Echo: ", "Write: ", "Say: ")
+            ("重复：", "请说：")
+            if zh
+            else ("Repeat: ", "Say this: ", "Say after me: ", "Echo: ", "Write: ", "Say: ")
         )
         return _row(rng, "say", tools, zh, rng.choice(opening) + text, [say(text)], alone=True)
     if form < 0.75:
@@ -288,7 +404,9 @@ def no_tool(rng: random.Random) -> Row:
         values = [draw(rng, "integer").said for _ in keys]
         at = rng.randrange(len(keys))
         listing = ", ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
-        asked = f"{listing}。{keys[at]} 是多少？" if zh else f"{listing}. Which number has {keys[at]}?"
+        asked = (
+            f"{listing}。{keys[at]} 是多少？" if zh else f"{listing}. Which number has {keys[at]}?"
+        )
         return _row(rng, "read", tools, zh, asked, [say(answer(values[at]))], alone=True)
     if form < 0.85:
         pair = (
@@ -304,18 +422,33 @@ def no_tool(rng: random.Random) -> Row:
 
 def drill(rng: random.Random) -> Row:
     """Many words, numbers and codes to repeat: where a model that starts from nothing learns to copy."""
-    few = [draw(rng, rng.choice(("word", "code", "integer", "name"))).said for _ in range(rng.randint(3, 12))]
-    items = [rng.choice(few) if rng.random() < 0.5 else draw(rng, "word").said for _ in range(rng.randint(6, 30))]
+    few = [
+        draw(rng, rng.choice(("word", "code", "integer", "name"))).said
+        for _ in range(rng.randint(3, 12))
+    ]
+    items = [
+        rng.choice(few) if rng.random() < 0.5 else draw(rng, "word").said
+        for _ in range(rng.randint(6, 30))
+    ]
     text = " ".join(items)
-    return Row("drill", (), (*prompt(None, rng.choice(("Repeat: ", "Echo: ", "重复：")) + text), say(text)))
+    return Row(
+        "drill", (), (*prompt(None, rng.choice(("Repeat: ", "Echo: ", "重复：")) + text), say(text))
+    )
 
 
 def look_up(rng: random.Random) -> Row:
     """Find something under a key and repeat it as it is."""
     tool = invent(rng, [rng.choice(("code", "word", "name"))])
     shown = tool.given[0].value.said
-    own = ("Find {} and repeat it.", "Fetch {} and say what it is.", "Get {}, then say it.", "Read {} and say it back.")
-    found = " ".join(rng.choice((word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 3)))
+    own = (
+        "Find {} and repeat it.",
+        "Fetch {} and say what it is.",
+        "Get {}, then say it.",
+        "Read {} and say it back.",
+    )
+    found = " ".join(
+        rng.choice((word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 3))
+    )
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(found)]
     return _row(rng, "look_up", [tool], False, rng.choice(own).format(shown), turns)
 
@@ -325,7 +458,9 @@ def _search(rng: random.Random, query: str) -> Tool:
     found = invent(rng, ["text"])
     said = rng.choice(("Words to look for.", "What to find.", "The search words.", ""))
     named = rng.choice(("query", "query", "q", "keywords", "words"))
-    return replace(found, parameters=(Parameter(named, Value("text", query, query, {"type": "string"}), said),))
+    return replace(
+        found, parameters=(Parameter(named, Value("text", query, query, {"type": "string"}), said),)
+    )
 
 
 def _more(rng: random.Random, chance: float = 0.35) -> list[str]:
@@ -357,6 +492,10 @@ def _row(
         names.append(found[-1].name)
     rng.shuffle(found)
     if rng.random() < 0.06:
-        question = f"{chinese(rng)}。{question}" if zh else f"{word(rng).capitalize()} {word(rng)}. {question}"
+        question = (
+            f"{chinese(rng)}。{question}"
+            if zh
+            else f"{word(rng).capitalize()} {word(rng)}. {question}"
+        )
     messages = [*prompt(system(rng, zh), question), *turns]
     return Row(family, tuple(one.schema for one in found), tuple(messages))

@@ -23,4 +23,6 @@ SPLIT = r'[{}\[\]"]+(?:[:,] ?[{}\[\]"]*)*|[,:] ?[\[{"]+|[a-z]+|[A-Z]|\d| {4}|\s|
 
 def make_tokenizer(texts: Iterable[str], vocabulary: int, context: int, folder: Path) -> Tokenizer:
     """Train on `texts` and write the tokenizer into `folder`."""
-    return train_tokenizer(texts, folder, vocabulary=vocabulary, split=SPLIT, specials=SPECIALS, context=context)
+    return train_tokenizer(
+        texts, folder, vocabulary=vocabulary, split=SPLIT, specials=SPECIALS, context=context
+    )

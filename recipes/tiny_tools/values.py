@@ -11,10 +11,31 @@ from .words import chinese, syllables, word
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 UNITS = (
-    *("km", "cm", "mm", "kg", "mg", "lb", "oz", "ft", "in", "mi", "ml", "gal", "min", "sec", "kB", "MB", "W", "kWh"),
+    *(
+        "km",
+        "cm",
+        "mm",
+        "kg",
+        "mg",
+        "lb",
+        "oz",
+        "ft",
+        "in",
+        "mi",
+        "ml",
+        "gal",
+        "min",
+        "sec",
+        "kB",
+        "MB",
+        "W",
+        "kWh",
+    ),
     *("m", "g", "h", "l", "t", "yd", "C", "F", "K", "V", "A", "N", "Pa", "bar", "ha"),
 )
-MONTHS = "January February March April May June July August September October November December".split()
+MONTHS = (
+    "January February March April May June July August September October November December".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +60,32 @@ def integer(rng: random.Random) -> Value:
 def number(rng: random.Random) -> Value:
     """A decimal fraction, or a whole number where a schema says `number`."""
     whole = rng.random() < 0.3
-    value = rng.randint(1, 9999) if whole else round(rng.uniform(0, 10 ** rng.randint(1, 4)), rng.randint(1, 3))
+    value = (
+        rng.randint(1, 9999)
+        if whole
+        else round(rng.uniform(0, 10 ** rng.randint(1, 4)), rng.randint(1, 3))
+    )
     return Value("number", value, str(value), {"type": "number"})
 
 
 def plain(rng: random.Random) -> Value:
     """One word, or a Chinese one."""
-    text = chinese(rng) if rng.random() < 0.1 else word(rng) if rng.random() < 0.8 else word(rng) + syllables(rng, 1, 2)
+    text = (
+        chinese(rng)
+        if rng.random() < 0.1
+        else word(rng)
+        if rng.random() < 0.8
+        else word(rng) + syllables(rng, 1, 2)
+    )
     return Value("word", text, text, {"type": "string"})
 
 
 def letter(rng: random.Random) -> Value:
     """A single letter."""
     text = rng.choice(LETTERS) if rng.random() < 0.15 else rng.choice(LETTERS).lower()
-    return Value("letter", text, rng.choice(("{}", "{}", "'{}'", '"{}"')).format(text), {"type": "string"})
+    return Value(
+        "letter", text, rng.choice(("{}", "{}", "'{}'", '"{}"')).format(text), {"type": "string"}
+    )
 
 
 def quoted(rng: random.Random) -> Value:
@@ -103,7 +136,11 @@ def name(rng: random.Random) -> Value:
 
 def unit(rng: random.Random) -> Value:
     """A unit, known or made up."""
-    text = rng.choice(UNITS) if rng.random() < 0.5 else syllables(rng, 1, 2) + ("s" if rng.random() < 0.5 else "")
+    text = (
+        rng.choice(UNITS)
+        if rng.random() < 0.5
+        else syllables(rng, 1, 2) + ("s" if rng.random() < 0.5 else "")
+    )
     return Value("unit", text, text, {"type": "string"})
 
 
@@ -124,13 +161,17 @@ def boolean(rng: random.Random) -> Value:
 def integers(rng: random.Random) -> Value:
     """A list of numbers."""
     values = [rng.randint(0, 10 ** rng.randint(1, 4)) for _ in range(rng.randint(2, 6))]
-    return Value("integers", values, listed(rng, values), {"type": "array", "items": {"type": "integer"}})
+    return Value(
+        "integers", values, listed(rng, values), {"type": "array", "items": {"type": "integer"}}
+    )
 
 
 def words(rng: random.Random) -> Value:
     """A list of words."""
     values = [word(rng) for _ in range(rng.randint(2, 4))]
-    return Value("words", values, listed(rng, values), {"type": "array", "items": {"type": "string"}})
+    return Value(
+        "words", values, listed(rng, values), {"type": "array", "items": {"type": "string"}}
+    )
 
 
 def record(rng: random.Random) -> Value:
@@ -181,18 +222,50 @@ KINDS: dict[str, tuple[Maker, float, tuple[str, ...], tuple[str, ...]]] = {
             "level",
             "id",
         ),
-        ("A whole number.", "How many.", "The number.", "The first number.", "The second number.", "At least 1."),
+        (
+            "A whole number.",
+            "How many.",
+            "The number.",
+            "The first number.",
+            "The second number.",
+            "At least 1.",
+        ),
     ),
     "number": (
         number,
         9,
-        ("value", "amount", "rate", "width", "height", "weight", "length", "percent", "factor", "total", "cost"),
+        (
+            "value",
+            "amount",
+            "rate",
+            "width",
+            "height",
+            "weight",
+            "length",
+            "percent",
+            "factor",
+            "total",
+            "cost",
+        ),
         ("A number.", "The amount.", "In per cent.", "How much.", "The value."),
     ),
     "word": (
         plain,
         14,
-        ("word", "item", "name", "key", "product", "term", "topic", "thing", "label", "title", "tag", "city"),
+        (
+            "word",
+            "item",
+            "name",
+            "key",
+            "product",
+            "term",
+            "topic",
+            "thing",
+            "label",
+            "title",
+            "tag",
+            "city",
+        ),
         ("A word.", "Its name.", "The name.", "Name of the item.", "One word."),
     ),
     "letter": (
@@ -204,29 +277,88 @@ KINDS: dict[str, tuple[Maker, float, tuple[str, ...], tuple[str, ...]]] = {
     "text": (
         quoted,
         13,
-        ("text", "s", "sentence", "message", "line", "phrase", "content", "string", "title", "query", "note"),
+        (
+            "text",
+            "s",
+            "sentence",
+            "message",
+            "line",
+            "phrase",
+            "content",
+            "string",
+            "title",
+            "query",
+            "note",
+        ),
         ("A text.", "The text.", "Some words.", "What is written.", "The sentence."),
     ),
     "date": (
         date,
         9,
-        ("date", "day", "start", "end", "due", "first", "second", "since", "until", "begin", "when"),
+        (
+            "date",
+            "day",
+            "start",
+            "end",
+            "due",
+            "first",
+            "second",
+            "since",
+            "until",
+            "begin",
+            "when",
+        ),
         ("A date, YYYY-MM-DD.", "ISO date.", "The day.", "From when.", "Until when."),
     ),
-    "time": (clock, 2, ("time", "hour", "at", "start", "end"), ("HH:MM.", "A time of day.", "When.")),
+    "time": (
+        clock,
+        2,
+        ("time", "hour", "at", "start", "end"),
+        ("HH:MM.", "A time of day.", "When."),
+    ),
     "code": (
         code,
         8,
-        ("code", "id", "key", "sku", "ref", "serial", "path", "file", "email", "address", "token", "part"),
+        (
+            "code",
+            "id",
+            "key",
+            "sku",
+            "ref",
+            "serial",
+            "path",
+            "file",
+            "email",
+            "address",
+            "token",
+            "part",
+        ),
         ("Its code.", "An identifier.", "The key.", "The reference."),
     ),
     "name": (
         name,
         6,
-        ("person", "city", "name", "country", "place", "who", "owner", "author", "team", "station", "customer"),
+        (
+            "person",
+            "city",
+            "name",
+            "country",
+            "place",
+            "who",
+            "owner",
+            "author",
+            "team",
+            "station",
+            "customer",
+        ),
         ("Who.", "The place.", "A name.", "Name of the person."),
     ),
-    "unit": (unit, 3, ("unit", "units", "measure", "scale", "currency"), ("The unit.", "A unit such as km.")),
+    "unit": (
+        unit,
+        3,
+        ("unit", "units", "measure", "scale", "currency"),
+        ("The unit.", "A unit such as km."),
+    ),
     "enum": (
         enum,
         4,
@@ -245,8 +377,18 @@ KINDS: dict[str, tuple[Maker, float, tuple[str, ...], tuple[str, ...]]] = {
         ("numbers", "values", "items", "xs", "data", "list", "scores", "sizes"),
         ("The numbers.", "A list of numbers.", "All values."),
     ),
-    "words": (words, 2, ("words", "names", "tags", "items", "keys"), ("The words.", "A list of names.")),
-    "record": (record, 1.5, ("options", "item", "entry", "settings", "filter"), ("An object.", "The entry.")),
+    "words": (
+        words,
+        2,
+        ("words", "names", "tags", "items", "keys"),
+        ("The words.", "A list of names."),
+    ),
+    "record": (
+        record,
+        1.5,
+        ("options", "item", "entry", "settings", "filter"),
+        ("An object.", "The entry."),
+    ),
 }
 """Kind → (maker, how often it is drawn, usual names of such parameters, usual descriptions)."""
 
@@ -267,11 +409,15 @@ def result_text(rng: random.Random) -> str:
     if form < 0.5:
         return str(-rng.randint(1, 9999))
     if form < 0.58:
-        return rng.choice(("True", "False", "yes", "no", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday"))
+        return rng.choice(
+            ("True", "False", "yes", "no", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+        )
     if form < 0.63:
         return "".join(rng.choice("IVXLCM") for _ in range(rng.randint(1, 6)))
     if form < 0.69:
         return f"{rng.randint(10, 10**6):x}"
     if form < 0.75:
         return word(rng)[::-1]
-    return str(draw(rng, rng.choice(("word", "text", "date", "code", "name", "time", "letter"))).json)
+    return str(
+        draw(rng, rng.choice(("word", "text", "date", "code", "name", "time", "letter"))).json
+    )

@@ -94,7 +94,9 @@ CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 def syllables(rng: random.Random, low: int = 2, high: int = 3) -> str:
     """A made-up word of so many syllables."""
     return "".join(
-        rng.choice(CONSONANTS) + rng.choice(VOWELS) + (rng.choice("nrlst") if rng.random() < 0.3 else "")
+        rng.choice(CONSONANTS)
+        + rng.choice(VOWELS)
+        + (rng.choice("nrlst") if rng.random() < 0.3 else "")
         for _ in range(rng.randint(low, high))
     )
 
@@ -120,13 +122,23 @@ def chinese(rng: random.Random) -> str:
     """A Chinese word or a made-up one; some have 和 inside."""
     if rng.random() < 0.08:
         beside, more = rng.choice(HARMONY), rng.choice(("", "", rng.choice(GLYPHS)))
-        return rng.choice((f"{beside}和", f"和{beside}")) + more if rng.random() < 0.6 else f"{more}{beside}和"
-    return rng.choice(CHINESE) if rng.random() < 0.6 else "".join(rng.choice(GLYPHS) for _ in range(rng.randint(1, 3)))
+        return (
+            rng.choice((f"{beside}和", f"和{beside}")) + more
+            if rng.random() < 0.6
+            else f"{more}{beside}和"
+        )
+    return (
+        rng.choice(CHINESE)
+        if rng.random() < 0.6
+        else "".join(rng.choice(GLYPHS) for _ in range(rng.randint(1, 3)))
+    )
 
 
 def words_in(name: str) -> list[str]:
     """The words of a name in snake_case or camelCase."""
-    return [one.lower() for one in re.findall(r"[a-z]+|[A-Z][a-z]*", name) if one not in LINKS] or [name]
+    return [one.lower() for one in re.findall(r"[a-z]+|[A-Z][a-z]*", name) if one not in LINKS] or [
+        name
+    ]
 
 
 def identifier(rng: random.Random) -> str:

@@ -66,7 +66,9 @@ def _flatten(top: int, prefix: str, number: int) -> int:
             try:
                 for inner in _delete_files(below):
                     with contextlib.suppress(OSError):
-                        os.close(opened(below, inner))  # moving a folder needs the right to write into it
+                        os.close(
+                            opened(below, inner)
+                        )  # moving a folder needs the right to write into it
                         os.rename(inner, f"{prefix}{number}", src_dir_fd=below, dst_dir_fd=top)
                         number += 1
             finally:

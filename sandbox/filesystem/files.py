@@ -45,7 +45,10 @@ def handle(header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return {"status": "disk_limit", "detail": str(error)}, b""
-        return {"status": "refused", "detail": _MESSAGES.get(error.errno or 0) or os.strerror(error.errno or 0)}, b""
+        return {
+            "status": "refused",
+            "detail": _MESSAGES.get(error.errno or 0) or os.strerror(error.errno or 0),
+        }, b""
     return {"status": "refused", "detail": f"unknown operation {op!r}"}, b""
 
 
@@ -142,7 +145,13 @@ def entries(limit: int = 1000) -> list[list[Any]]:
                     info = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # its path is too long
-                kind = "folder" if stat.S_ISDIR(info.st_mode) else "file" if stat.S_ISREG(info.st_mode) else "other"
+                kind = (
+                    "folder"
+                    if stat.S_ISDIR(info.st_mode)
+                    else "file"
+                    if stat.S_ISREG(info.st_mode)
+                    else "other"
+                )
                 kind = "link" if stat.S_ISLNK(info.st_mode) else kind
                 found.append([path.encode("utf-8", "replace").decode(), kind, info.st_size])
                 if kind == "folder":

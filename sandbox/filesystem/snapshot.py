@@ -95,7 +95,11 @@ class Files:
                     found[""] = _item(os.fstat(root))
                     self._scan(root, "", found, memory, 0)
                     # A change within the same tick of the file system's clock could leave the key as it was.
-                    if len(found) == _FIRST and not self._empty and all(one.key[-1] < old for one in found.values()):
+                    if (
+                        len(found) == _FIRST
+                        and not self._empty
+                        and all(one.key[-1] < old for one in found.values())
+                    ):
                         self._empty = _opened_all(root, found)
                 finally:
                     os.close(root)

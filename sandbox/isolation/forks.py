@@ -18,7 +18,13 @@ from sandbox.isolation.libc import libc
 _locked_libc = ctypes.PyDLL(None, use_errno=True)
 _BYTE = ctypes.create_string_buffer(1)
 
-_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
+    0x00020000,
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 _CLONE_PARENT, _CLONE_CLEARTID, _CLONE_SETTID = 0x8000, 0x00200000, 0x01000000
 _SYS_CLONE = 56 if os.uname().machine == "x86_64" else 220
 _PR_GET_TID_ADDRESS = 40
@@ -57,7 +63,9 @@ def sleeping_fork(fd: int) -> int:
     It sends no signal when it ends, so code that waits for any child does not see it: wait for it with ANY_KIND.
     """
     # Only clone can leave out the signal, and only fork takes the C library's locks, which other threads may hold.
-    alone = _thread._count() == 0 or len(sys._current_frames()) == 1  # _count is quicker, but includes earlier threads
+    alone = (
+        _thread._count() == 0 or len(sys._current_frames()) == 1
+    )  # _count is quicker, but includes earlier threads
     # Without the at-fork hooks: the code must not notice this fork. The child's PyOS_AfterFork_Child releases the lock.
     _imp.acquire_lock()
     pid = int(_silent_fork() if alone else _locked_libc.fork())
@@ -72,7 +80,9 @@ def sleeping_fork(fd: int) -> int:
 
 def sibling_fork() -> Callable[[], int]:
     """Return a `bare_fork` whose child belongs to this process's parent; it returns a negative number if it fails."""
-    return partial(_locked_libc.syscall, _SYS_CLONE, *_clone_arguments(_CLONE_PARENT | signal.SIGCHLD))
+    return partial(
+        _locked_libc.syscall, _SYS_CLONE, *_clone_arguments(_CLONE_PARENT | signal.SIGCHLD)
+    )
 
 
 def _forked(pid: int) -> int:

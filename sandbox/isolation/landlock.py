@@ -49,7 +49,9 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
         if not os.path.isdir(path):
             rights &= 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
         if libc.syscall(_ADD, rules, 1, struct.pack("=Qi", rights, beneath), 0) != 0:
-            raise OSError(ctypes.get_errno(), f"landlock: {path}: " + os.strerror(ctypes.get_errno()))
+            raise OSError(
+                ctypes.get_errno(), f"landlock: {path}: " + os.strerror(ctypes.get_errno())
+            )
     finally:
         os.close(beneath)
 

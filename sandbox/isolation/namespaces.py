@@ -15,7 +15,16 @@ from sandbox.isolation.libc import check, libc, write
 
 WORK = "/work"
 """The work folder of this box."""
-_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 
 
 loadavg = -1
@@ -23,7 +32,13 @@ loadavg = -1
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    arguments = (source.encode(), target.encode(), kind.encode() if kind else None, flags, data.encode())
+    arguments = (
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        flags,
+        data.encode(),
+    )
     check(libc.mount(*arguments), f"mount {target}")
 
 
@@ -70,7 +85,9 @@ def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int
     """
     global WORK
     WORK = f"{base}/{number}"
-    os.chmod(base, 0o700)  # Landlock does not protect modes: the code of another box may have closed it
+    os.chmod(
+        base, 0o700
+    )  # Landlock does not protect modes: the code of another box may have closed it
     for folder in (WORK, WORK + "/.tmp", WORK + "/.shm"):
         os.mkdir(folder, 0o700)
     os.environ.update(HOME=WORK, TMPDIR=WORK + "/.tmp")
@@ -80,7 +97,9 @@ def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int
     if level != "landlock":
         raise ValueError(f"unknown level {level!r}")
     if landlock.abi(libc) < landlock.NEEDED_ABI:
-        raise OSError(95, f"Landlock has version {landlock.abi(libc)} here, {landlock.NEEDED_ABI} is needed")
+        raise OSError(
+            95, f"Landlock has version {landlock.abi(libc)} here, {landlock.NEEDED_ABI} is needed"
+        )
     return landlock.ruleset(libc, WORK, readable)
 
 

@@ -92,7 +92,17 @@ _NAMELESS_FILE = 0x400000
 _Code = list[tuple[int, int, int, int]]
 _LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-_NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG3, _ARG4, _ARG4_HIGH, _ARG5 = 0, 4, 16, 24, 32, 40, 48, 52, 56
+_NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG3, _ARG4, _ARG4_HIGH, _ARG5 = (
+    0,
+    4,
+    16,
+    24,
+    32,
+    40,
+    48,
+    52,
+    56,
+)
 
 
 def _fail(name: str) -> tuple[int, int, int, int]:
@@ -108,14 +118,30 @@ def _leaves(machine: str, own_ipc: bool, network: bool) -> list[tuple[int, _Code
     denied = dict(_DENIED) if own_ipc else {**_DENIED, **_SHARED_MEMORY}
     numbers = [pair[at] for pair in denied.values() if pair[at] >= 0]
     leaves: list[tuple[int, _Code]] = [(number, [_fail(_EPERM)]) for number in numbers]
-    families = [(_LOAD, 0, 0, _ARG0), (_JEQ, 2, 0, _AF_UNIX), (_JEQ, 1, 0, _AF_INET), (_JEQ, 0, 1, _AF_INET6), _OK]
+    families = [
+        (_LOAD, 0, 0, _ARG0),
+        (_JEQ, 2, 0, _AF_UNIX),
+        (_JEQ, 1, 0, _AF_INET),
+        (_JEQ, 0, 1, _AF_INET6),
+        _OK,
+    ]
     leaves.append((_SOCKET[at], [*(families if network else []), _fail(_EACCES)]))
-    leaves.append((_CLONE3[at], [_fail(_ENOSYS)]))  # its flags are in memory; the C library falls back to clone
-    leaves.append((_CLONE[at], [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, _NEW_NAMESPACES), _fail(_EPERM), _OK]))
+    leaves.append(
+        (_CLONE3[at], [_fail(_ENOSYS)])
+    )  # its flags are in memory; the C library falls back to clone
+    leaves.append(
+        (_CLONE[at], [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, _NEW_NAMESPACES), _fail(_EPERM), _OK])
+    )
     # prlimit only on pid 0, the calling process.
     own = [(_LOAD, 0, 0, _ARG0), (_JEQ, 0, 1, 0), _OK, _fail(_EPERM)]
     leaves.append((_PRLIMIT[at], own))
-    tty = [(_LOAD, 0, 0, _ARG1), (_JEQ, 1, 0, _TIOCSTI), (_JEQ, 0, 1, _TIOCLINUX), _fail(_EPERM), _OK]
+    tty = [
+        (_LOAD, 0, 0, _ARG1),
+        (_JEQ, 1, 0, _TIOCSTI),
+        (_JEQ, 0, 1, _TIOCLINUX),
+        _fail(_EPERM),
+        _OK,
+    ]
     leaves.append((_IOCTL[at], tty))
     return sorted(leaves)
 
@@ -169,25 +195,52 @@ def build_for_code(counted: bool = True, grading: bool = False, machine: str = "
     ]  # fmt: skip
     leaves.append((_SOCKETPAIR[at], streams))
     # An address; that of sendmsg is in memory, but the kernel refuses one on a connected pair.
-    nowhere = [(_LOAD, 0, 0, _ARG4), (_JEQ, 0, 2, 0), (_LOAD, 0, 0, _ARG4_HIGH), (_JEQ, 1, 0, 0), _fail(_EACCES), _OK]
+    nowhere = [
+        (_LOAD, 0, 0, _ARG4),
+        (_JEQ, 0, 2, 0),
+        (_LOAD, 0, 0, _ARG4_HIGH),
+        (_JEQ, 1, 0, 0),
+        _fail(_EACCES),
+        _OK,
+    ]
     leaves.append((_SENDTO[at], nowhere))
     commands = _FCNTLS if grading else (*_FCNTLS, *_LOCKS)
     known = [(_JEQ, len(commands) - n, 0, command) for n, command in enumerate(commands)]
     leaves.append((_FCNTL[at], [(_LOAD, 0, 0, _ARG1), *known, _fail(_EPERM), _OK]))
-    cold = [(_LOAD, 0, 0, _ARG2), (_JEQ, 1, 0, _MADV_COLD), (_JEQ, 0, 1, _MADV_PAGEOUT), _fail(_EPERM), _OK]
+    cold = [
+        (_LOAD, 0, 0, _ARG2),
+        (_JEQ, 1, 0, _MADV_COLD),
+        (_JEQ, 0, 1, _MADV_PAGEOUT),
+        _fail(_EPERM),
+        _OK,
+    ]
     leaves.append((_MADVISE[at], cold))
-    leaves.append((_FADVISE[at], [(_LOAD, 0, 0, _ARG3), (_JEQ, 0, 1, _POSIX_FADV_DONTNEED), _fail(_EPERM), _OK]))
+    leaves.append(
+        (
+            _FADVISE[at],
+            [(_LOAD, 0, 0, _ARG3), (_JEQ, 0, 1, _POSIX_FADV_DONTNEED), _fail(_EPERM), _OK],
+        )
+    )
     # With RWF_NOWAIT a read reports whether the page is in memory.
     leaves.append((_PREADV2[at], [(_LOAD, 0, 0, _ARG5), (_JEQ, 1, 0, 0), _fail(_UNSUPPORTED), _OK]))
     if not counted:
         for pair, flags in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
-            leaves.append((pair[at], [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK]))
-        leaves.append((_OPENAT2[at], [_fail(_ENOSYS)]))  # its flags are in memory; libraries fall back to openat
+            leaves.append(
+                (
+                    pair[at],
+                    [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK],
+                )
+            )
+        leaves.append(
+            (_OPENAT2[at], [_fail(_ENOSYS)])
+        )  # its flags are in memory; libraries fall back to openat
     return _packed(machine, sorted(leaf for leaf in leaves if leaf[0] >= 0))
 
 
 def _packed(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:
-    ranges = [((_JGE, 0, 2, first), (_JGT, 1, 0, last), _fail(_ENOSYS)) for first, last in _FREE[machine]]
+    ranges = [
+        ((_JGE, 0, 2, first), (_JGT, 1, 0, last), _fail(_ENOSYS)) for first, last in _FREE[machine]
+    ]
     free = [instruction for one in ranges for instruction in one]
     code: _Code = [
         (_LOAD, 0, 0, _ARCH_AT), (_JEQ, 1, 0, _ARCH[machine]), (_RETURN, 0, 0, _KILL),

@@ -91,7 +91,9 @@ class Slots:
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
         signal_user(uid, signal.SIGKILL)
-        os.chmod(folder, 0o1770)  # as it was mounted: only its group can delete, and make, a folder there
+        os.chmod(
+            folder, 0o1770
+        )  # as it was mounted: only its group can delete, and make, a folder there
         with acting_as(user):
             empty = cleanup.delete_empty(f"{folder}/{number}")
         if empty:

@@ -51,7 +51,9 @@ def set_timeout(sock: socket.socket, seconds: int = 2) -> None:
         sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(seconds, 0))
 
 
-def send(sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()) -> None:
+def send(
+    sock: socket.socket, header: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()
+) -> None:
     """Sends one frame, with descriptors on its first byte. Blocks, up to the socket's timeout."""
     _send(sock, pack(header, body), fds)
 
@@ -68,7 +70,11 @@ def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 
 def say(
-    sock: socket.socket, header: dict[str, str], body: bytes = b"", fds: Sequence[int] = (), until: float | None = None
+    sock: socket.socket,
+    header: dict[str, str],
+    body: bytes = b"",
+    fds: Sequence[int] = (),
+    until: float | None = None,
 ) -> None:
     """`send` between box and worker: the header as `name=value` lines, which is quicker than JSON.
 
@@ -126,7 +132,9 @@ def receive(sock: socket.socket, until: float) -> Frame | None:
     start = sock.recv(PREFIX.size)
     if not start:
         return None
-    head_size, body_size = _sizes(start + _exactly(sock, PREFIX.size - len(start), until), MAX_ANSWER)
+    head_size, body_size = _sizes(
+        start + _exactly(sock, PREFIX.size - len(start), until), MAX_ANSWER
+    )
     data = _exactly(sock, head_size + body_size, until)
     return Frame(_lines(data[:head_size]), data[head_size:])
 
@@ -202,10 +210,16 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete with this piece."""
-        if not self._data and len(data) >= PREFIX.size:  # usually a piece is one frame and needs no copy
+        if (
+            not self._data and len(data) >= PREFIX.size
+        ):  # usually a piece is one frame and needs no copy
             head_size, body_size = PREFIX.unpack_from(data)
             head_end = PREFIX.size + head_size
-            if len(data) == head_end + body_size and head_size <= MAX_HEADER and body_size <= self.max_body:
+            if (
+                len(data) == head_end + body_size
+                and head_size <= MAX_HEADER
+                and body_size <= self.max_body
+            ):
                 return [Frame(_header(data[PREFIX.size : head_end]), data[head_end:])]
         self._data += data
         frames: list[Frame] = []
@@ -217,7 +231,12 @@ class Reader:
             if len(self._data) < end:
                 break
             head_end = PREFIX.size + head_size
-            frames.append(Frame(_header(bytes(self._data[PREFIX.size : head_end])), bytes(self._data[head_end:end])))
+            frames.append(
+                Frame(
+                    _header(bytes(self._data[PREFIX.size : head_end])),
+                    bytes(self._data[head_end:end]),
+                )
+            )
             del self._data[:end]
         return frames
 

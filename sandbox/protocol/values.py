@@ -44,7 +44,11 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
     if kind is dict:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _encode(item, depth - 1, left) for key, item in value.items()}
-        return {"$dict": [[_encode(k, depth - 1, left), _encode(v, depth - 1, left)] for k, v in value.items()]}
+        return {
+            "$dict": [
+                [_encode(k, depth - 1, left), _encode(v, depth - 1, left)] for k, v in value.items()
+            ]
+        }
     if kind is tuple:
         return {"$tuple": [_encode(item, depth - 1, left) for item in value]}
     if kind is set or kind is frozenset:
@@ -53,7 +57,9 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
     if kind is bytes:
         return {"$bytes": value.hex()}
     if kind is complex:
-        return {"$complex": [_encode(value.real, depth - 1, left), _encode(value.imag, depth - 1, left)]}
+        return {
+            "$complex": [_encode(value.real, depth - 1, left), _encode(value.imag, depth - 1, left)]
+        }
     return {"$object": str(kind.__name__)[:80]}
 
 
@@ -103,9 +109,13 @@ def same(answer: Any, expected: Any, close: float = 0.0) -> bool:
     if type(answer) is not type(expected):
         return False
     if isinstance(expected, float):
-        return bool(answer == expected) or (close > 0 and math.isclose(answer, expected, rel_tol=close, abs_tol=close))
+        return bool(answer == expected) or (
+            close > 0 and math.isclose(answer, expected, rel_tol=close, abs_tol=close)
+        )
     if isinstance(expected, list):
-        return len(answer) == len(expected) and all(same(a, e, close) for a, e in zip(answer, expected, strict=True))
+        return len(answer) == len(expected) and all(
+            same(a, e, close) for a, e in zip(answer, expected, strict=True)
+        )
     if isinstance(expected, dict):
         if "$object" in expected or answer.keys() != expected.keys():
             return False

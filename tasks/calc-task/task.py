@@ -20,7 +20,13 @@ Row = dict[str, Any]
 def _row(family: str, prompt: str, expression: str, probe: bool = True) -> Row:
     # The expressions are integer arithmetic from this generator.
     answer = str(eval(expression, {"__builtins__": {}}))
-    return {"family": family, "prompt": prompt, "expression": expression, "answer": answer, "probe": probe}
+    return {
+        "family": family,
+        "prompt": prompt,
+        "expression": expression,
+        "answer": answer,
+        "probe": probe,
+    }
 
 
 def _ask(rng: random.Random, expression: str) -> str:
@@ -60,8 +66,14 @@ def _words(rng: random.Random) -> Row:
     prompt, expression = rng.choice(
         (
             (f"A box holds {a} {thing}. How many {thing} are in {b} boxes?", f"{a} * {b}"),
-            (f"A box holds {a} {thing}. We have {b} boxes and {c} more {thing}. How many {thing}?", f"{a} * {b} + {c}"),
-            (f"We had {b} boxes of {a} {thing} and sold {c} {thing}. How many are left?", f"{b} * {a} - {c}"),
+            (
+                f"A box holds {a} {thing}. We have {b} boxes and {c} more {thing}. How many {thing}?",
+                f"{a} * {b} + {c}",
+            ),
+            (
+                f"We had {b} boxes of {a} {thing} and sold {c} {thing}. How many are left?",
+                f"{b} * {a} - {c}",
+            ),
         )
     )
     return _row("words", prompt, expression)
@@ -132,7 +144,10 @@ def solve(row: Row) -> list[dict[str, Any]]:
     final = {"role": "assistant", "content": f"Answer: {row['answer']}"}
     if not row["probe"]:
         return [final]
-    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": row["expression"]}}}
+    call = {
+        "type": "function",
+        "function": {"name": "calculator", "arguments": {"expression": row["expression"]}},
+    }
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "calculator", "content": row["answer"]},
@@ -162,7 +177,9 @@ def answer_of(text: str) -> str | None:
 def exact(episode: Any, ctx: Any) -> Any:
     """1 if the answer is exactly the value (primary)."""
     said = answer_of(ctx.final_text)
-    return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
+    return ctx.part(
+        float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}"
+    )
 
 
 def format(episode: Any, ctx: Any) -> float:

@@ -26,7 +26,8 @@ def test_rows_solutions_and_empty_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("Answer: 1,234", "1234"), ("Answer: -5", "-5"), ("Answer: 1\nAnswer: 2", "2"), ("42", None)]
+    ("text", "said"),
+    [("Answer: 1,234", "1234"), ("Answer: -5", "-5"), ("Answer: 1\nAnswer: 2", "2"), ("42", None)],
 )
 def test_the_last_answer_line_counts_without_separators(text: str, said: str | None) -> None:
     assert PACK.module.answer_of(text) == said

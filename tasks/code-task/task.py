@@ -19,7 +19,20 @@ from agentrl_cli.tasks import draw_splits
 
 Row = dict[str, Any]
 
-NAMES = ("alpha", "mix", "scale", "shift", "blend", "turn", "fold", "step", "rank", "trim", "pack", "wave")
+NAMES = (
+    "alpha",
+    "mix",
+    "scale",
+    "shift",
+    "blend",
+    "turn",
+    "fold",
+    "step",
+    "rank",
+    "trim",
+    "pack",
+    "wave",
+)
 LISTS = ("xs", "data", "items", "values", "nums", "rows")
 
 
@@ -89,7 +102,13 @@ def _program(rng: random.Random) -> str:
 
 def _output(rng: random.Random) -> Row:
     code = _snippet(rng) if rng.random() < 0.8 else _program(rng)
-    ask = rng.choice(("What does this code print?", "Which number does this print?", "Find the output of this code."))
+    ask = rng.choice(
+        (
+            "What does this code print?",
+            "Which number does this print?",
+            "Find the output of this code.",
+        )
+    )
     return _answer("output", f"{ask}\n```python\n{code}\n```", code)
 
 
@@ -102,7 +121,13 @@ def _output_while(rng: random.Random) -> Row:
 def _hidden(rng: random.Random, name: str) -> str:
     a, b = rng.randint(3, 97), rng.randint(11, 989)
     body = rng.choice(
-        (f"x * {a} + {b}", f"x * x + {b}", f"(x + {b}) * {a}", f"abs({b * 3} - x * {a})", f"x * {b} % 997")
+        (
+            f"x * {a} + {b}",
+            f"x * x + {b}",
+            f"(x + {b}) * {a}",
+            f"abs({b * 3} - x * {a})",
+            f"x * {b} % 997",
+        )
     )
     return f"def {name}(x):\n    return {body}"
 
@@ -135,7 +160,10 @@ def _data(rng: random.Random) -> Row:
         )
     )
     return _answer(
-        "data", f"The list `{name}` is in your Python session. {question}", f"print({code})", _list(rng, name)
+        "data",
+        f"The list `{name}` is in your Python session. {question}",
+        f"print({code})",
+        _list(rng, name),
     )
 
 
@@ -157,7 +185,14 @@ def _function(family: str, prompt: str, body: str, inputs: list[list[Any]], **ex
     scope: dict[str, Any] = {}
     exec(source, scope)
     tests = [{"call": "f", "args": args, "expect": scope["f"](*args)} for args in inputs]
-    row = {"family": family, "kind": "function", "prompt": prompt, "setup": "", "probe": "", "answer": source}
+    row = {
+        "family": family,
+        "kind": "function",
+        "prompt": prompt,
+        "setup": "",
+        "probe": "",
+        "answer": source,
+    }
     return {**row, "tests": tests, **extra}
 
 
@@ -182,10 +217,20 @@ def _specification(rng: random.Random, high: int) -> tuple[str, str, str, list[l
             (f"x times {a} minus {b}", f"x * {a} - {b}", f"x + {a} - {b}", numbers),
             (f"the larger of x and {a}", f"max(x, {a})", f"min(x, {a})", [*numbers, [a + 1]]),
             (f"the smaller of x and {a}", f"min(x, {a})", f"max(x, {a})", [*numbers, [a + 1]]),
-            (f"the rest of x divided by {a}", f"x % {a}", f"x // {a}", [*numbers, [a - 1], [a + 1]]),
+            (
+                f"the rest of x divided by {a}",
+                f"x % {a}",
+                f"x // {a}",
+                [*numbers, [a - 1], [a + 1]],
+            ),
             (f"the sum of x times {a}", f"sum(x) * {a}", f"sum(x) + {a}", lists),
             (f"the largest item of x plus {a}", f"max(x) + {a}", f"min(x) + {a}", lists),
-            (f"how many items of x are larger than {a}", f"sum(i > {a} for i in x)", f"sum(i < {a} for i in x)", lists),
+            (
+                f"how many items of x are larger than {a}",
+                f"sum(i > {a} for i in x)",
+                f"sum(i < {a} for i in x)",
+                lists,
+            ),
             (f"every item of x times {a}", f"[i * {a} for i in x]", f"[i + {a} for i in x]", lists),
         )
     )
@@ -206,17 +251,27 @@ def _repair(rng: random.Random, high: int = 99) -> Row:
 def _write_pair(rng: random.Random) -> Row:
     a = rng.randint(2, 99)
     words, body = rng.choice(
-        ((f"x times y plus {a}", f"x * y + {a}"), (f"the larger of x and y plus {a}", f"max(x, y) + {a}"))
+        (
+            (f"x times y plus {a}", f"x * y + {a}"),
+            (f"the larger of x and y plus {a}", f"max(x, y) + {a}"),
+        )
     )
     inputs = [[rng.randint(-50, 99), rng.randint(-50, 99)] for _ in range(5)]
-    return _function("write_pair", f"Write `f(x, y)` that returns {words}.", body, inputs, params="x, y")
+    return _function(
+        "write_pair", f"Write `f(x, y)` that returns {words}.", body, inputs, params="x, y"
+    )
 
 
 def _imitate(rng: random.Random) -> Row:
     name, secret = rng.choice(NAMES), rng.randint(11, 989)
     words, body, probe, setup = rng.choice(
         (
-            (f"`{name}(x)` in your Python session adds a secret number to x.", "x + {}", f"print({name}(0))", "x + {}"),
+            (
+                f"`{name}(x)` in your Python session adds a secret number to x.",
+                "x + {}",
+                f"print({name}(0))",
+                "x + {}",
+            ),
             (
                 f"`{name}(x)` in your Python session multiplies x by a secret number.",
                 "x * {}",
@@ -300,7 +355,11 @@ def solve(row: Row) -> list[dict[str, Any]]:
     if not row["probe"]:
         return [_final(row, row["answer"])]
     result = row["answer"] if row["kind"] == "answer" else row["secret"]
-    return [_run(row["probe"]), {"role": "tool", "name": "run_python", "content": result}, _final(row, row["answer"])]
+    return [
+        _run(row["probe"]),
+        {"role": "tool", "name": "run_python", "content": result},
+        _final(row, row["answer"]),
+    ]
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
@@ -359,13 +418,17 @@ async def tests(episode: Any, ctx: Any) -> Any:
     if code is None:
         return ctx.part(0.0, "no Python block in the final turn")
     graded = await ctx.grade(code, row["tests"])
-    return ctx.part(float(graded.passed == graded.total), "; ".join(graded.failures[:2]) or "all passed")
+    return ctx.part(
+        float(graded.passed == graded.total), "; ".join(graded.failures[:2]) or "all passed"
+    )
 
 
 def format(episode: Any, ctx: Any) -> float:
     """1 if the final turn has the form that the task asks for."""
     text = ctx.final_text
-    return float((answer_of(text) if ctx.task.data["kind"] == "answer" else code_of(text)) is not None)
+    return float(
+        (answer_of(text) if ctx.task.data["kind"] == "answer" else code_of(text)) is not None
+    )
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:

@@ -28,7 +28,12 @@ def test_rows_solutions_and_empty_answers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("Answer: 42", "42"), ("so\nAnswer:  7 \nAnswer: 8", "8"), ("the answer is 42", None), ("Answer:", None)],
+    [
+        ("Answer: 42", "42"),
+        ("so\nAnswer:  7 \nAnswer: 8", "8"),
+        ("the answer is 42", None),
+        ("Answer:", None),
+    ],
 )
 def test_the_last_answer_line_counts(text: str, said: str | None) -> None:
     assert PACK.module.answer_of(text) == said

@@ -10,7 +10,20 @@ from agentrl_cli.tasks import draw_splits
 
 Row = dict[str, Any]
 
-WORDS = ("bird", "stone", "river", "lamp", "cloud", "chair", "green", "north", "apple", "table", "wheel", "glass")
+WORDS = (
+    "bird",
+    "stone",
+    "river",
+    "lamp",
+    "cloud",
+    "chair",
+    "green",
+    "north",
+    "apple",
+    "table",
+    "wheel",
+    "glass",
+)
 
 
 SPLITS = {"train": 32, "test": 16, "heldout": 0, "validation": 16}
@@ -40,12 +53,19 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
     while True:
         family = rng.choice(families or ["say", "look"])
         if family == "say":
-            words = [rng.choice((*WORDS, str(rng.randint(0, 99999)))) for _ in range(rng.randint(1, 6))]
+            words = [
+                rng.choice((*WORDS, str(rng.randint(0, 99999)))) for _ in range(rng.randint(1, 6))
+            ]
             text = " ".join([*words, str(rng.randint(0, 99999))])
             yield {"family": family, "prompt": f"Say: {text}", "answer": text, "key": ""}
         else:
             key = f"{rng.choice(WORDS)}{rng.randint(0, 999)}"
-            yield {"family": family, "prompt": f"Look up {key} and say it.", "answer": lookup(key), "key": key}
+            yield {
+                "family": family,
+                "prompt": f"Look up {key} and say it.",
+                "answer": lookup(key),
+                "key": key,
+            }
 
 
 def build() -> dict[str, list[Row]]:
@@ -77,7 +97,10 @@ def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[di
 
 def exact(episode: Any, ctx: Any) -> Any:
     """1 if the final turn is exactly the expected text (primary)."""
-    return ctx.part(float(ctx.final_text.strip() == ctx.task.data["answer"]), f"expected {ctx.task.data['answer']}")
+    return ctx.part(
+        float(ctx.final_text.strip() == ctx.task.data["answer"]),
+        f"expected {ctx.task.data['answer']}",
+    )
 
 
 REWARDS = {"exact": exact}

@@ -26,7 +26,11 @@ print("ok")
 
 def _operator(rng: random.Random) -> tuple[str, str, str]:
     a, b = rng.randint(2, 9), rng.randint(2, 30)
-    return f"def {{}}(x, y):\n    total = x * {a}\n    ", f"return total + y - {b}\n", f"return total - y + {b}\n"
+    return (
+        f"def {{}}(x, y):\n    total = x * {a}\n    ",
+        f"return total + y - {b}\n",
+        f"return total - y + {b}\n",
+    )
 
 
 def _bound(rng: random.Random) -> tuple[str, str, str]:
@@ -37,7 +41,11 @@ def _bound(rng: random.Random) -> tuple[str, str, str]:
 
 def _constant(rng: random.Random) -> tuple[str, str, str]:
     a, b = rng.randint(3, 40), rng.randint(3, 40)
-    return f"def {{}}(x, y):\n    base = x + {b}\n    ", f"return base * y + {a}\n", f"return base * y + {a + 1}\n"
+    return (
+        f"def {{}}(x, y):\n    base = x + {b}\n    ",
+        f"return base * y + {a}\n",
+        f"return base * y + {a + 1}\n",
+    )
 
 
 def _branch(rng: random.Random) -> tuple[str, str, str]:
@@ -135,7 +143,9 @@ async def repaired(episode: Any, ctx: Any) -> Any:
     from agentrl_cli.errors import UsageError
 
     try:
-        source = (await (await ctx.session()).read(ctx.task.data["path"])).decode("utf-8", "replace")
+        source = (await (await ctx.session()).read(ctx.task.data["path"])).decode(
+            "utf-8", "replace"
+        )
     except UsageError as error:
         return ctx.part(0.0, str(error))
     graded = await ctx.grade(source, ctx.task.data["tests"])

@@ -27,10 +27,15 @@ def test_the_bug_is_one_and_the_repair_is_what_was_there() -> None:
     for task in PACK.tasks("train")[:20]:
         row = task.data
         assert row["source"].count(row["wrong"]) == 1 and row["wrong"] != row["right"]
-        for text, passes in ((row["source"], False), (row["source"].replace(row["wrong"], row["right"]), True)):
+        for text, passes in (
+            (row["source"], False),
+            (row["source"].replace(row["wrong"], row["right"]), True),
+        ):
             scope: dict[str, object] = {}
             exec(text, scope)
-            results = [scope[test["call"]](*test["args"]) == test["expect"] for test in row["tests"]]  # type: ignore[operator]
+            results = [
+                scope[test["call"]](*test["args"]) == test["expect"] for test in row["tests"]
+            ]  # type: ignore[operator]
             assert all(results) is passes
 
 

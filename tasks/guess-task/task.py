@@ -17,9 +17,18 @@ Row = dict[str, Any]
 def _row(rng: random.Random, high: int) -> Row:
     low = 1
     opening = rng.choice(
-        ("I think of a number from {} to {}.", "Guess my number. It is from {} to {}.", "From {} to {}.")
+        (
+            "I think of a number from {} to {}.",
+            "Guess my number. It is from {} to {}.",
+            "From {} to {}.",
+        )
     )
-    return {"prompt": opening.format(low, high), "low": low, "high": high, "secret": rng.randint(low, high)}
+    return {
+        "prompt": opening.format(low, high),
+        "low": low,
+        "high": high,
+        "secret": rng.randint(low, high),
+    }
 
 
 FAMILIES: dict[str, tuple[Callable[[random.Random], Row], int]] = {
@@ -82,7 +91,9 @@ def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[di
     if rng.random() < tool_rate:
         return solve(row)
     guesses = [rng.randint(row["low"], row["high"]) for _ in range(4)]
-    return _talk([guess for guess in guesses if guess != row["secret"]] or [row["low"]], row["secret"])
+    return _talk(
+        [guess for guess in guesses if guess != row["secret"]] or [row["low"]], row["secret"]
+    )
 
 
 def right(episode: Any, ctx: Any) -> Any:

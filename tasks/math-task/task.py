@@ -67,7 +67,10 @@ def generate(seed: int, heldout: bool = False) -> Iterator[Row]:
         if family == "share":
             result, steps = str(Fraction(a, b)), expression
         else:
-            result, steps = str(eval(expression, {"__builtins__": {}})), f"{a} * {b} = {a * b}\n{expression}"
+            result, steps = (
+                str(eval(expression, {"__builtins__": {}})),
+                f"{a} * {b} = {a * b}\n{expression}",
+            )
         yield {
             "family": family + "-zh" * chinese,
             "prompt": TEXTS[family][chinese].format(a=a, b=b, c=c),
@@ -92,7 +95,9 @@ class Rows:
         tools: Names of the tools that the model may call; none is chain of thought.
     """
 
-    def __init__(self, shots: int = 0, examples: str = "", tools: tuple[str, ...] = (), **source: Any) -> None:
+    def __init__(
+        self, shots: int = 0, examples: str = "", tools: tuple[str, ...] = (), **source: Any
+    ) -> None:
         self.source, self.shots, self.tools = source, shots, list(tools)
         self.examples: Row = {"path": examples}
         if not examples.startswith("data/"):
@@ -101,11 +106,17 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         shown = [message for row in self._examples() for message in _turns(row)]
         for row in rows(self.source):
-            prompt = [*shown, {"role": "user", "content": row["prompt"]}] if shown else row["prompt"]
+            prompt = (
+                [*shown, {"role": "user", "content": row["prompt"]}] if shown else row["prompt"]
+            )
             yield {**row, "prompt": prompt, "tools": self.tools}
 
     def _examples(self) -> list[Row]:
-        return [row for row, _ in zip(rows(self.examples), range(self.shots), strict=False)] if self.shots else []
+        return (
+            [row for row, _ in zip(rows(self.examples), range(self.shots), strict=False)]
+            if self.shots
+            else []
+        )
 
 
 def rows(source: Row) -> Iterator[Row]:
@@ -127,7 +138,12 @@ def _turns(row: Row) -> list[Row]:
 def solve(row: Row) -> list[Row]:
     """The row's solution as an answer."""
     steps = re.sub(r"<<.*?>>", "", str(row.get("solution", ""))).rpartition("####")
-    return [{"role": "assistant", "content": f"{(steps[0] or steps[2]).strip()}\nAnswer: {row['answer']}"}]
+    return [
+        {
+            "role": "assistant",
+            "content": f"{(steps[0] or steps[2]).strip()}\nAnswer: {row['answer']}",
+        }
+    ]
 
 
 def demonstrations(split: str) -> Iterator[Row]:
@@ -137,13 +153,19 @@ def demonstrations(split: str) -> Iterator[Row]:
     pack = load_pack(HERE)
     for task in pack.tasks(split):
         expression, _, result = task.data["solution"].splitlines()[-2].rpartition(" = ")
-        call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": expression}}}
+        call = {
+            "type": "function",
+            "function": {"name": "calculator", "arguments": {"expression": expression}},
+        }
         solved = [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": "calculator", "content": result},
             {"role": "assistant", "content": f"Answer: {result}"},
         ]
-        yield {"messages": [*task.prompt, *solved], "tools": [tool.schema for tool in pack.tools_of(task)]}
+        yield {
+            "messages": [*task.prompt, *solved],
+            "tools": [tool.schema for tool in pack.tools_of(task)],
+        }
 
 
 _MARKED = re.compile(
@@ -169,9 +191,15 @@ def correct(episode: Any, ctx: Any) -> Any:
     if (plain := _number(said)) is not None and (wanted := _number(expected)) is not None:
         return ctx.part(float(plain == wanted), f"said {said}, expected {expected}")
     if find_spec("math_verify") is None:
-        raise MissingDependency("math-task needs math-verify.", hint="pip install 'agentrl-cli[math]'")
+        raise MissingDependency(
+            "math-task needs math-verify.", hint="pip install 'agentrl-cli[math]'"
+        )
     found = JUDGE.ask(expected, said)
-    return ctx.ungraded(found) if isinstance(found, str) else ctx.part(found, f"said {said}, expected {expected}")
+    return (
+        ctx.ungraded(found)
+        if isinstance(found, str)
+        else ctx.part(found, f"said {said}, expected {expected}")
+    )
 
 
 class Judge:
@@ -228,7 +256,11 @@ def _judged(expected: str, said: str) -> float | str:
 def _number(text: str) -> Fraction | None:
     """A plain number, with separators of thousands; None for anything else."""
     bare = text.removesuffix(".")
-    return Fraction(bare.replace(",", "")) if re.fullmatch(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", bare) else None
+    return (
+        Fraction(bare.replace(",", ""))
+        if re.fullmatch(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?", bare)
+        else None
+    )
 
 
 def _read(text: str) -> list[Any]:

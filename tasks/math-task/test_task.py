@@ -34,16 +34,24 @@ def test_every_solution_is_right_and_an_empty_answer_is_wrong() -> None:
     for shown in PACK.module.demonstrations("validation-calculator"):
         call, result, final = shown["messages"][-3:]
         expression = call["tool_calls"][0]["function"]["arguments"]["expression"]
-        assert calculator(expression).text == result["content"] == final["content"].removeprefix("Answer: ")
+        assert (
+            calculator(expression).text
+            == result["content"]
+            == final["content"].removeprefix("Answer: ")
+        )
     assert grade("42", "I do not know.")[0] == grade("42", "")[0] == 0.0
 
 
 def test_variants_have_tools_and_solved_examples() -> None:
-    plain, tools, shots = (PACK.tasks(split)[0] for split in ("test", "test-calculator", "test-4shot"))
+    plain, tools, shots = (
+        PACK.tasks(split)[0] for split in ("test", "test-calculator", "test-4shot")
+    )
     assert (plain.tools, tools.tools, shots.tools) == ((), ("calculator",), ())
     assert len({task.id for task in (plain, tools, shots)}) == 3  # one evaluation may have them all
     assert [m["role"] for m in shots.prompt] == ["system", *["user", "assistant"] * 4, "user"]
-    assert shots.prompt[-1] == plain.prompt[-1] and shots.prompt[2]["content"].splitlines()[-1].startswith("Answer: ")
+    assert shots.prompt[-1] == plain.prompt[-1] and shots.prompt[2]["content"].splitlines()[
+        -1
+    ].startswith("Answer: ")
     assert PACK.source("gsm8k").kind == "dataset"
 
 

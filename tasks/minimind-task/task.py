@@ -73,7 +73,9 @@ MEASURE = {
 
 def _expression(rng: random.Random) -> str:
     a, b, c = rng.randint(112, 9899), rng.randint(13, 989), rng.randint(12, 98)
-    return rng.choice((f"{a} * {b}", f"{a} + {b} * {c}", f"({a} - {b}) * {c}", f"{a * 7} - {b} * {c}"))
+    return rng.choice(
+        (f"{a} * {b}", f"{a} + {b} * {c}", f"({a} - {b}) * {c}", f"{a * 7} - {b} * {c}")
+    )
 
 
 def generate(seed: int) -> Iterator[Row]:
@@ -108,17 +110,29 @@ def _answer(name: str, arguments: dict[str, Any]) -> Any:
 
 def build() -> dict[str, list[Row]]:
     """The rows checked into `data/`: 20 to train on, 10 to validate and 20 to test."""
-    found = {row["conversations"][1]["content"]: row for row, _ in zip(generate(1), range(60), strict=False)}
+    found = {
+        row["conversations"][1]["content"]: row
+        for row, _ in zip(generate(1), range(60), strict=False)
+    }
     rows = [*found.values()]
     splits = {"train": rows[:20], "validation": rows[40:50], "test": rows[20:40]}
-    return {split: [{"id": f"{split}-{n:02d}"} | row for n, row in enumerate(part)] for split, part in splits.items()}
+    return {
+        split: [{"id": f"{split}-{n:02d}"} | row for n, row in enumerate(part)]
+        for split, part in splits.items()
+    }
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
     """Messages of a full solution, with what the tools answer."""
     messages: list[dict[str, Any]] = []
     for call in row["calls"]:
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": call}],
+            }
+        )
         result = json.dumps(MOCK_RESULTS[call["name"]](call["arguments"]), ensure_ascii=False)
         messages.append({"role": "tool", "name": call["name"], "content": result})
     return [*messages, {"role": "assistant", "content": "Answer: " + ", ".join(row["gt"])}]

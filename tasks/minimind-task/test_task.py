@@ -28,7 +28,11 @@ def test_rows_solutions_and_empty_answers() -> None:
 def test_answers_and_calls_are_counted() -> None:
     task = next(task for task in PACK.tasks("train") if len(task.data["gt"]) == 2)
     first, second = task.data["gt"]
-    for text, value in ((f"{first} and {second}", 1.0), (f"only {first}", 0.0), (f"{first}1 and {second}", 0.0)):
+    for text, value in (
+        (f"{first} and {second}", 1.0),
+        (f"only {first}", 0.0),
+        (f"{first}1 and {second}", 0.0),
+    ):
         assert contains(None, RewardContext(task, text)).value == value  # type: ignore[arg-type]
     for made, failed, worth in ((2, 0, 1.0), (1, 0, 0.0), (2, 1, 0.0)):
         episode = SimpleNamespace(tool_calls=made, tool_errors=failed)
@@ -38,4 +42,6 @@ def test_answers_and_calls_are_counted() -> None:
 def test_the_table_reads_minimind_s_signs() -> None:
     table = PACK.module.MOCK_RESULTS
     assert table["calculate_math"]({"expression": "（3 + 4）× 2^2 ÷ 7"}) == {"result": "4"}
-    assert table["unit_converter"]({"value": 10, "from_unit": "KM", "to_unit": "miles"}) == {"result": 6.2137}
+    assert table["unit_converter"]({"value": 10, "from_unit": "KM", "to_unit": "miles"}) == {
+        "result": 6.2137
+    }

@@ -15,7 +15,22 @@ from agentrl_cli.types import ToolResult
 
 Row = dict[str, Any]
 
-THINGS = ("lamp", "rope", "cup", "bell", "drum", "fork", "kite", "nail", "oar", "pan", "ring", "saw", "tent", "vase")
+THINGS = (
+    "lamp",
+    "rope",
+    "cup",
+    "bell",
+    "drum",
+    "fork",
+    "kite",
+    "nail",
+    "oar",
+    "pan",
+    "ring",
+    "saw",
+    "tent",
+    "vase",
+)
 
 
 async def price(item: str, ctx: ToolContext) -> ToolResult:
@@ -43,14 +58,24 @@ def _look(ctx: ToolContext, table: str, item: str) -> ToolResult:
     return ToolResult(str(known[item]))
 
 
-TOOLS = [FunctionTool(price, examples=({"item": "lamp"},)), FunctionTool(stock, examples=({"item": "rope"},))]
+TOOLS = [
+    FunctionTool(price, examples=({"item": "lamp"},)),
+    FunctionTool(stock, examples=({"item": "rope"},)),
+]
 
 
 def _row(rng: random.Random, same: bool, first: str, second: str) -> Row:
     one, other = rng.sample(THINGS, 2)
     other = one if same else other
-    tables = {table: {name: rng.randint(11, 999) for name in sorted({one, other})} for table in ("prices", "stocks")}
-    asked = f"the {first} and the {second} of {one}" if same else f"the {first} of {one} and the {second} of {other}"
+    tables = {
+        table: {name: rng.randint(11, 999) for name in sorted({one, other})}
+        for table in ("prices", "stocks")
+    }
+    asked = (
+        f"the {first} and the {second} of {one}"
+        if same
+        else f"the {first} of {one} and the {second} of {other}"
+    )
     answer = f"{tables[first + 's'][one]} {tables[second + 's'][other]}"
     return {
         "prompt": f"What are {asked}?",
@@ -121,7 +146,9 @@ def exact(episode: Any, ctx: Any) -> Any:
     """1 if the answer has both numbers in order (primary)."""
     found = _ANSWER.findall(ctx.final_text)
     said = " ".join(found[-1]) if found else None
-    return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
+    return ctx.part(
+        float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}"
+    )
 
 
 def parallel(episode: Any, ctx: Any) -> float:

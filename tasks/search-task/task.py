@@ -33,17 +33,26 @@ def facts() -> dict[str, list[dict[str, Any]]]:
         {"name": name, "code": code, "box": box, "sold": sold}
         for name, code, box, sold in zip(
             codes,
-            *(rng.sample(range(low, high), 120) for low, high in ((1000, 9999), (100, 999), (100, 999))),
+            *(
+                rng.sample(range(low, high), 120)
+                for low, high in ((1000, 9999), (100, 999), (100, 999))
+            ),
             strict=True,
         )
     ]
     rng = random.Random("search-task world")
     names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
     rivers = [{"name": name, "length": length} for name, length in _numbered(rng, names, 100, 999)]
-    cities = [{"name": f"{name}{end}", "people": people} for (name, people), end in _ended(rng, names, 1000, 9999)]
+    cities = [
+        {"name": f"{name}{end}", "people": people}
+        for (name, people), end in _ended(rng, names, 1000, 9999)
+    ]
     firsts = [name[:5] for name in names]
     people = [
-        {"name": f"{first.capitalize()} {rng.choice(HEADS).capitalize()}{rng.choice(TAILS)}", "city": city["name"]}
+        {
+            "name": f"{first.capitalize()} {rng.choice(HEADS).capitalize()}{rng.choice(TAILS)}",
+            "city": city["name"],
+        }
         for first, city in zip(firsts, rng.sample(cities, len(cities)), strict=True)
     ]
     return {"thing": things, "river": rivers, "city": cities, "person": people}
@@ -54,8 +63,13 @@ def _numbered(rng: random.Random, names: list[str], low: int, high: int) -> list
     return list(zip(order, rng.sample(range(low, high), len(names)), strict=True))
 
 
-def _ended(rng: random.Random, names: list[str], low: int, high: int) -> list[tuple[tuple[str, int], str]]:
-    return [(item, rng.choice(("ia", "burg", "ford", "by"))) for item in _numbered(rng, names, low, high)]
+def _ended(
+    rng: random.Random, names: list[str], low: int, high: int
+) -> list[tuple[tuple[str, int], str]]:
+    return [
+        (item, rng.choice(("ia", "burg", "ford", "by")))
+        for item in _numbered(rng, names, low, high)
+    ]
 
 
 def documents() -> list[dict[str, str]]:
@@ -85,12 +99,19 @@ class Draw:
     part: Part
 
     def fact(self, kind: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.rng.choice([f for n, f in enumerate(facts()[kind]) if n % 8 in PARTS[self.part]])
+        found: dict[str, Any] = self.rng.choice(
+            [f for n, f in enumerate(facts()[kind]) if n % 8 in PARTS[self.part]]
+        )
         return found
 
     def row(self, wordings: tuple[str, str, str], searches: list[str], answer: Any) -> Row:
         """A row. Combinations of opening and wording in the test split never occur in training."""
-        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == (self.part == "test")]
+        pairs = [
+            (i, j)
+            for i in range(len(OPENINGS))
+            for j in range(3)
+            if ((i + j) % 4 == 3) == (self.part == "test")
+        ]
         i, j = self.rng.choice(pairs)
         return {"prompt": f"{OPENINGS[i]}{wordings[j]}", "search": searches, "answer": str(answer)}
 
@@ -113,7 +134,11 @@ class Lookup:
 CODE = ("What is the code of {}?", "Which code has {}?", "The code of {}?")
 BOX = ("Which box holds {}?", "What is the box of {}?", "{} is in which box?")
 SOLD = ("How many of {} were sold?", "How many {} sold?", "The number of {} sold?")
-RIVER = ("How long is the river {} in km?", "The length of the river {}?", "How many km is {} long?")
+RIVER = (
+    "How long is the river {} in km?",
+    "The length of the river {}?",
+    "How many km is {} long?",
+)
 CITY = ("How many people live in {}?", "How many people has {}?", "People in the city {}?")
 PERSON = ("Which city is {} from?", "The city of {}?", "Where is {} from?")
 
@@ -195,7 +220,9 @@ def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[di
     if rng.random() < tool_rate:
         return solve(row)
     digits = len(row["answer"])
-    known = str(rng.randint(10 ** (digits - 1), 10**digits - 1)) if row["answer"].isdigit() else None
+    known = (
+        str(rng.randint(10 ** (digits - 1), 10**digits - 1)) if row["answer"].isdigit() else None
+    )
     guess = known or rng.choice(facts()["city"])["name"]
     return [{"role": "assistant", "content": f"Answer: {guess}"}]
 
@@ -212,7 +239,9 @@ def answer_of(text: str) -> str | None:
 def exact(episode: Any, ctx: Any) -> Any:
     """1 if the answer is exactly the fact (primary)."""
     said = answer_of(ctx.final_text)
-    return ctx.part(float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}")
+    return ctx.part(
+        float(said == ctx.task.data["answer"]), f"said {said}, expected {ctx.task.data['answer']}"
+    )
 
 
 def format(episode: Any, ctx: Any) -> float:
@@ -232,7 +261,9 @@ def write(folder: str) -> None:
     """Write the corpus, and `build()` into `folder`/data: `python task.py` makes them again."""
     corpus = Path(folder) / "corpus" / "facts.jsonl"
     corpus.parent.mkdir(exist_ok=True)
-    corpus.write_text("".join(json.dumps(document) + "\n" for document in documents()), encoding="utf-8")
+    corpus.write_text(
+        "".join(json.dumps(document) + "\n" for document in documents()), encoding="utf-8"
+    )
     for split, rows in build().items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = Path(folder) / "data" / f"{split}.jsonl"

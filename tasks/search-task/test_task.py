@@ -25,7 +25,9 @@ def test_rows_solutions_and_empty_answers() -> None:
 
 
 def test_the_corpus_is_what_the_generator_makes() -> None:
-    lines = (Path(__file__).parent / "corpus" / "facts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (Path(__file__).parent / "corpus" / "facts.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     assert [json.loads(line) for line in lines] == PACK.module.documents()
 
 
@@ -36,12 +38,17 @@ def test_every_fact_is_found_first() -> None:
 
 
 def test_no_fact_of_the_test_split_stands_in_training() -> None:
-    found = {split: {tuple(task.data["search"]) for task in PACK.tasks(split)} for split in ("train", "test")}
+    found = {
+        split: {tuple(task.data["search"]) for task in PACK.tasks(split)}
+        for split in ("train", "test")
+    }
     # Facts that no demonstration uses are few: the test split asks for 40 of them, two rows each.
     assert len(found["test"]) == 40 and not found["train"] & found["test"]
 
 
 def test_answers_and_guesses() -> None:
-    assert PACK.module.answer_of("Answer: 1,234.") == "1234" and PACK.module.answer_of("1234") is None
+    assert (
+        PACK.module.answer_of("Answer: 1,234.") == "1234" and PACK.module.answer_of("1234") is None
+    )
     row = dict(PACK.tasks("train")[0].data)
     assert len(PACK.module.demonstrate(row, random.Random(0), 0.0)) == 1

@@ -20,7 +20,12 @@ Scene = list[list[Any]]
 """[shape, colour, dots] of the corners, from top left to bottom right. No two share a shape or a colour."""
 
 SHAPES = ("circle", "square", "triangle", "cross")
-COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (240, 210, 50)}
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (50, 80, 220),
+    "yellow": (240, 210, 50),
+}
 Colour = Literal["red", "green", "blue", "yellow"]
 SIDE = 64
 """Pixels of a corner; the picture is shown at a quarter of its size, a cropped corner at half."""
@@ -65,7 +70,9 @@ def crop(colour: Colour, context: ToolContext) -> Any:
     from PIL import Image
 
     assert context.task is not None
-    return Image.fromarray(_larger(next(one for one in context.task.data["scene"] if one[1] == colour)))
+    return Image.fromarray(
+        _larger(next(one for one in context.task.data["scene"] if one[1] == colour))
+    )
 
 
 def _larger(one: list[Any]) -> Any:
@@ -104,7 +111,11 @@ def _paint(rng: random.Random, scene: Scene, corner: int) -> tuple[str, str]:
     return f"How many dots are on the {colour} shape?", str(dots)
 
 
-FAMILIES: dict[str, tuple[Ask, int]] = {"colour": (_colour, 1), "dots": (_dots, 3), "paint": (_paint, 0)}
+FAMILIES: dict[str, tuple[Ask, int]] = {
+    "colour": (_colour, 1),
+    "dots": (_dots, 3),
+    "paint": (_paint, 0),
+}
 """Family → (question, its weight in training and test; 0: held out)."""
 
 WORLD = ("scene",)
@@ -123,7 +134,10 @@ def generate(seed: int, families: list[str] | None = None) -> Iterator[Row]:
             *(rng.choice(names), rng.randrange(4)),
             *(rng.sample(SHAPES, 4), rng.sample(list(COLOURS), 4)),
         )
-        scene = [[shape, colour, rng.randint(1, 4)] for shape, colour in zip(shapes, colours, strict=True)]
+        scene = [
+            [shape, colour, rng.randint(1, 4)]
+            for shape, colour in zip(shapes, colours, strict=True)
+        ]
         prompt, answer = FAMILIES[family][0](rng, scene, corner)
         row = {"family": family, "prompt": prompt, "images": [png(small(scene))]}
         yield {**row, "scene": scene, "corner": corner, "answer": answer}
@@ -145,7 +159,13 @@ def solve(row: Row) -> list[dict[str, Any]]:
         wanted = row["scene"][row["corner"]]
         function = {"name": "crop", "arguments": {"colour": wanted[1]}}
         picture = {"type": "image", "image": png(_larger(wanted))}
-        said += [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
+        said += [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": function}],
+            }
+        ]
         said += [{"role": "tool", "name": "crop", "content": [picture]}]
     return [*said, {"role": "assistant", "content": row["answer"]}]
 

@@ -45,7 +45,22 @@ RICH = Words(
     key="name",
     groups=("kind", "type", "class", "sort"),
     numbers=("price", "stock", "size", "mass", "age", "cost", "rank", "score"),
-    keys=("lamp", "rope", "cup", "bell", "drum", "fork", "kite", "nail", "oar", "pan", "ring", "saw", "tent", "vase"),
+    keys=(
+        "lamp",
+        "rope",
+        "cup",
+        "bell",
+        "drum",
+        "fork",
+        "kite",
+        "nail",
+        "oar",
+        "pan",
+        "ring",
+        "saw",
+        "tent",
+        "vase",
+    ),
     kinds=("tool", "home", "play", "work"),
 )
 """The harder level, for real models."""
@@ -82,25 +97,45 @@ class World:
 
     def task(self, wordings: tuple[str, str, str], query: str, ordered: bool = False) -> Row:
         """A row. Combinations of opening and wording in the test split never occur in training."""
-        pairs = [(i, j) for i in range(len(OPENINGS)) for j in range(3) if ((i + j) % 4 == 3) == self.held]
+        pairs = [
+            (i, j)
+            for i in range(len(OPENINGS))
+            for j in range(3)
+            if ((i + j) % 4 == 3) == self.held
+        ]
         i, j = self.rng.choice(pairs)
         answer = run(self.script, query)
         prompt = f"{self.schema}\n{OPENINGS[i]}{wordings[j]}"
-        return {"prompt": prompt, "database": self.script, "query": query, "answer": answer, "ordered": ordered}
+        return {
+            "prompt": prompt,
+            "database": self.script,
+            "query": query,
+            "answer": answer,
+            "ordered": ordered,
+        }
 
 
 def _world(rng: random.Random, held: bool, words: Words) -> World:
     """A table without ties, so that every question has one answer."""
     keys = rng.sample(words.keys, rng.randint(5, 9))
     firsts, seconds = rng.sample(range(11, 99), len(keys)), rng.sample(range(11, 99), len(keys))
-    rows = [(key, rng.choice(words.kinds), a, b) for key, a, b in zip(keys, firsts, seconds, strict=True)]
+    rows = [
+        (key, rng.choice(words.kinds), a, b)
+        for key, a, b in zip(keys, firsts, seconds, strict=True)
+    ]
     first, second = rng.sample(words.numbers, 2)
-    return World(rng, words, rng.choice(words.tables), rng.choice(words.groups), (first, second), rows, held)
+    return World(
+        rng, words, rng.choice(words.tables), rng.choice(words.groups), (first, second), rows, held
+    )
 
 
 def _lookup(w: World) -> Row:
     value, x, key = w.rng.choice(w.rows)[0], w.number(), w.words.key
-    said = (f"What is the {x} of {key} {value}?", f"Which {x} has {key} {value}?", f"The {x} of {key} {value}?")
+    said = (
+        f"What is the {x} of {key} {value}?",
+        f"Which {x} has {key} {value}?",
+        f"The {x} of {key} {value}?",
+    )
     return w.task(said, f"select {x} from {w.table} where {key} = {value!r}")
 
 
@@ -128,7 +163,11 @@ def _total(w: World) -> Row:
 def _top(w: World) -> Row:
     x, key = w.number(), w.words.key
     side, order = w.rng.choice((("largest", " desc"), ("smallest", "")))
-    said = (f"Which {key} has the {side} {x}?", f"The {key} of the {side} {x}?", f"What {key} has the {side} {x}?")
+    said = (
+        f"Which {key} has the {side} {x}?",
+        f"The {key} of the {side} {x}?",
+        f"What {key} has the {side} {x}?",
+    )
     return w.task(said, f"select {key} from {w.table} order by {x}{order} limit 1")
 
 
@@ -175,7 +214,9 @@ SHOWN = {1002: 5120}
 """Maps a seed of `generate` to the maximum number of its rows in the demonstrations of `tiny-sql`."""
 
 
-def generate(seed: int, families: list[str] | None = None, held: bool = False, words: Words = PLAIN) -> Iterator[Row]:
+def generate(
+    seed: int, families: list[str] | None = None, held: bool = False, words: Words = PLAIN
+) -> Iterator[Row]:
     """Yields endless rows without ids, worded as in training or (`held`) as in the test split; seeded."""
     rng = random.Random(f"sql-task {seed}")
     names = families or [name for name, (_, weight) in FAMILIES.items() for _ in range(weight)]

@@ -30,10 +30,16 @@ def test_rows_solutions_and_empty_answers() -> None:
 
 def test_only_the_rows_of_the_last_good_query_count() -> None:
     task = next(
-        task for task in PACK.tasks("heldout") if task.family == "listing" and task.data["answer"].count("\n") > 1
+        task
+        for task in PACK.tasks("heldout")
+        if task.family == "listing" and task.data["answer"].count("\n") > 1
     )
     header, *rows = task.data["answer"].splitlines()
-    texts = {"\n".join(["other", *rows]): 1.0, "\n".join([header, *reversed(rows)]): 0.0, header: 0.0}
+    texts = {
+        "\n".join(["other", *rows]): 1.0,
+        "\n".join([header, *reversed(rows)]): 0.0,
+        header: 0.0,
+    }
     for text, expected in texts.items():
         results = [ToolResult("x\n1"), ToolResult(text), ToolResult("Error: no", error="exception")]
         episode = SimpleNamespace(turns=[SimpleNamespace(results=results)])
@@ -42,7 +48,9 @@ def test_only_the_rows_of_the_last_good_query_count() -> None:
 
 def test_no_wording_of_the_test_split_stands_in_training() -> None:
     def wordings(split: str) -> set[str]:
-        return {_masked(task.prompt[-1]["content"], task.data["query"]) for task in PACK.tasks(split)}
+        return {
+            _masked(task.prompt[-1]["content"], task.data["query"]) for task in PACK.tasks(split)
+        }
 
     assert not wordings("train") & wordings("test") and len(wordings("train")) > 20
     schemas = {task.prompt[-1]["content"].splitlines()[0] for task in PACK.tasks("test")}
@@ -51,7 +59,16 @@ def test_no_wording_of_the_test_split_stands_in_training() -> None:
 
 def _masked(prompt: str, query: str) -> str:
     """A question without what differs from one database to the next: the words of its query, and numbers."""
-    words = set(re.findall(r"[a-z]+", query)) - {"select", "from", "where", "order", "by", "limit", "name", "desc"}
+    words = set(re.findall(r"[a-z]+", query)) - {
+        "select",
+        "from",
+        "where",
+        "order",
+        "by",
+        "limit",
+        "name",
+        "desc",
+    }
     question = re.sub(r"\d+", "N", prompt.splitlines()[1])
     return " ".join("_" if word.strip(".,:?") in words else word for word in question.split())
 
@@ -68,5 +85,7 @@ def test_a_demonstration_may_be_wrong() -> None:
 
 def test_the_harder_level_is_solved_too() -> None:
     for row in itertools.islice(PACK.module.rich(0), 30):
-        assert PACK.module.solve(row)[1]["content"] == row["answer"] and not row["answer"].startswith("Error")
+        assert PACK.module.solve(row)[1]["content"] == row["answer"] and not row[
+            "answer"
+        ].startswith("Error")
         assert " text, " in row["prompt"]

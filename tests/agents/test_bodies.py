@@ -31,7 +31,9 @@ class Counting(ByteTokenizer):
         self.threads: set[int] = set()
         self.at: Any = lambda: None
 
-    def encode_offsets(self, text: str, plain: Sequence[tuple[int, int]] = ()) -> tuple[list[int], Offsets]:
+    def encode_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], Offsets]:
         self.at()
         self.characters += len(text)
         self.threads.add(threading.get_ident())
@@ -49,7 +51,9 @@ def counted(reply: str = "Hello.") -> tuple[World, Counting]:
     return world, tokenizer
 
 
-async def send(app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = False) -> tuple[int, Any, int]:
+async def send(
+    app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = False
+) -> tuple[int, Any, int]:
     """Status and body of the answer, and how many parts of the request's body were read; with `breaks` the client
     goes away after them."""
     read = 0
@@ -58,7 +62,11 @@ async def send(app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = Fa
         nonlocal read
         if read < len(parts):
             read += 1
-            return {"type": "http.request", "body": parts[read - 1], "more_body": breaks or read < len(parts)}
+            return {
+                "type": "http.request",
+                "body": parts[read - 1],
+                "more_body": breaks or read < len(parts),
+            }
         if not breaks:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
@@ -68,10 +76,20 @@ async def send(app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = Fa
     async def take(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": ""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+    }
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     await app({**scope, "query_string": b"", "headers": headers, "scheme": "http"}, receive, take)
-    return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]) or b"null"), read
+    return (
+        sent[0]["status"],
+        json.loads(b"".join(m.get("body", b"") for m in sent[1:]) or b"null"),
+        read,
+    )
 
 
 async def ask(world: World, path: str, body: Any) -> tuple[int, Any]:
@@ -94,14 +112,19 @@ async def test_what_a_long_request_costs_does_not_grow_with_it(path: str) -> Non
     for times in (8, 32, 128):
         world, tokenizer = counted()
         status, answer = await ask(world, f"/e/a/v1/{path}", LONG[path]("a " * (CONTEXT * times)))
-        assert status == 400 and f"maximum context length is {CONTEXT} tokens" in str(answer), answer
+        assert status == 400 and f"maximum context length is {CONTEXT} tokens" in str(answer), (
+            answer
+        )
         costs.append(tokenizer.characters)
     assert max(costs) <= 2 * 2**14, costs
 
 
 async def test_many_messages_and_long_tools_are_refused_before_they_are_rendered() -> None:
     hi = {"role": "user", "content": "a"}
-    tool = {"type": "function", "function": {"name": "f", "description": "d " * 50_000, "parameters": {}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d " * 50_000, "parameters": {}},
+    }
     turns = [{"role": role, "content": "b"} for role in ("user", "system")]
     for body, words in (
         ({"messages": [hi] * (CONTEXT + 1)}, "maximum context length"),
@@ -134,7 +157,9 @@ async def test_requests_are_read_beside_the_event_loop() -> None:
         healthy.wait()
 
     tokenizer.at = hold
-    asked = asyncio.create_task(ask(world, "/e/a/v1/chat/completions", LONG["chat/completions"]("Hi.")))
+    asked = asyncio.create_task(
+        ask(world, "/e/a/v1/chat/completions", LONG["chat/completions"]("Hi."))
+    )
     held = asyncio.create_task(reading.wait())
     await asyncio.wait({asked, held}, return_when=asyncio.FIRST_COMPLETED)
     assert held.done() and await _health(world) == 200
@@ -152,7 +177,14 @@ async def _health(world: World) -> int:
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    scope = {"type": "http", "method": "GET", "path": "/health", "raw_path": b"", "root_path": "", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/health",
+        "raw_path": b"",
+        "root_path": "",
+        "headers": [],
+    }
     await world.gateway.app({**scope, "query_string": b""}, receive, take)
     return int(sent[0]["status"])
 
@@ -194,7 +226,11 @@ async def test_no_body_is_read_beyond_its_limit() -> None:
         (board.app, "/tasks/claim", ROOM),
         (world.gateway.app, "/v1/chat/completions", most),
         (world.gateway.app, "/v1/messages/count_tokens", most),
-        (world.gateway.app, "/e/b/v1/chat/completions", body_limit(32_000 * CHAT.tokenizer.longest)),
+        (
+            world.gateway.app,
+            "/e/b/v1/chat/completions",
+            body_limit(32_000 * CHAT.tokenizer.longest),
+        ),
     ):
         status, answer, read = await send(app, path, parts)
         assert status == 413 and str(limit) in str(answer), (path, answer)
@@ -205,14 +241,18 @@ async def test_no_body_is_read_beyond_its_limit() -> None:
     assert (session.refused.calls, session.refused.code) == (0, "context_length_exceeded")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/e/a/v1/messages", "/e/a/end", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/e/a/v1/messages", "/e/a/end", "/v1/messages/count_tokens"]
+)
 async def test_a_client_that_goes_away_while_it_sends_is_no_failure(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = world_of()
     with caplog.at_level(logging.DEBUG):
         status, _, _ = await send(world.gateway.app, path, [b'{"messages": [{"role"'], breaks=True)
-    assert status == 499 and not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert status == 499 and not [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert len(world.gateway.sessions) == 0
 
 
@@ -224,8 +264,12 @@ def test_a_long_text_is_tokenized_like_a_short_one() -> None:
     times = 2**15 // len(line)
     ids, found = tokenizer.encode_offsets(line * times)
     assert ids == once * times
-    assert found == [(start + n * len(line), end + n * len(line)) for n in range(times) for start, end in offsets]
-    assert tokenizer.longest >= max(len(tokenizer.token_text(id_)) for id_ in range(tokenizer.vocab_size))
+    assert found == [
+        (start + n * len(line), end + n * len(line)) for n in range(times) for start, end in offsets
+    ]
+    assert tokenizer.longest >= max(
+        len(tokenizer.token_text(id_)) for id_ in range(tokenizer.vocab_size)
+    )
 
 
 def test_overlaps() -> None:

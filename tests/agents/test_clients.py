@@ -6,7 +6,9 @@ import pytest
 
 from tests.helpers.clients import CLIENTS, Client, fork_trace
 
-pytestmark = pytest.mark.filterwarnings("default")  # other projects' own deprecations are not this suite's
+pytestmark = pytest.mark.filterwarnings(
+    "default"
+)  # other projects' own deprecations are not this suite's
 
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
@@ -17,5 +19,7 @@ async def test_a_client_keeps_its_history(client: Client) -> None:
     assert trace.forks == client.forks
     assert trace.calls == client.calls and trace.malformed == 0
     assert [drift for drift in trace.drift if drift.kind == "structural"] == []
-    sampled = [turn for turn in trace.turns if trace.tokens.slice(turn.start, turn.end).trained_mask.any()]
+    sampled = [
+        turn for turn in trace.turns if trace.tokens.slice(turn.start, turn.end).trained_mask.any()
+    ]
     assert len(sampled) == client.calls

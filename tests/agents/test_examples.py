@@ -56,13 +56,25 @@ async def test_an_example_learns_from_one_branch_and_is_graded(folder: str, pack
     asks, answer = call("calculator", expression=expression), str(task.data["answer"])
     forced = package == "smolagents"
     forks = 1 if forced else 0
-    said = [asks.partition('"name": "')[2], FINAL.format(answer)] if forced else [asks, f"Answer: {answer}"]
+    said = (
+        [asks.partition('"name": "')[2], FINAL.format(answer)]
+        if forced
+        else [asks, f"Answer: {answer}"]
+    )
     episode = await first(pack, said)
     assert (episode.outcome, episode.reward) == (Outcome.SOLVED, 1.0), episode.error
     assert len(episode.branches) == 1 + forks
-    tool = next(turn for turn in episode.turns if turn.role == ("user" if forced else "tool") and turn.index > 2)
+    tool = next(
+        turn
+        for turn in episode.turns
+        if turn.role == ("user" if forced else "tool") and turn.index > 2
+    )
     assert answer in str(tool.messages[-1]["content"])
-    broken = 'calculator", "arguments": 7}\n</tool_call>' if forced else "<tool_call>\n{not json\n</tool_call>"
+    broken = (
+        'calculator", "arguments": 7}\n</tool_call>'
+        if forced
+        else "<tool_call>\n{not json\n</tool_call>"
+    )
     malformed = await first(pack, [broken, FINAL.format("I give up.") if forced else "I give up."])
     assert malformed.outcome is Outcome.FAILED, malformed.error
     gc.collect()  # what these packages leave open is found here, not at the end of the suite
@@ -78,8 +90,12 @@ async def test_mini_swe_agent_works_in_the_sandbox() -> None:
     look = "cat /proc/*/environ | tr '\\0' '\\n' | grep -c answer; env | grep -c KEY; whoami"
     end = f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo {answer}"
     episode = await first(pack, [call("bash", command=look), call("bash", command=end)])
-    assert (episode.outcome, episode.reward, episode.linear) == (Outcome.SOLVED, 1.0, True), episode.error
-    assert str(episode.turns[3].messages[0]["content"]).split("\n")[-4:-2] == ["0", "0"], episode.turns[3].messages
+    assert (episode.outcome, episode.reward, episode.linear) == (Outcome.SOLVED, 1.0, True), (
+        episode.error
+    )
+    assert str(episode.turns[3].messages[0]["content"]).split("\n")[-4:-2] == ["0", "0"], (
+        episode.turns[3].messages
+    )
 
 
 def test_examples_are_short() -> None:
@@ -90,7 +106,9 @@ def test_examples_are_short() -> None:
 async def test_the_page_about_agents_shows_one_that_runs(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="the openai client is not installed")
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    code, pack = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "yaml"))
+    code, pack = (
+        re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "yaml")
+    )
     assert code is not None and pack is not None
     (tmp_path / "data").mkdir()
     (tmp_path / "agent.py").write_text(code[1])

@@ -34,7 +34,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 async def post(world: World, path: str, body: Any, **more: Any) -> httpx2.Response:
     """Through the ASGI application, without a socket."""
     transport = httpx2.ASGITransport(app=world.gateway.app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://test", timeout=None
+    ) as client:
         given = {"content": body} if isinstance(body, bytes) else {"json": body}
         return await client.post(path, **given, **more)
 
@@ -83,9 +85,18 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
     ]
     if path != "completions":
         cases += [
-            ({**good, "tools": [{"type": "web_search_20260101", "name": "w"}]}, 400, "web_search_20260101"),
             (
-                {**good, "tools": [{"name": "f", "input_schema": {"type": 7}, "parameters": {"type": 7}}]},
+                {**good, "tools": [{"type": "web_search_20260101", "name": "w"}]},
+                400,
+                "web_search_20260101",
+            ),
+            (
+                {
+                    **good,
+                    "tools": [
+                        {"name": "f", "input_schema": {"type": 7}, "parameters": {"type": 7}}
+                    ],
+                },
                 400,
                 "JSON Schema",
             ),
@@ -94,15 +105,33 @@ async def test_bad_requests_have_their_dialects_error(path: str) -> None:
         ]
     if path in ("chat/completions", "messages"):
         cases += [
-            ({**good, "messages": [{"role": "user", "content": [IMAGE]}]}, 400, "Images are not served"),
-            ({**good, "messages": [{"role": "pope", "content": "x"}]}, 400, "role 'pope' is unknown"),
-            ({**good, "messages": [*HI, {"role": "assistant", "content": "x"}]}, 400, "nothing to answer"),
+            (
+                {**good, "messages": [{"role": "user", "content": [IMAGE]}]},
+                400,
+                "Images are not served",
+            ),
+            (
+                {**good, "messages": [{"role": "pope", "content": "x"}]},
+                400,
+                "role 'pope' is unknown",
+            ),
+            (
+                {**good, "messages": [*HI, {"role": "assistant", "content": "x"}]},
+                400,
+                "nothing to answer",
+            ),
         ]
     if path == "chat/completions":
-        cases += [({**good, "n": 2}, 400, "n = 2"), ({**good, "logit_bias": {"1": 2}}, 400, "logit_bias is not served")]
+        cases += [
+            ({**good, "n": 2}, 400, "n = 2"),
+            ({**good, "logit_bias": {"1": 2}}, 400, "logit_bias is not served"),
+        ]
     for body, status, text in cases:
         response = await post(world, f"/e/a/v1/{path}", body)
-        assert response.status_code == status and text in error_of(response, path), (body, response.text)
+        assert response.status_code == status and text in error_of(response, path), (
+            body,
+            response.text,
+        )
         assert response.headers["x-should-retry"] == "false"
     assert all(not session.tree.nodes for session in world.gateway.sessions._open.values())
     await post(world, f"/e/b/v1/{path}", good)
@@ -122,7 +151,9 @@ async def test_a_reward_must_be_a_number() -> None:
     for wrong in ("1", True, [1]):
         response = await post(world, "/e/a/end", {"reward": wrong})
         assert response.status_code == 400 and "finite number" in response.text
-    assert (await post(world, "/e/a/end", b'{"reward": NaN}')).status_code == 400 and world.traces == {}
+    assert (
+        await post(world, "/e/a/end", b'{"reward": NaN}')
+    ).status_code == 400 and world.traces == {}
     done = await post(world, "/e/a/end", {"reward": 0.5})
     assert done.json() == {"turns": 2, "calls": 1, "forks": 0} and world.rewards == {"a": 0.5}
     assert (await post(world, "/e/nope/end", {})).status_code == 404
@@ -145,7 +176,9 @@ async def test_tool_choice_stop_and_parallel_calls() -> None:
     choice, _ = await ask(two, "c", tool_choice="none")
     assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
     named = {"type": "function", "function": {"name": "add"}}
-    choice, world = await ask('": 1}}\n</tool_call>'.replace('": 1', '"a": 1').lstrip('"'), "d", tool_choice=named)
+    choice, world = await ask(
+        '": 1}}\n</tool_call>'.replace('": 1', '"a": 1').lstrip('"'), "d", tool_choice=named
+    )
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "add"
     trace = await world.end("d")
     last = trace.tokens.slice(trace.turns[-1].start, trace.turns[-1].end)
@@ -165,7 +198,9 @@ async def test_token_ids_and_log_probabilities() -> None:
     ]
     text = (await post(world, "/v1/chat/completions", {**body, "stream": True})).text
     chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    assert "prompt_token_ids" in chunks[0] and all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    assert "prompt_token_ids" in chunks[0] and all(
+        "prompt_token_ids" not in chunk for chunk in chunks[1:]
+    )
 
 
 async def test_streams_have_their_dialects_order() -> None:
@@ -191,7 +226,9 @@ async def test_streams_have_their_dialects_order() -> None:
         tool |= {"input_schema": tool["parameters"]} if path == "messages" else {"type": "function"}
         body = {**BODIES[path], "tools": [tool], "stream": True}
         text = (await post(world_of([reply]), f"/v1/{path}", body)).text
-        assert [line[7:] for line in text.splitlines() if line.startswith("event: ")] == kinds.split()
+        assert [
+            line[7:] for line in text.splitlines() if line.startswith("event: ")
+        ] == kinds.split()
 
 
 async def streamed(world: World, path: str, seen: asyncio.Event) -> str:
@@ -206,7 +243,13 @@ async def streamed(world: World, path: str, seen: asyncio.Event) -> str:
         if parts[-1].startswith(":"):
             seen.set()
 
-    scope = {"type": "http", "method": "POST", "path": f"/v1/{path}", "query_string": b"", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"/v1/{path}",
+        "query_string": b"",
+        "headers": [],
+    }
     await world.gateway.app({**scope, "raw_path": b"", "root_path": ""}, inbox.get, send)
     return "".join(parts)
 
@@ -284,10 +327,14 @@ async def test_a_training_opens_its_keys_itself() -> None:
     for path in ("/v1", "/e/unknown/v1"):
         response = await post(world, f"{path}/chat/completions", BODIES["chat/completions"])
         assert response.status_code == 404
-    session = Session("k", CHAT, policy, Sampling(temperature=1.0), Limits(1000, 100, client_sampling=False))
+    session = Session(
+        "k", CHAT, policy, Sampling(temperature=1.0), Limits(1000, 100, client_sampling=False)
+    )
     world.gateway.sessions.open(session)
     world.gateway.models = OneModel(policy, MODEL)
-    assert (await post(world, "/e/k/v1/chat/completions", {"messages": HI, "temperature": 0})).status_code == 200
+    assert (
+        await post(world, "/e/k/v1/chat/completions", {"messages": HI, "temperature": 0})
+    ).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -308,7 +355,10 @@ async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
             raise AssertionError
 
     policy = Held(lambda key, ids: "x", CHAT.tokenizer)
-    async with served(world_of(policy=policy, keep_alive=0.05)) as world, httpx2.AsyncClient(timeout=None) as client:
+    async with (
+        served(world_of(policy=policy, keep_alive=0.05)) as world,
+        httpx2.AsyncClient(timeout=None) as client,
+    ):
         url = f"{world.base('k')}/chat/completions"
         asked = asyncio.create_task(client.post(url, json={"messages": HI, "stream": stream}))
         await policy.begun.wait()
@@ -323,7 +373,13 @@ async def test_a_client_that_goes_away_leaves_no_trace(stream: bool) -> None:
 async def test_a_request_of_claude_code_is_read() -> None:
     """System texts in several places, cache marks, thinking, results beside a text, and a session in the metadata."""
     world = world_of(["<think>Look.</think>" + call("add", a=1), "Done."])
-    tools = [{"name": "add", "input_schema": ADD["function"]["parameters"], "cache_control": {"type": "ephemeral"}}]
+    tools = [
+        {
+            "name": "add",
+            "input_schema": ADD["function"]["parameters"],
+            "cache_control": {"type": "ephemeral"},
+        }
+    ]
     marked = {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}
     body: dict[str, Any] = {
         "model": MODEL,
@@ -334,16 +390,25 @@ async def test_a_request_of_claude_code_is_read() -> None:
         "metadata": {"user_id": "user_1_session_2"},
         "tools": tools,
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "Note."}, {"type": "text", "text": "Go."}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Note."}, {"type": "text", "text": "Go."}],
+            },
             {"role": "system", "content": "Be careful."},
             {"role": "user", "content": "Now."},
         ],
     }
     text = (await post(world, "/v1/messages?beta=true", body)).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    use = next(e["content_block"] for e in events if e.get("content_block", {}).get("type") == "tool_use")
+    use = next(
+        e["content_block"] for e in events if e.get("content_block", {}).get("type") == "tool_use"
+    )
     thinking = {"type": "thinking", "thinking": "Look.", "signature": "agentrl"}
-    result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "3"}]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": use["id"],
+        "content": [{"type": "text", "text": "3"}],
+    }
     body["messages"] += [
         {"role": "assistant", "content": [thinking, {**use, "input": {"a": 1}}]},
         {"role": "user", "content": [result, {"type": "text", "text": "Reminder."}]},

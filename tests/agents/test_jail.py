@@ -19,7 +19,9 @@ from agentrl_cli.types import Outcome
 from tests.agents.test_runners import pack_of, play
 
 COMMAND = {"command": ["python", "agent.py"], "sandbox": True, "timeout": 600}
-jailed = pytest.mark.skipif(bool(unavailable()), reason=f"no jail starts here: {unavailable()[:100]}")
+jailed = pytest.mark.skipif(
+    bool(unavailable()), reason=f"no jail starts here: {unavailable()[:100]}"
+)
 
 PROGRAM = """
 import os, socket, sys
@@ -72,7 +74,9 @@ async def test_a_program_in_the_sandbox_reaches_its_model_and_nothing_else(
     assert seen["neighbour"] == "ConnectionRefusedError" and seen["internet"] == "OSError", seen
     assert seen["own"] in ("OSError", "PermissionError") and seen["big"] == "OSError"
     assert (seen["work"], seen["tmp"]) == ("written", "written")
-    assert "AWS_SECRET_ACCESS_KEY" not in seen["env"] and not {"/root/.ssh", str(tmp_path)} & set(seen["host"])
+    assert "AWS_SECRET_ACCESS_KEY" not in seen["env"] and not {"/root/.ssh", str(tmp_path)} & set(
+        seen["host"]
+    )
 
 
 @jailed

@@ -53,7 +53,9 @@ async def ended(folder: Path, replies: list[str], after: str = "pass", **agent: 
     [[call("add_up", a=0, b=2)], [GOOD, UNREADABLE], [call("add", a="x", b=2)]],
     ids=["unknown tool", "unreadable", "argument of another type"],
 )
-async def test_an_exception_that_the_model_caused_is_scored(tmp_path: Path, replies: list[str]) -> None:
+async def test_an_exception_that_the_model_caused_is_scored(
+    tmp_path: Path, replies: list[str]
+) -> None:
     """Its last answer has a call that no one can carry out, and the agent raised: 0, or as `on_error` says."""
     episode = await ended(tmp_path, replies)
     assert (episode.outcome, episode.reward, episode.graded) == (Outcome.FAILED, 0.0, True)
@@ -72,7 +74,9 @@ async def test_an_exception_that_the_model_caused_is_scored(tmp_path: Path, repl
     ],
     ids=["a bug", "a mistake before", "a machine's fault"],
 )
-async def test_any_other_exception_is_masked(tmp_path: Path, replies: list[str], after: str) -> None:
+async def test_any_other_exception_is_masked(
+    tmp_path: Path, replies: list[str], after: str
+) -> None:
     code = loop(after or "pass")
     if after:  # this one answers the model's mistakes
         code = code.replace('str(given["a"] + given["b"])', "'done'")
@@ -95,17 +99,22 @@ async def test_exceptions_that_reject_an_answer_are_named_by_the_pack(tmp_path: 
     assert (await ended(tmp_path, ["two"], after)).outcome is Outcome.AGENT_ERROR
     episode = await ended(tmp_path, ["two"], after, rejects=["Rejected"])
     assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0)
-    code = loop(after) + """
+    code = (
+        loop(after)
+        + """
 from types import SimpleNamespace
 task = SimpleNamespace(prompt=json.loads(os.environ["AGENTRL_TASK"])["messages"], data={})
 agent(task, os.environ["OPENAI_BASE_URL"], "k", "")
 """
+    )
     command = {"command": [sys.executable, "agent.py"]}
     assert (await play(pack_of(tmp_path, code, command), ["two"])).outcome is Outcome.AGENT_ERROR
     episode = await play(pack_of(tmp_path, code, {**command, "rejects": ["Rejected"]}), ["two"])
     assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), episode.error
     episode = await play(pack_of(tmp_path, code, command), [call("add_up", a=1)])
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), "an unknown tool ends a program, too"
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.0), (
+        "an unknown tool ends a program, too"
+    )
 
 
 @pytest.mark.parametrize("on_error", [0, "mask"])
@@ -131,7 +140,11 @@ async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None
 
 
 async def test_a_limit_beside_a_reward_of_the_agents_own(tmp_path: Path) -> None:
-    code = loop().replace("said = ask", "emit_reward(0.25); said = ask").replace("model):", "model, emit_reward):")
+    code = (
+        loop()
+        .replace("said = ask", "emit_reward(0.25); said = ask")
+        .replace("model):", "model, emit_reward):")
+    )
     episode = await play(pack_of(tmp_path, code), [GOOD] * 9)
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED_TURNS, 0.25)
 
@@ -140,7 +153,9 @@ async def test_too_long_names_tokens_limit_and_setting(tmp_path: Path) -> None:
     episode = await play(pack_of(tmp_path, loop()), ["2"], max_tokens=20, max_new_tokens=10)
     assert episode.outcome is Outcome.TOO_LONG
     assert "20 tokens" in episode.error and "rollout.max_tokens" in episode.error
-    assert any(word.isdecimal() and int(word) > 20 for word in episode.error.replace(".", " ").split())
+    assert any(
+        word.isdecimal() and int(word) > 20 for word in episode.error.replace(".", " ").split()
+    )
 
 
 async def test_the_prompt_is_a_list_of_plain_dicts_of_its_own(tmp_path: Path) -> None:
@@ -183,6 +198,11 @@ frame.errors.BadCall: no tool zzz
 
 def test_only_the_exception_that_ended_a_program_counts() -> None:
     """Not what it logged before; causes do, and without a traceback the last line does."""
-    assert {"BadCall", "ValueError"} <= set(printed_names(CHAINED)) and "OSError" not in printed_names(CHAINED)
+    assert {"BadCall", "ValueError"} <= set(
+        printed_names(CHAINED)
+    ) and "OSError" not in printed_names(CHAINED)
     assert printed_names("OSError: logged\nKeyError: 'x'\n")[0] == "KeyError"
-    assert "OSError" not in printed_names("OSError: logged\nKeyError: 'x'\n") and printed_names("") == ()
+    assert (
+        "OSError" not in printed_names("OSError: logged\nKeyError: 'x'\n")
+        and printed_names("") == ()
+    )

@@ -37,7 +37,9 @@ class Elsewhere:
 
     def __init__(self, address: str) -> None:
         limits = httpx2.Limits(max_keepalive_connections=0)
-        self.client = httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False, timeout=None, limits=limits)
+        self.client = httpx2.AsyncClient(
+            base_url=f"http://{address}", trust_env=False, timeout=None, limits=limits
+        )
 
     async def claim(self) -> dict[str, Any]:
         while True:
@@ -53,13 +55,17 @@ class Elsewhere:
     async def ask(self, work: dict[str, Any]) -> httpx2.Response:
         body = {"messages": work["task"]["messages"]}
         headers = {"authorization": f"Bearer {work['api_key']}"}
-        return await self.client.post(f"{work['base_url']}/chat/completions", json=body, headers=headers)
+        return await self.client.post(
+            f"{work['base_url']}/chat/completions", json=body, headers=headers
+        )
 
     async def say(self, work: dict[str, Any], what: str, **body: Any) -> httpx2.Response:
         return await self.client.post(f"/tasks/{work['lease']}/{what}", json=body)
 
 
-def begun(folder: Path, store: Store | None = None, **agent: Any) -> tuple[asyncio.Task[Episode], Elsewhere]:
+def begun(
+    folder: Path, store: Store | None = None, **agent: Any
+) -> tuple[asyncio.Task[Episode], Elsewhere]:
     """An episode that waits for an agent, and one to be."""
     address = free()
     pack = pack_of(folder, agent={"remote": address, "timeout": 600, **agent})
@@ -71,14 +77,18 @@ async def test_an_agent_elsewhere_claims_a_task_and_gives_its_reward(tmp_path: P
         playing, agent = begun(tmp_path / "pack", store, fields=["answer"])
         work = await agent.claim()
         assert work["task"]["answer"] == "2" and work["lease_seconds"] == 60
-        assert (await agent.client.post("/tasks/claim", json={"wait": 0})).status_code == 204  # no one gets it twice
+        assert (
+            await agent.client.post("/tasks/claim", json={"wait": 0})
+        ).status_code == 204  # no one gets it twice
         assert (await agent.ask(work)).json()["choices"][0]["message"]["content"] == "Four."
         assert (await agent.say(work, "heartbeat")).status_code == 200
         assert (await agent.say(work, "end", reward="much")).status_code == 400
         assert (await agent.say(work, "end", reward=1.0)).status_code == 200
         episode = await playing
         stored = store.episodes.get(episode.id)
-    assert (episode.outcome, episode.reward, len(stored.turns)) == (Outcome.SOLVED, 1.0, 2), episode.error
+    assert (episode.outcome, episode.reward, len(stored.turns)) == (Outcome.SOLVED, 1.0, 2), (
+        episode.error
+    )
     assert (await agent.say(work, "end", reward=0.0)).status_code == 409
     assert (await agent.ask(work)).status_code == 409
     for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
@@ -92,14 +102,22 @@ async def test_a_task_of_an_agent_that_died_is_given_again_at_most_twice(tmp_pat
     await agent.ask(dead)
     work = await agent.claim()
     assert work["lease"] != dead["lease"] and work["base_url"] != dead["base_url"]
-    assert (await agent.ask(dead)).status_code == 409 == (await agent.say(dead, "heartbeat")).status_code
+    assert (
+        (await agent.ask(dead)).status_code
+        == 409
+        == (await agent.say(dead, "heartbeat")).status_code
+    )
     for _ in range(40):
         await asyncio.sleep(0.1)
-        assert (await agent.say(work, "heartbeat")).status_code == 200  # it lives longer than a lease
+        assert (
+            await agent.say(work, "heartbeat")
+        ).status_code == 200  # it lives longer than a lease
     await agent.ask(work)
     await agent.say(work, "end", reward=0.5)
     episode = await playing
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.5) and len(episode.turns) == 2, episode.error
+    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.5) and len(episode.turns) == 2, (
+        episode.error
+    )
     playing, agent = begun(tmp_path / "b", lease=0.1)
     for _ in range(3):
         await agent.claim()
@@ -112,7 +130,10 @@ async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
     work = await agent.claim()
     await agent.ask(work)
     await agent.say(work, "end", error="no key")
-    assert ((await playing).outcome, "no key" in (await playing).error) == (Outcome.AGENT_ERROR, True)
+    assert ((await playing).outcome, "no key" in (await playing).error) == (
+        Outcome.AGENT_ERROR,
+        True,
+    )
     playing, agent = begun(tmp_path / "alone", timeout=0.2)
     episode = await playing
     assert episode.outcome is Outcome.ENV_ERROR and "No agent asked" in episode.error
@@ -126,7 +147,9 @@ async def test_many_agents_share_the_tasks(tmp_path: Path) -> None:
     address = free()
     pack = pack_of(tmp_path, agent={"remote": address, "timeout": 600})
     policy = ScriptedPolicy(lambda key, ids: "Yes.", CHAT.tokenizer, delay=0.01)
-    rollout = AgentRollout(policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": LIMITS}))
+    rollout = AgentRollout(
+        policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": LIMITS})
+    )
     jobs = [Job(task, 7, sample) for task in pack.tasks("train") for sample in range(8)]
 
     async def work() -> None:
@@ -167,13 +190,24 @@ def odd(question): ...
 
 
 @pytest.mark.parametrize("name", ["solve", "later"])
-async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone(tmp_path: Path, name: str) -> None:
+async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone(
+    tmp_path: Path, name: str
+) -> None:
     """A copy of its one file, without site-packages; sync and async; what the agent raises is in its episode."""
     (tmp_path / "worker.py").write_bytes(Path(shipped.__file__).read_bytes())
     (tmp_path / "mine.py").write_text(AGENT)
     address = free()
     pack = pack_of(tmp_path / "pack", agent={"remote": address, "fields": ["answer"]})
-    command = [sys.executable, "-I", "-S", "worker.py", address, f"mine.py:{name}", "--at-once", "2"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "worker.py",
+        address,
+        f"mine.py:{name}",
+        "--at-once",
+        "2",
+    ]
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
         config = Config.model_validate({"rollout": LIMITS})
@@ -192,7 +226,10 @@ async def test_the_worker_refuses_a_function_that_no_task_fits(tmp_path: Path) -
     (tmp_path / "mine.py").write_text(AGENT)
     command = [sys.executable, "-m", "agentrl_cli.agents.worker", free(), "mine:odd"]
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=tmp_path, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        *command,
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     said = (await process.communicate())[1].decode()
     assert process.returncode == 1 and "'question', which no task gives" in said

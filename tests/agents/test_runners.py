@@ -36,7 +36,10 @@ ADD = {
     "function": {
         "name": "add",
         "description": "Add.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        },
     },
 }
 
@@ -56,14 +59,18 @@ def ask(base_url, api_key, messages, **more):
 def pack_of(folder: Path, code: str = "", agent: Any = "agent.py:agent", rewards: str = "") -> Pack:
     """A pack with an agent: `code` after a small client; without rewards of its own unless given as YAML."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    (folder / "task.yaml").write_text(f"name: sums\nsandbox: false\nagent: {json.dumps(agent)}\n{rewards}")
+    (folder / "task.yaml").write_text(
+        f"name: sums\nsandbox: false\nagent: {json.dumps(agent)}\n{rewards}"
+    )
     (folder / "agent.py").write_text(CLIENT + code)
     rows = [{"id": f"r{n}", "prompt": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(4)]
     (folder / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return load_pack(folder)
 
 
-async def play(pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any) -> Episode:
+async def play(
+    pack: Pack, replies: Any = ("Four.",), store: Store | None = None, n: int = 1, **limits: Any
+) -> Episode:
     """The last of `n` episodes of a pack with a scripted model."""
     policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, CHAT.tokenizer)
     config = Config.model_validate({"rollout": {**LIMITS, **limits}})
@@ -97,9 +104,17 @@ async def test_a_function_with_its_own_loop_and_tools_becomes_one_episode(tmp_pa
     assert (episode.outcome, episode.reward, episode.error) == (Outcome.SOLVED, 1.0, "")
     assert [turn.role for turn in episode.turns] == ["user", "assistant", "tool", "assistant"]
     assert episode.linear and episode.flags == () and episode.tool_calls == 1
-    assert CHAT.decode(episode.tokens.ids[episode.tokens.trained_mask].tolist()).count("<|im_end|>") == 2
-    assert [part.name for part in episode.reward_parts] == ["agent"] and episode.reward_parts[0].primary
-    assert stored.tokens.ids.tolist() == episode.tokens.ids.tolist() and stored.outcome is Outcome.SOLVED
+    assert (
+        CHAT.decode(episode.tokens.ids[episode.tokens.trained_mask].tolist()).count("<|im_end|>")
+        == 2
+    )
+    assert [part.name for part in episode.reward_parts] == ["agent"] and episode.reward_parts[
+        0
+    ].primary
+    assert (
+        stored.tokens.ids.tolist() == episode.tokens.ids.tolist()
+        and stored.outcome is Outcome.SOLVED
+    )
     assert [turn.role for turn in stored.turns] == [turn.role for turn in episode.turns]
 
 
@@ -144,7 +159,9 @@ def agent(task, base_url, api_key, event_url):
 
 
 @pytest.mark.parametrize(
-    ("code", "reward"), [(ASYNC, 0.5), (EMITS, 0.75), (EVENT, 0.125)], ids=["async", "emit", "event"]
+    ("code", "reward"),
+    [(ASYNC, 0.5), (EMITS, 0.75), (EVENT, 0.125)],
+    ids=["async", "emit", "event"],
 )
 async def test_a_reward_may_be_emitted(tmp_path: Path, code: str, reward: float) -> None:
     episode = await play(pack_of(tmp_path, code))
@@ -162,7 +179,9 @@ async def test_without_a_reward_of_its_own_the_packs_parts_count(tmp_path: Path)
     (tmp_path / "task.py").write_text(OWN)
     rewards = "rewards: {exact: {weight: 2.0, primary: true}}\n"
     pack = pack_of(
-        tmp_path, "def agent(base_url, api_key, task): ask(base_url, api_key, list(task.prompt))", rewards=rewards
+        tmp_path,
+        "def agent(base_url, api_key, task): ask(base_url, api_key, list(task.prompt))",
+        rewards=rewards,
     )
     assert (await play(pack, ["2"])).reward == 2.0
     assert (await play(pack, ["3"])).outcome is Outcome.FAILED
@@ -211,7 +230,9 @@ async def test_limits_that_refuse_a_call_are_scored_as_in_our_own_loop(tmp_path:
     turns = await play(pack, many)
     assert (turns.outcome, turns.reward) == (Outcome.TRUNCATED_TURNS, 0.0) and "400" in turns.error
     tokens = await play(pack, many, max_tokens=500, max_turns=50)
-    assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and len(tokens.tokens) <= 500
+    assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and len(
+        tokens.tokens
+    ) <= 500
     assert (await play(pack, many, max_tokens=20, max_new_tokens=10)).outcome is Outcome.TOO_LONG
 
 
@@ -227,7 +248,9 @@ import asyncio, os, time
         {wait}(0.02)
 """
     try:
-        episode = await play(pack_of(tmp_path, code, {"function": "agent.py:agent", "timeout": 0.2}))
+        episode = await play(
+            pack_of(tmp_path, code, {"function": "agent.py:agent", "timeout": 0.2})
+        )
     finally:
         mark.touch()
     assert episode.outcome is Outcome.AGENT_TIMEOUT and "0.2 s" in episode.error
@@ -268,13 +291,22 @@ async def test_calls_after_the_end_and_with_unknown_keys_are_refused(tmp_path: P
     async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
         assert (await client.post(f"{address}/chat/completions", json=body)).status_code == 409
         root = address.partition("/e/")[0]
-        assert (await client.post(f"{root}/e/ep-guess/v1/chat/completions", json=body)).status_code == 401
+        assert (
+            await client.post(f"{root}/e/ep-guess/v1/chat/completions", json=body)
+        ).status_code == 401
         assert (await client.post(f"{root}/v1/chat/completions", json=body)).status_code == 401
         event = address.removesuffix("/v1") + "/events"
         assert (await client.post(event, json={"reward": 1.0})).status_code == 409
-        for header in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):  # a page that knows the key
-            assert (await client.post(event, json={"reward": 1.0}, headers=header)).status_code == 403
-        assert (await client.post(event, content=b'{"reward": 1.0}')).status_code == 409  # as curl -d sends it
+        for header in (
+            {"Host": "evil.example"},
+            {"Origin": "http://evil.example"},
+        ):  # a page that knows the key
+            assert (
+                await client.post(event, json={"reward": 1.0}, headers=header)
+            ).status_code == 403
+        assert (
+            await client.post(event, content=b'{"reward": 1.0}')
+        ).status_code == 409  # as curl -d sends it
 
 
 ANTHROPIC = """
@@ -292,7 +324,9 @@ def agent(task, base_url, api_key, model):
 """
 
 
-async def test_anthropics_client_finds_its_routes_under_the_episodes_address(tmp_path: Path) -> None:
+async def test_anthropics_client_finds_its_routes_under_the_episodes_address(
+    tmp_path: Path,
+) -> None:
     assert (await play(pack_of(tmp_path, ANTHROPIC))).reward == 1.0
 
 
@@ -327,7 +361,10 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
 ) -> None:
     """monkeypatch sets a variable of the environment, as a user's shell does; no part of the package is replaced."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-    code = PROGRAM + f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps([dict(os.environ), task]))"
+    code = (
+        PROGRAM
+        + f"open({str(tmp_path / 'seen.json')!r}, 'w').write(json.dumps([dict(os.environ), task]))"
+    )
     with Store.open(tmp_path / "store.db") as store:
         episode = await play(pack_of(tmp_path / "pack", code, COMMAND), store=store)
         said = store.journal.agent_stderr(None, episode.id)
@@ -335,10 +372,18 @@ async def test_a_program_is_an_agent_and_sees_nothing_of_our_environment(
     env, task = json.loads((tmp_path / "seen.json").read_text())
     assert "hidden" not in str(env) and env["MODE"] == "fast"
     named = (
-        "OPENAI_BASE_URL OPENAI_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_API_KEY AGL_OPENAI_BASE_URL AGL_EVENT_URL AGL_KEY"
+        "OPENAI_BASE_URL OPENAI_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_API_KEY"
+        " AGL_OPENAI_BASE_URL AGL_EVENT_URL AGL_KEY"
     )
-    assert set(named.split()) <= set(env) and env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
-    assert not [name for name in env if name.startswith("AGENTRL_") and name not in ("AGENTRL_TASK", "AGENTRL_MODEL")]
+    assert (
+        set(named.split()) <= set(env)
+        and env["ANTHROPIC_BASE_URL"] + "/v1" == env["OPENAI_BASE_URL"]
+    )
+    assert not [
+        name
+        for name in env
+        if name.startswith("AGENTRL_") and name not in ("AGENTRL_TASK", "AGENTRL_MODEL")
+    ]
     assert task["messages"][0]["content"] == "What is 0 + 2?" and "answer" not in task
     assert said == "thinking aloud\n"
 
@@ -347,15 +392,25 @@ PROGRAMS = {
     "exit status": ("import sys\nsys.exit('no key')", Outcome.AGENT_ERROR, "exit status 1: no key"),
     "killed": ("import os\nos.kill(os.getpid(), 9)", Outcome.AGENT_ERROR, "signal SIGKILL"),
     "never calls": ("print(1.0)", Outcome.NO_CALLS, "no call"),
-    "hangs": ("import time\nprint('waiting', flush=True)\ntime.sleep(3600)", Outcome.AGENT_TIMEOUT, "1.5 s"),
-    "no number": (PROGRAM + "print(json.dumps({'reward': 'x'}))", Outcome.AGENT_ERROR, "'x' is not a reward"),
+    "hangs": (
+        "import time\nprint('waiting', flush=True)\ntime.sleep(3600)",
+        Outcome.AGENT_TIMEOUT,
+        "1.5 s",
+    ),
+    "no number": (
+        PROGRAM + "print(json.dumps({'reward': 'x'}))",
+        Outcome.AGENT_ERROR,
+        "'x' is not a reward",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_every_way_a_program_can_end(tmp_path: Path, name: str) -> None:
     code, outcome, text = PROGRAMS[name]
-    episode = await play(pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 600}))
+    episode = await play(
+        pack_of(tmp_path, code, {**COMMAND, "timeout": 1.5 if name == "hangs" else 600})
+    )
     assert (episode.outcome, text in episode.error) == (outcome, True), episode.error
 
 
@@ -411,13 +466,17 @@ async def test_a_run_that_is_stopped_ends_its_programs(tmp_path: Path) -> None:
 async def test_a_program_does_not_outlive_a_killed_trainer(tmp_path: Path) -> None:
     """Nor if signal 9 leaves it no time to end what it started."""
     mark = tmp_path / "pid"
-    code = START.format(mark=str(mark)) + "print(os.getpid(), file=mark, flush=True)\ntime.sleep(3600)"
+    code = (
+        START.format(mark=str(mark)) + "print(os.getpid(), file=mark, flush=True)\ntime.sleep(3600)"
+    )
     pack_of(tmp_path / "pack", code, {**COMMAND, "timeout": 600})
     script = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tests.agents.test_runners import play\n"
         "from agentrl_cli.tasks import load_pack\nasyncio.run(play(load_pack(Path(sys.argv[1]))))"
     )
-    trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "pack"), cwd=ROOT)
+    trainer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path / "pack"), cwd=ROOT
+    )
     while not (mark.is_file() and len(mark.read_text().split()) == 4):
         await asyncio.sleep(0.05)
     trainer.kill()
@@ -447,7 +506,9 @@ def test_the_last_line_of_json_is_the_reward() -> None:
         ("agent.py:odd", "'question', which no episode gives"),
     ],
 )
-async def test_an_agent_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, agent: Any, text: str) -> None:
+async def test_an_agent_that_cannot_be_run_is_refused_with_the_reason(
+    tmp_path: Path, agent: Any, text: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         await play(pack_of(tmp_path, "def odd(question): ...", agent))
     assert text in error.value.message

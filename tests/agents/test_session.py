@@ -39,7 +39,6 @@ class Slow(ScriptedPolicy):
             raise
         return await super().generate(*given, **more)
 
-
     async def until(self, begun: int) -> None:
         """Wait until it has begun so many: a request is read in another thread first."""
         while self.begun < begun:
@@ -59,7 +58,9 @@ async def test_equal_requests_in_flight_are_one() -> None:
     policy = Slow()
     session = session_of(policy)
     both = [asyncio.create_task(session.complete(ask())) for _ in range(2)]
-    others = [asyncio.create_task(session.complete(ask(**own))) for own in ({"seed": 1}, {"seed": 2})]
+    others = [
+        asyncio.create_task(session.complete(ask(**own))) for own in ({"seed": 1}, {"seed": 2})
+    ]
     await policy.until(3)
     both[0].cancel()  # one of two clients leaves: the other still gets its answer
     await asyncio.sleep(0.01)
@@ -67,7 +68,9 @@ async def test_equal_requests_in_flight_are_one() -> None:
     reply = await both[1]
     drawn = [(await other).choices[0].generation for other in others]
     assert len(session.tree.turns) == 1 + 3 and [len(one.ids) > 0 for one in drawn] == [True] * 2
-    assert policy.begun == 3 and policy.cancelled == 0 and reply.choices[0].text.startswith("Number")
+    assert (
+        policy.begun == 3 and policy.cancelled == 0 and reply.choices[0].text.startswith("Number")
+    )
 
 
 async def test_sampling_stops_when_the_last_client_leaves() -> None:
@@ -78,7 +81,9 @@ async def test_sampling_stops_when_the_last_client_leaves() -> None:
     for task in both:
         task.cancel()
     await asyncio.sleep(0)
-    again = asyncio.create_task(session.complete(ask(), retry=True))  # it must not join what is being cancelled
+    again = asyncio.create_task(
+        session.complete(ask(), retry=True)
+    )  # it must not join what is being cancelled
     await asyncio.wait(both)
     await policy.until(2)
     assert (policy.begun, policy.cancelled) == (2, 1) and session.tree.nodes == []
@@ -167,7 +172,10 @@ async def test_what_a_server_without_token_ids_says_is_context() -> None:
 
 
 async def test_calls_in_another_syntax_are_named() -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
     session = session_of(['[TOOL_CALLS][{"name": "add", "arguments": {}}]'])
     reply = await session.complete(ask(tools=[tool]))
     assert reply.choices[0].finish == "stop" and (await session.seal()).foreign == "mistral"

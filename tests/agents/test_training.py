@@ -12,7 +12,9 @@ from agentrl_cli.store import Store
 from agentrl_cli.types import Fact, Outcome
 from tests.helpers.train import episodes_of, spawn, trainer_of, write_pack, write_project
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 AGENT = """\
 import httpx2
@@ -34,13 +36,20 @@ async def test_a_model_learns_through_the_gateway(tmp_path: Path, model: Path) -
     train = {"steps": 12, "lr": 2e-2}
     rollout = {"group_size": 8, "prompts_per_step": 4}
     seen: list[dict[str, float]] = []
-    async with trainer_of(tmp_path, model, task={"packs": ["."], **SETTINGS}, train=train, rollout=rollout) as trainer:
+    async with trainer_of(
+        tmp_path, model, task={"packs": ["."], **SETTINGS}, train=train, rollout=rollout
+    ) as trainer:
         trainer.on_step = lambda step, metrics: seen.append(metrics)
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
     assert run.status == "finished" and len(episodes) == 12 * 32
-    assert all(e.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS) for e in episodes)
-    assert all([turn.role for turn in e.turns] == ["user", "assistant"] and e.trained_tokens for e in episodes)
+    assert all(
+        e.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS) for e in episodes
+    )
+    assert all(
+        [turn.role for turn in e.turns] == ["user", "assistant"] and e.trained_tokens
+        for e in episodes
+    )
     assert max(metrics["sampling/sampling_logp_difference/max"] for metrics in seen) < 1e-4
     rewards = [metrics["rewards/even/mean"] for metrics in seen]
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
@@ -57,7 +66,9 @@ async def test_it_samples_what_the_built_in_loop_samples(tmp_path: Path, model: 
             run = await trainer.train()
             episodes = episodes_of(trainer.store, run)
         order = sorted(episodes, key=lambda e: (e.task_id, e.sample))
-        found.append([(e.task_id, e.tokens.ids.tolist(), e.reward, e.fact, e.weights_version) for e in order])
+        found.append(
+            [(e.task_id, e.tokens.ids.tolist(), e.reward, e.fact, e.weights_version) for e in order]
+        )
         assert {e.fact for e in episodes} <= {str(Fact.TRAINED), str(Fact.SKIPPED_ZERO_VARIANCE)}
     assert [row[:4] for row in found[0]] == [row[:4] for row in found[1]]
 
@@ -77,14 +88,20 @@ def test_the_command_line_takes_an_agent_and_resumes_with_it(tmp_path: Path, mod
     assert code == 0, text
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = next(row for row in store.runs.all() if row.kind == "train")
-        assert (run.status, run.step) == ("finished", 2) and json.loads(json.dumps(run.config))["task"] | SETTINGS
+        assert (run.status, run.step) == ("finished", 2) and json.loads(json.dumps(run.config))[
+            "task"
+        ] | SETTINGS
         rows = store.episodes.rows(store.episodes.ids("", "time"))
         assert {row.kind for row in rows} == {"rollout", "train", "eval"}
     code, text = spawn(project, "replay", rows[0].id, "--plain")
     assert code == 0 and "Go " in text, text
     code, text = spawn(project, "rescore", "last", "--no-keep")
     assert code == 0 and "0 of " in text, text
-    code, text = spawn(project, "chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward")
+    code, text = spawn(
+        project, "chat", "--model", "scripted", "--plain", "--say", "hi", "--say", "/reward"
+    )
     assert code == 1 and "no task to score by" in text, text
-    code, text = spawn(project, "train", "--resume", "last", "--steps", "3", "--agent", "other.py:agent")
+    code, text = spawn(
+        project, "train", "--resume", "last", "--steps", "3", "--agent", "other.py:agent"
+    )
     assert code == 2 and "`task`" in text, text

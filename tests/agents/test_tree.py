@@ -28,7 +28,9 @@ def ask(messages: list[dict[str, Any]], **more: Any) -> ModelRequest:
 async def say(session: Session, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """The assistant's message as the client gets it."""
     request = ask(messages, **more)
-    message: dict[str, Any] = chat.answer(request, await session.complete(request))["choices"][0]["message"]
+    message: dict[str, Any] = chat.answer(request, await session.complete(request))["choices"][0][
+        "message"
+    ]
     return message
 
 
@@ -45,15 +47,31 @@ async def test_a_conversation_keeps_its_ids_and_renders_only_what_is_new() -> No
     # The client writes the message in its own way: arguments in another order, an extra key, content as null.
     sent = {**sent, "index": 0, "function": {"name": "add", "arguments": '{"b": 2,   "a": 1}'}}
     back = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [sent]}
-    answer = {"role": "tool", "tool_call_id": sent["id"], "content": [{"type": "text", "text": "3"}]}
+    answer = {
+        "role": "tool",
+        "tool_call_id": sent["id"],
+        "content": [{"type": "text", "text": "3"}],
+    }
     parts = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, USER]
     assert (await say(session, [*parts, back, answer], tools=[ADD]))["content"] == "3."
     trace = await session.seal()
     assert trace.forks == 0 and [turn.parent for turn in trace.turns] == [None] * 5
-    assert [turn.role for turn in trace.turns] == ["system", "user", "assistant", "tool", "assistant"]
-    assert written in CHAT.decode(trace.tokens.ids) and CHAT.decode(trace.tokens.ids).count("<tool_call>") == 1
+    assert [turn.role for turn in trace.turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert (
+        written in CHAT.decode(trace.tokens.ids)
+        and CHAT.decode(trace.tokens.ids).count("<tool_call>") == 1
+    )
     assert [drift.kind for drift in trace.drift] == ["reserialised"]
-    assert trace.turns[3].results[0].text == "3" and trace.turns[2].calls[0].arguments == {"a": 1, "b": 2}
+    assert trace.turns[3].results[0].text == "3" and trace.turns[2].calls[0].arguments == {
+        "a": 1,
+        "b": 2,
+    }
 
 
 async def test_a_message_that_was_split_in_two_is_joined() -> None:
@@ -70,8 +88,13 @@ async def test_thinking_may_be_left_out_but_not_changed() -> None:
     session = session_of(["<think>Hm.</think>Yes.", "A.", "B.", "C."])
     first = await say(session, [USER])
     assert first["content"] == "Yes." and first["reasoning"] == first["reasoning_content"] == "Hm."
-    for number, back in enumerate(({"content": "Yes."}, {**first}, {"content": "Yes.", "reasoning": "Other."})):
-        await say(session, [USER, {"role": "assistant", **back}, {"role": "user", "content": f"{number}?"}])
+    for number, back in enumerate(
+        ({"content": "Yes."}, {**first}, {"content": "Yes.", "reasoning": "Other."})
+    ):
+        await say(
+            session,
+            [USER, {"role": "assistant", **back}, {"role": "user", "content": f"{number}?"}],
+        )
     turns = session.tree.turns
     # user, assistant; then twice a user after that assistant; the last one is after another assistant message.
     assert [turn.parent for turn in turns] == [None, None, None, None, 1, None, 0, None, None]
@@ -85,17 +108,25 @@ async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
     await say(session, more)
     summary = [SYSTEM, {"role": "user", "content": "So far: 3. More."}]
     await say(session, summary)
-    await say(session, [SYSTEM, USER], tools=[ADD])  # other tools are written at the start: another root
+    await say(
+        session, [SYSTEM, USER], tools=[ADD]
+    )  # other tools are written at the start: another root
     await say(session, [*more[:3], {"role": "user", "content": "Else."}])
     trace = await session.seal()
     parents = [turn.parent for turn in trace.turns]
     assert parents == [None, None, None, None, None, 0, None, ROOT, None, None, 2, None]
     assert trace.forks == 3 and len(session.tree.leaves) == 4
     assert sum(turn.role == "system" for turn in trace.turns) == 2
-    sampled = [int(trace.tokens.slice(turn.start, turn.end).trained_mask.any()) for turn in trace.turns]
+    sampled = [
+        int(trace.tokens.slice(turn.start, turn.end).trained_mask.any()) for turn in trace.turns
+    ]
     assert sum(sampled) == trace.calls == 5
     text = branch_text(session, 6)
-    assert "So far: 3." in text and "1 + 2?" not in text and text.startswith("<|im_start|>system\nBe brief.")
+    assert (
+        "So far: 3." in text
+        and "1 + 2?" not in text
+        and text.startswith("<|im_start|>system\nBe brief.")
+    )
     assert trace.drift == ()
 
 
@@ -110,18 +141,31 @@ async def test_an_answer_that_the_client_made_up_is_context() -> None:
     text = CHAT.decode(trace.tokens.ids)
     assert text == CHAT.decode(
         CHAT.rendered_ids(
-            [USER, made_up, {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine."}]
+            [
+                USER,
+                made_up,
+                {"role": "user", "content": "Go on."},
+                {"role": "assistant", "content": "Fine."},
+            ]
         )
     ).removesuffix("\n")
 
 
 async def test_results_of_a_made_up_call_have_the_call_they_answer() -> None:
     session = session_of(["3."])
-    made = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+    made = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'},
+    }
     back = {"role": "assistant", "content": "", "tool_calls": [made]}
-    await say(session, [USER, back, {"role": "tool", "tool_call_id": "x", "content": "3"}], tools=[ADD])
+    await say(
+        session, [USER, back, {"role": "tool", "tool_call_id": "x", "content": "3"}], tools=[ADD]
+    )
     turns = (await session.seal()).turns
-    assert [call.arguments for call in turns[1].calls] == [{"a": 1, "b": 2}] and turns[2].results[0].text == "3"
+    assert [call.arguments for call in turns[1].calls] == [{"a": 1, "b": 2}] and turns[2].results[
+        0
+    ].text == "3"
     assert turns[2].messages[0]["name"] == "add"
 
 
@@ -159,24 +203,43 @@ async def test_a_raw_prompt_continues_what_it_repeats() -> None:
 
 
 async def test_a_malformed_call_reaches_the_agents_own_validation() -> None:
-    session = session_of(['<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>', "Sorry."])
+    session = session_of(
+        ['<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>', "Sorry."]
+    )
     first = await say(session, [USER], tools=[ADD])
     made = first["tool_calls"][0]["function"]
-    assert made["name"] == "add" and '"_raw_arguments"' in made["arguments"] and '{\\"a\\": 1,}' in made["arguments"]
-    answer = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "bad arguments"}
+    assert (
+        made["name"] == "add"
+        and '"_raw_arguments"' in made["arguments"]
+        and '{\\"a\\": 1,}' in made["arguments"]
+    )
+    answer = {
+        "role": "tool",
+        "tool_call_id": first["tool_calls"][0]["id"],
+        "content": "bad arguments",
+    }
     await say(session, [USER, first, answer], tools=[ADD])
     trace = await session.seal()
     assert trace.malformed == 1 and trace.forks == 0 and trace.turns[1].calls[0].error
     assert [drift for drift in trace.drift if drift.kind == "structural"] == []
 
 
-WELL, NAMED = call("add", a=1, b=2), '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>'
+WELL, NAMED = (
+    call("add", a=1, b=2),
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>',
+)
 OTHER = NAMED.replace("add", "zzz")
 
 
-@pytest.mark.parametrize("beside", [[], [{**ADD, "function": {**ADD["function"], "name": "other"}}]])
-@pytest.mark.parametrize("text", ["Answer: 6\n</tool_call>", "Use <tool_call> to call.", OTHER, "<tool_call>{"])
-async def test_a_text_that_calls_no_tool_of_the_request_stays_text(text: str, beside: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "beside", [[], [{**ADD, "function": {**ADD["function"], "name": "other"}}]]
+)
+@pytest.mark.parametrize(
+    "text", ["Answer: 6\n</tool_call>", "Use <tool_call> to call.", OTHER, "<tool_call>{"]
+)
+async def test_a_text_that_calls_no_tool_of_the_request_stays_text(
+    text: str, beside: list[Any]
+) -> None:
     """With one tool as with two: nothing is read as a call of a tool that it does not name."""
     said = await say(session_of([text]), [USER], tools=[ADD, *beside])
     assert (said["content"], said.get("tool_calls")) == (text, None)
@@ -190,14 +253,18 @@ async def test_a_text_that_calls_no_tool_of_the_request_stays_text(text: str, be
         (f"{WELL}\n{NAMED}", 2, None),
     ],
 )
-async def test_a_valid_call_is_sent_beside_an_unreadable_one(text: str, calls: int, content: str | None) -> None:
+async def test_a_valid_call_is_sent_beside_an_unreadable_one(
+    text: str, calls: int, content: str | None
+) -> None:
     """What cannot be sent as a call is text, and the conversation goes on without a fork."""
     session = session_of([text, "3"])
     said = await say(session, [USER], tools=[ADD])
     assert len(said["tool_calls"]) == calls and said["content"] == content
     made = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
     assert made[0] == {"a": 1, "b": 2}
-    answers = [{"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in said["tool_calls"]]
+    answers = [
+        {"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in said["tool_calls"]
+    ]
     assert (await say(session, [USER, said, *answers], tools=[ADD]))["content"] == "3"
     assert (await session.seal()).forks == 0
 

@@ -29,8 +29,12 @@ def stored(folder: Path, code: str = TOOLS) -> tuple[Path, str]:
     (folder / "agentrl.yaml").write_text("task: {packs: [.]}\n")
     settings = {"rollout": LIMITS, "task": {"agent": "agent.py:agent"}}
     with Store.open(db) as store:
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
-        row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+        store.tokenizers.add(
+            tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+        )
+        row = store.runs.add(
+            RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings)
+        )
         policy = ScriptedPolicy([call("add", a=0, b=2), "2"], tokenizer)
         rollout = AgentRollout(policy, CHAT, {pack.name: pack}, Config(), store=store, run=row)
         job = Job(pack.tasks("train")[0], 7, run_id=row.id, group_id="g")
@@ -52,9 +56,16 @@ def test_an_agent_runs_again_with_the_recorded_answers(tmp_path: Path) -> None:
     """Its calls answer the same and its reward comes back; a changed agent shows as a difference."""
     db, episode = stored(tmp_path)
     status, events = tried(db, episode, "--rerun")
-    assert status == 0 and [event["ev"] for event in events] == ["ready", "rerun", "rewards", "done"], events
+    assert status == 0 and [event["ev"] for event in events] == [
+        "ready",
+        "rerun",
+        "rewards",
+        "done",
+    ], events
     assert events[1]["same"] and (events[2]["total_before"], events[2]["total_after"]) == (1.0, 1.0)
-    (tmp_path / "agent.py").write_text((tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +'))
+    (tmp_path / "agent.py").write_text(
+        (tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +')
+    )
     status, events = tried(db, episode, "--rerun", "--verify")
     assert (status, events[1]["same"], events[1]["after"]) == (0, False, "7")
 
@@ -69,7 +80,9 @@ def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
     edited = events[-2]
     assert (status, edited["reward"], edited["outcome"]) == (0, 1.0, "solved"), events
     with Store.open(db, readonly=True) as store:
-        first, again, forced = (store.episodes.get(id_) for id_ in (episode, children[0]["episode"], edited["episode"]))
+        first, again, forced = (
+            store.episodes.get(id_) for id_ in (episode, children[0]["episode"], edited["episode"])
+        )
     assert (again.parent_id, again.parent_turn, again.kind) == (episode, 3, "whatif")
     at = first.turns[3].start
     assert again.tokens.ids[:at].tolist() == first.tokens.ids[:at].tolist()
@@ -81,6 +94,8 @@ def test_a_turn_is_sampled_again_by_the_agent_itself(tmp_path: Path) -> None:
 
 def test_an_agent_that_comes_to_another_place_is_reported(tmp_path: Path) -> None:
     db, episode = stored(tmp_path)
-    (tmp_path / "agent.py").write_text((tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +'))
+    (tmp_path / "agent.py").write_text(
+        (tmp_path / "agent.py").read_text().replace('["a"] +', '["a"] + 5 +')
+    )
     status, events = tried(db, episode, "--turn", "3")
     assert status == 2 and "did not come to turn 3 again" in events[-1]["message"], events

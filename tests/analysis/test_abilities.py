@@ -55,7 +55,9 @@ def shares(policy: ScriptedPolicy, seconds: float = 60.0) -> dict[str, Found]:
 
 def test_a_model_that_does_everything_shows_every_ability() -> None:
     found = shares(ScriptedPolicy(able, TOKENIZER))
-    assert {name: one.share for name, one in found.items()} == {ability.name: 1.0 for ability in ABILITIES}
+    assert {name: one.share for name, one in found.items()} == {
+        ability.name: 1.0 for ability in ABILITIES
+    }
     assert all(one.attempts >= 20 for one in found.values())
     assert verdict(list(found.values())).startswith("RL can begin:")
 
@@ -73,7 +75,9 @@ def test_a_model_that_takes_one_step_alone_is_named() -> None:
 
     found = shares(ScriptedPolicy(one_step, TOKENIZER))
     assert found["two steps"].share == found["corrects a call"].share == 0.0
-    assert "one call" in verdict(list(found.values())) and "two steps" in verdict(list(found.values()))
+    assert "one call" in verdict(list(found.values())) and "two steps" in verdict(
+        list(found.values())
+    )
 
 
 def test_the_time_limit_holds() -> None:

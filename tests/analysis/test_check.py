@@ -34,20 +34,30 @@ async def test_a_wrong_solution_a_scoring_blank_and_a_lying_tool_result(pack: Pa
     (pack / "task.py").write_text(
         code + "\n\ndef exact(episode, ctx):\n    return 0.0\n\n\nREWARDS = {'exact': exact}\n"
     )
-    assert any("the reference solution ends as failed" in problem for problem in await problems(pack))
+    assert any(
+        "the reference solution ends as failed" in problem for problem in await problems(pack)
+    )
     (pack / "task.py").write_text(code + "\n\nREWARDS = {'exact': lambda episode, ctx: 1.0}\n")
     assert any("an empty answer scores 1.0" in problem for problem in await problems(pack))
     (pack / "task.py").write_text(
-        code.replace('"content": row["answer"]},\n        final', '"content": "lie"},\n        final')
+        code.replace(
+            '"content": row["answer"]},\n        final', '"content": "lie"},\n        final'
+        )
     )
-    assert any("the solver has the tool answer 'lie'" in problem for problem in await problems(pack))
+    assert any(
+        "the solver has the tool answer 'lie'" in problem for problem in await problems(pack)
+    )
 
 
 async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path) -> None:
     train, test = pack / "data" / "train.jsonl", pack / "data" / "test.jsonl"
     rows = train.read_text().splitlines()
     test.write_text(
-        rows[0].replace("train-0000", "test-0000").replace('"say"', '"shout"').replace('"look"', '"shout"') + "\n"
+        rows[0]
+        .replace("train-0000", "test-0000")
+        .replace('"say"', '"shout"')
+        .replace('"look"', '"shout"')
+        + "\n"
     )
     found = await problems(pack)
     assert any("the same task is in train" in problem for problem in found)
@@ -59,7 +69,10 @@ async def test_a_bad_row_a_task_in_two_splits_and_an_unlisted_family(pack: Path)
 async def test_every_bad_line_is_reported_and_the_good_ones_are_still_checked(pack: Path) -> None:
     train = pack / "data" / "train.jsonl"
     rows = [json.loads(line) for line in train.read_text().splitlines()[:6]]
-    bad = [{**rows[1], "tools": ["lokup"]}, {**rows[2], "prompt": [{"role": "usr", "content": "a"}]}]
+    bad = [
+        {**rows[1], "tools": ["lokup"]},
+        {**rows[2], "prompt": [{"role": "usr", "content": "a"}]},
+    ]
     del rows[3]["answer"]
     rows[4]["family"] = "shout"
     train.write_text("\n".join(map(json.dumps, [rows[0], *bad, *rows[3:]])) + "\n{\n")
@@ -86,7 +99,9 @@ async def test_all_rows_are_run_on_demand(pack: Path) -> None:
     )
     assert await problems(pack) == []
     (found,) = await check_pack(load_pack(pack), None, every=True)
-    assert found.where == f"echo-task/{last}" and "the reference solution ends as failed" in found.text
+    assert (
+        found.where == f"echo-task/{last}" and "the reference solution ends as failed" in found.text
+    )
 
 
 def test_a_pack_without_a_solver_is_reported_and_its_blanks_are_tested(
@@ -101,7 +116,9 @@ def test_a_pack_without_a_solver_is_reported_and_its_blanks_are_tested(
     assert main(["check", str(pack), "--json"]) == 1
     (result,) = json.loads(capfd.readouterr().out)
     assert not result["solver"]
-    assert result["problems"] and all("an empty answer scores 1.0" in one["text"] for one in result["problems"])
+    assert result["problems"] and all(
+        "an empty answer scores 1.0" in one["text"] for one in result["problems"]
+    )
 
 
 def test_the_command_groups_what_is_the_same(pack: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +129,12 @@ def test_the_command_groups_what_is_the_same(pack: Path, capfd: pytest.CaptureFi
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["check", str(pack)]) == 1
     lines = capfd.readouterr().err.splitlines()
-    assert lines[-2:] == ["echo-task: data/train.jsonl:2 and 2 more: the row lacks answer.", "echo-task: 3 problems"]
+    assert lines[-2:] == [
+        "echo-task: data/train.jsonl:2 and 2 more: the row lacks answer.",
+        "echo-task: 3 problems",
+    ]
     assert main(["check", str(pack), "--json", "--all"]) == 1
     (result,) = json.loads(capfd.readouterr().out)
-    assert [problem["where"] for problem in result["problems"]] == [f"data/train.jsonl:{n}" for n in (2, 3, 4)]
+    assert [problem["where"] for problem in result["problems"]] == [
+        f"data/train.jsonl:{n}" for n in (2, 3, 4)
+    ]

@@ -43,7 +43,10 @@ def test_the_preset_of_a_small_gpu_trains_what_it_promises(shapes: dict[str, Pat
         model = make.from_config(AutoConfig.from_pretrained(shapes["Qwen2-0.5B"]))
         adapted = add_adapter(model, config.adapter, Path())
     counts = [(p.numel(), p.requires_grad) for p in adapted.parameters()]
-    assert sum(n for n, trained in counts if trained) == 4_399_104 and sum(n for n, _ in counts) == 498_431_872
+    assert (
+        sum(n for n, trained in counts if trained) == 4_399_104
+        and sum(n for n, _ in counts) == 498_431_872
+    )
     changed, planned = fit(config, shapes["Qwen2-0.5B"], gpu_bytes=4.0 * GiB)
     assert changed == config and planned.fits and planned.trainable == 4_399_104
 
@@ -56,11 +59,23 @@ def test_what_changes_a_training_least_is_changed_first(shapes: dict[str, Path])
     assert {planned.parameters for _, planned in found.values()} == {PARAMETERS["Qwen2.5-1.5B"]}
     large, middle, small, tiny = (config for config, _ in found.values())
     assert large == start
-    assert middle.adapter.enabled and middle.model.quantization == "none" and middle.train.checkpointing == "off"
+    assert (
+        middle.adapter.enabled
+        and middle.model.quantization == "none"
+        and middle.train.checkpointing == "off"
+    )
     assert small.train.checkpointing == "auto" and small.model.quantization == "none"
-    assert tiny.model.quantization == "4bit" and live_rows(tiny) < 32 and tiny.train.token_budget == 2048
+    assert (
+        tiny.model.quantization == "4bit"
+        and live_rows(tiny) < 32
+        and tiny.train.token_budget == 2048
+    )
     for config in (middle, small, tiny):
-        assert config.rollout.max_tokens == 2048 and config.rollout.group_size == 8 and changes(start, config)
+        assert (
+            config.rollout.max_tokens == 2048
+            and config.rollout.group_size == 8
+            and changes(start, config)
+        )
     refused, planned = fit(start, shapes["Qwen3-8B"], gpu_bytes=4.0 * GiB)
     assert not planned.fits and refused.model.quantization == "none", "bitsandbytes is not there"
 
@@ -74,11 +89,22 @@ def test_the_table_is_what_the_planner_computes(shapes: dict[str, Path]) -> None
 
 
 def test_planning_from_the_command_line(
-    shapes: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shapes: dict[str, Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main(["init", "calc-task", str(tmp_path / "p")]) == 0
     monkeypatch.chdir(tmp_path / "p")
-    plan = ["train", "--preset", "qwen2-0.5b-4gb", "--model", str(shapes["Qwen2-0.5B"]), "--dry-run", "--gpu-memory"]
+    plan = [
+        "train",
+        "--preset",
+        "qwen2-0.5b-4gb",
+        "--model",
+        str(shapes["Qwen2-0.5B"]),
+        "--dry-run",
+        "--gpu-memory",
+    ]
     assert main([*plan, "4GiB"]) == 0
     assert "494,032,768 parameters, 4,399,104 trained, on cuda" in capfd.readouterr().err
     assert main([*plan, "1800MiB"]) == 3

@@ -35,7 +35,10 @@ def test_an_adapter_shrinks_what_is_trained() -> None:
 
 def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
     found = replace(
-        plan(Config.model_validate({"rollout": {"concurrency": 64, "max_tokens": 1024}}), bundled_model()),
+        plan(
+            Config.model_validate({"rollout": {"concurrency": 64, "max_tokens": 1024}}),
+            bundled_model(),
+        ),
         available=1.0,
     )
     assert not found.fits
@@ -50,12 +53,18 @@ def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bo
 
 def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> None:
     def of(choice: str, budget: int = 4096, held: float = 0.0) -> Plan:
-        return plan(Config.model_validate({"train": {"checkpointing": choice, "token_budget": budget}}), folder, held)
+        return plan(
+            Config.model_validate({"train": {"checkpointing": choice, "token_budget": budget}}),
+            folder,
+            held,
+        )
 
     folder, huge = bundled_model(), 10**9
     kept, again = of("off"), of("on")
     each = (9 * 160 + 4 * 160) * 4 + (3 * 160 + 2 * 160 + 4 * 432) * 4
-    passing = (4 * (432 + 160) + 4 * 160) * 4  # in one layer's backward pass; before the first and after the last
+    passing = (
+        4 * (432 + 160) + 4 * 160
+    ) * 4  # in one layer's backward pass; before the first and after the last
     assert kept.update["activations"] == 4096 * (6 * each + passing)
     assert again.update["activations"] == 4096 * (6 * 160 * 4 + each + passing)
     assert kept.update["head's gradient"] == 768 * 160 * 4 and "optimizer's step" not in kept.update
@@ -66,7 +75,10 @@ def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> 
 
 def test_a_small_model_is_not_planned_for_before_training() -> None:
     layer = torch.nn.Linear(4, 4)
-    settings = {name: Config.model_validate({"train": {"checkpointing": name}}) for name in ("auto", "on", "off")}
+    settings = {
+        name: Config.model_validate({"train": {"checkpointing": name}})
+        for name in ("auto", "on", "off")
+    }
     found = {name: checkpoints(config, bundled_model(), layer) for name, config in settings.items()}
     assert found == {"auto": False, "on": True, "off": False}
 
@@ -84,7 +96,12 @@ def qwen2_half_billion(folder: Path) -> Path:
     from transformers import Qwen2Config
 
     make: Any = Qwen2Config
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    sizes = {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    }
     config = make(**sizes, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(folder)
@@ -111,9 +128,13 @@ def test_half_a_billion_weights_under_an_adapter_fit_a_small_gpu(tmp_path: Path)
     assert sum(found.update.values()) < 2.2e9
     # 32 sequences of 2,048 tokens at once, and one more for prefixes: of 24 layers, 2 heads of 64, in 16 bits
     assert found.rollout["keys and values"] == pytest.approx(33 * 2048 * 24 * 2 * 128 * 2 * 49 / 48)
-    assert found.rollout["optimizer"] == found.trainable * 8, "it stays where it is while episodes are sampled"
+    assert found.rollout["optimizer"] == found.trainable * 8, (
+        "it stays where it is while episodes are sampled"
+    )
     # 2^24 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32; a mask
-    assert found.rollout["prefill"] == 574 * (4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2 + (7 + 2) * 2048 * 2)
+    assert found.rollout["prefill"] == 574 * (
+        4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2 + (7 + 2) * 2048 * 2
+    )
     assert "logits" not in found.rollout, "tokens are drawn when the prompts are done"
     bare = plan(sections(adapter={"enabled": False}), folder)
     # without one the draw is the larger: of 13 rows at once five float32, and the logits of all 32
@@ -126,13 +147,26 @@ def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:
     """What torch's allocator has, and with the driver's context; the optimizer's state waits on the CPU meanwhile."""
     folder, gpu_bytes = qwen2_half_billion(tmp_path), 4e9
     found = plan(sections(), folder, gpu_bytes=gpu_bytes)
-    assert found.fits and found.aside and "optimizer" not in found.rollout and "optimizer" in found.update
+    assert (
+        found.fits
+        and found.aside
+        and "optimizer" not in found.rollout
+        and "optimizer" in found.update
+    )
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
-        assert phase["runtime"] == 2**29 and found.allocated[name] == pytest.approx(sum(phase.values()) - 2**29)
-    assert max(found.allocated.values()) < 2.2e9, "what max_memory_allocated reports in either phase"
-    assert sum(found.update.values()) < 2.2e9 < sum(found.rollout.values()), "rows of 2,048 sampled tokens do not"
+        assert phase["runtime"] == 2**29 and found.allocated[name] == pytest.approx(
+            sum(phase.values()) - 2**29
+        )
+    assert max(found.allocated.values()) < 2.2e9, (
+        "what max_memory_allocated reports in either phase"
+    )
+    assert sum(found.update.values()) < 2.2e9 < sum(found.rollout.values()), (
+        "rows of 2,048 sampled tokens do not"
+    )
     longer = plan(sections(rollout={"response_tokens": 1280}), folder, gpu_bytes=gpu_bytes)
-    assert sum(longer.rollout.values()) < 2.2e9, "prompts of 768 tokens kept once, of episodes of 2,048"
+    assert sum(longer.rollout.values()) < 2.2e9, (
+        "prompts of 768 tokens kept once, of episodes of 2,048"
+    )
     bounded = plan(sections(rollout={"memory": "480MiB"}), folder, gpu_bytes=gpu_bytes)
     assert sum(bounded.rollout.values()) < 2.2e9
     full = plan(sections(adapter={"enabled": False}), folder, gpu_bytes=80e9)
@@ -147,8 +181,14 @@ def test_captured_steps_stay_with_keys_and_values(tmp_path: Path) -> None:
     wanted = 64 * 151936 * 2 + 32 * 2**21
     assert found.rollout["captured steps"] == found.update["captured steps"] == wanted
     assert found.rollout["keys and values"] == found.update["keys and values"] > 0
-    for none in (plan(sections(), folder, gpu_bytes=80e9), plan(sections(rollout={"cuda_graphs": "auto"}), folder)):
-        assert "captured steps" not in (*none.rollout, *none.update) and "keys and values" not in none.update
+    for none in (
+        plan(sections(), folder, gpu_bytes=80e9),
+        plan(sections(rollout={"cuda_graphs": "auto"}), folder),
+    ):
+        assert (
+            "captured steps" not in (*none.rollout, *none.update)
+            and "keys and values" not in none.update
+        )
 
 
 def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
@@ -157,13 +197,21 @@ def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
     rest, adapter = (494_032_768 - linear) * 2, 4_399_104 * 4
     for bits, each in (("none", 2.0), ("8bit", 1.01), ("4bit", 0.516)):
         found = plan(sections(model={"quantization": bits}), folder)
-        assert found.rollout["weights"] == found.update["weights"] == pytest.approx(rest + linear * each + adapter)
+        assert (
+            found.rollout["weights"]
+            == found.update["weights"]
+            == pytest.approx(rest + linear * each + adapter)
+        )
 
 
-def test_the_optimizers_step_counts_where_it_takes_more_than_the_backward_pass(tmp_path: Path) -> None:
+def test_the_optimizers_step_counts_where_it_takes_more_than_the_backward_pass(
+    tmp_path: Path,
+) -> None:
     found = plan(sections(adapter={"enabled": False}, train={"token_budget": 16}, model={"dtype": "float32"}),
                  qwen2_half_billion(tmp_path))  # fmt: skip
-    assert found.update["optimizer's step"] == 2 * 151936 * 896 * 4, "two of the largest weight's size"
+    assert found.update["optimizer's step"] == 2 * 151936 * 896 * 4, (
+        "two of the largest weight's size"
+    )
     assert "activations" not in found.update
 
 
@@ -181,13 +229,16 @@ def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> N
     assert positions() == 33 * 2048
     own = 1024 + 32  # a prompt's last token is the sequence's own, in whole blocks
     assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
-    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, "of three rows, three prompts"
+    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, (
+        "of three rows, three prompts"
+    )
     assert positions(response_tokens=4096) == 33 * 2048
 
 
 def test_a_value_head_is_counted() -> None:
     plain, ppo = (
-        plan(Config.model_validate({"algo": {"advantage": name}}), bundled_model()) for name in ("grpo", "gae")
+        plan(Config.model_validate({"algo": {"advantage": name}}), bundled_model())
+        for name in ("grpo", "gae")
     )
     head = 160 * 160 + 160 + 160 + 1  # two layers
     assert "value head" not in plain.update

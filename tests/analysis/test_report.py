@@ -42,13 +42,22 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
         w = demo.Writer(words, 9)
         w.given("user", "go", Origin.USER)
         w.assistant("so be it", [demo.call("<b>calculator</b>", {"expr": HOSTILE})])
-        w.given("tool", HOSTILE, Origin.TOOL, [ToolResult(HOSTILE, error="<i>bad</i>", seconds=0.1)])
+        w.given(
+            "tool", HOSTILE, Origin.TOOL, [ToolResult(HOSTILE, error="<i>bad</i>", seconds=0.1)]
+        )
         bad = demo.episode(words, 9, solved=False, step=20)
         parts = (RewardPart("<u>correct</u>", -9.0, 1.0, primary=True, detail=HOSTILE),)
         bad = replace(
-            bad, id="hostile1", task_id="<s>task|</s>", turns=tuple(w.turns), tokens=w.tokens(), flags=("LOOP",)
+            bad,
+            id="hostile1",
+            task_id="<s>task|</s>",
+            turns=tuple(w.turns),
+            tokens=w.tokens(),
+            flags=("LOOP",),
         )
-        bad = replace(bad, reward_parts=parts, outcome=Outcome.FAILED, advantage=-3.0, flags=("LOOP",))
+        bad = replace(
+            bad, reward_parts=parts, outcome=Outcome.FAILED, advantage=-3.0, flags=("LOOP",)
+        )
         store.episodes.finish(bad)
         store.signals.add(bad.id, demo.signals_of(bad))
         store.tokenizers.add("words", words.json(), "", {})
@@ -93,12 +102,19 @@ def test_a_report_has_all_its_parts(db: Path, pages: dict[str, Path]) -> None:
     ]
     assert [sample.why for sample in found.samples] == ["best", "worst", "oddest"]
     assert found.samples[1].row.id == "hostile1" and found.samples[0].row.outcome == "solved"
-    assert {"eval-test", "reward", "entropy", "kl", "reward-parts"} <= {name for name, _ in found.pictures}
+    assert {"eval-test", "reward", "entropy", "kl", "reward-parts"} <= {
+        name for name, _ in found.pictures
+    }
     assert "0.100 became 0.212" in found.verdict and "the intervals do not overlap" in found.verdict
     assert ("processor", "<em>CPU</em>") in found.machine
     text, md = pages["report"].read_text(), pages["md"].read_text()
     for page in (text, md):
-        assert "0.162 to 0.262" in page and "gained" in page and "calc/0417" in page and SECRET not in page
+        assert (
+            "0.162 to 0.262" in page
+            and "gained" in page
+            and "calc/0417" in page
+            and SECRET not in page
+        )
     assert 'class="u' in text and 'class="d' in text  # pushed up and down
     for name, _ in found.pictures:
         assert f"![{name}](r/{name}.svg)" in md
@@ -108,13 +124,20 @@ def test_a_report_has_all_its_parts(db: Path, pages: dict[str, Path]) -> None:
 def test_no_text_of_an_episode_becomes_markup(pages: dict[str, Path]) -> None:
     found = Tags(pages["report"].read_text())
     assert not {"script", "img", "i", "b", "u", "s", "em", "iframe", "a"} & set(found.tags)
-    assert found.tags.count("style") == 1 and not any(name.startswith("on") for name in found.attributes)
-    assert "default-src 'none'" in pages["report"].read_text() and "\x1b" not in pages["report"].read_text()
+    assert found.tags.count("style") == 1 and not any(
+        name.startswith("on") for name in found.attributes
+    )
+    assert (
+        "default-src 'none'" in pages["report"].read_text()
+        and "\x1b" not in pages["report"].read_text()
+    )
     found = Tags(pages["export"].read_text())
     assert found.tags.count("script") == 2 and not {"img", "svg", "i", "u", "s"} & set(found.tags)
     assert "script-src 'sha256-" in pages["export"].read_text()
     md = pages["md"].read_text()
-    outside = [part for n, part in enumerate(md.split("````")) if n % 2 == 0]  # the hostile text needs a fence of four
+    outside = [
+        part for n, part in enumerate(md.split("````")) if n % 2 == 0
+    ]  # the hostile text needs a fence of four
     assert "<script>" not in "".join(outside) and "\\[x\\](javascript" in md
 
 
@@ -129,11 +152,17 @@ def test_hostile_output_does_not_run_in_a_browser(pages: dict[str, Path], tmp_pa
         assert "img" not in found.tags and not {"onerror", "onload"} & found.attributes
         assert "document.title='owned'" in done.stdout  # as text
         if name == "export":
-            assert 'class="turn tool"' in done.stdout and "REWARD" in done.stdout  # its own script did run
+            assert (
+                'class="turn tool"' in done.stdout and "REWARD" in done.stdout
+            )  # its own script did run
 
 
-@pytest.mark.parametrize(("asked", "folder"), [("made", "made-pictures"), ("r.md", "r"), ("", "report-grpo-07")])
-def test_pictures_lie_beside_markdown_of_any_name(db: Path, tmp_path: Path, asked: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "folder"), [("made", "made-pictures"), ("r.md", "r"), ("", "report-grpo-07")]
+)
+def test_pictures_lie_beside_markdown_of_any_name(
+    db: Path, tmp_path: Path, asked: str, folder: str
+) -> None:
     """A name without suffix was taken for the folder of the pictures, too; a folder gets the default name."""
     out = tmp_path / asked
     assert main(["report", "grpo-07", "--format", "md", "-o", str(out), "--db", str(db)]) == 0
@@ -143,10 +172,15 @@ def test_pictures_lie_beside_markdown_of_any_name(db: Path, tmp_path: Path, aske
     assert {Path(path).parent.name for path in shown} == {folder}
 
 
-def test_an_existing_file_is_kept(db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_kept(
+    db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "report.html"
     path.write_text("mine")
-    assert main(["report", "grpo-07", "--out", str(path), "--db", str(db)]) == 2 and path.read_text() == "mine"
+    assert (
+        main(["report", "grpo-07", "--out", str(path), "--db", str(db)]) == 2
+        and path.read_text() == "mine"
+    )
     assert "--force" in capsys.readouterr().err
 
 

@@ -74,19 +74,27 @@ def test_new_weights_by_hand(trained: Path, capfd: pytest.CaptureFixture[str]) -
         else:
             assert row["advantage"] is None and row["fact"] == "skipped:zero_variance"
     after = episodes(trained)
-    assert [(e.reward, e.advantage, e.fact) for e in after] == [(e.reward, e.advantage, e.fact) for e in before]
+    assert [(e.reward, e.advantage, e.fact) for e in after] == [
+        (e.reward, e.advantage, e.fact) for e in before
+    ]
 
 
-def test_the_same_settings_give_the_stored_advantages(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_same_settings_give_the_stored_advantages(
+    trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = rescore(trained, capfd, "--no-keep")
-    assert found["set"] is None and found["summary"]["changed"] == found["summary"]["sign_flips"] == 0
+    assert (
+        found["set"] is None and found["summary"]["changed"] == found["summary"]["sign_flips"] == 0
+    )
     for row in found["episodes"]:
         assert row["fact"] == row["fact_before"] and row["delta"] == 0
         if row["fact"] == "trained":
             assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
 
 
-def test_a_steered_kl_counts_as_it_did_in_its_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_steered_kl_counts_as_it_did_in_its_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     import asyncio
 
     model = write_model(tmp_path / "model")
@@ -112,9 +120,13 @@ def test_another_estimator(trained: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert found["set"] == "rloo"
     by_id = {row["episode"]: row for row in found["episodes"]}
     for e in episodes(trained):
-        others = [o.graded_reward for o in episodes(trained) if o.group_id == e.group_id and o.id != e.id]
+        others = [
+            o.graded_reward for o in episodes(trained) if o.group_id == e.group_id and o.id != e.id
+        ]
         if by_id[e.id]["fact"] == "trained":
-            assert by_id[e.id]["advantage"] == pytest.approx(e.graded_reward - float(np.mean(others)), abs=1e-5)
+            assert by_id[e.id]["advantage"] == pytest.approx(
+                e.graded_reward - float(np.mean(others)), abs=1e-5
+            )
 
 
 def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,12 +139,22 @@ def test_several_estimators_side_by_side(trained: Path, capfd: pytest.CaptureFix
     for row, centred in zip(found[0]["episodes"], found[1]["episodes"], strict=True):
         if row["fact"] == "trained":
             assert row["advantage"] == pytest.approx(row["advantage_before"], abs=1e-6)
-            mine = [e.graded_reward for e in episodes(trained) if e.group_id == _group(trained, row["episode"])]
-            assert centred["advantage"] == pytest.approx(row["reward"] - float(np.mean(mine)), abs=1e-5)
-    assert all(row["fact"] == "trained" for row in found[2]["episodes"]), "it compares over the batch, not in the group"
+            mine = [
+                e.graded_reward
+                for e in episodes(trained)
+                if e.group_id == _group(trained, row["episode"])
+            ]
+            assert centred["advantage"] == pytest.approx(
+                row["reward"] - float(np.mean(mine)), abs=1e-5
+            )
+    assert all(row["fact"] == "trained" for row in found[2]["episodes"]), (
+        "it compares over the batch, not in the group"
+    )
     assert main(["rescore", "--db", str(trained), "--no-keep", *asked]) == 0
     out = capfd.readouterr()
-    assert all(name in out.out.splitlines()[0] for name in names) and "Nothing was stored" in out.err
+    assert (
+        all(name in out.out.splitlines()[0] for name in names) and "Nothing was stored" in out.err
+    )
     with Store.open(trained, readonly=True) as store:
         first = found[0]["episodes"][0]["episode"]
         assert set(names) <= {score.name for score in store.scores.get(first)}, "replay lists them"
@@ -144,9 +166,14 @@ def _group(db: Path, episode: str) -> str | None:
 
 def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(trained.parent.parent / "mine.py")
-    found = rescore(trained, capfd, "--reward", f"{file}:words", "--set", "rewards.words=3", "-f", "step:1")
+    found = rescore(
+        trained, capfd, "--reward", f"{file}:words", "--set", "rewards.words=3", "-f", "step:1"
+    )
     assert found["summary"]["episodes"] == 8
-    assert all(row["delta"] == pytest.approx(3 * row["parts"]["words"]["value"]) for row in found["episodes"])
+    assert all(
+        row["delta"] == pytest.approx(3 * row["parts"]["words"]["value"])
+        for row in found["episodes"]
+    )
     assert all(row["parts"]["words"]["value"] >= 1 for row in found["episodes"])
     replaced = rescore(trained, capfd, "--reward", f"even={file}:even", "--no-keep")
     assert {row["reward"] for row in replaced["episodes"]} == {-1.0}
@@ -160,7 +187,9 @@ def test_a_filter_leaves_what_episodes_are_compared_with(
 ) -> None:
     middle = sorted(e.graded_reward for e in episodes(trained))[8]
     whole = rescore(trained, capfd, "--no-keep", "--advantage", estimator)["episodes"]
-    some = rescore(trained, capfd, "--no-keep", "--advantage", estimator, "-f", f"reward:>={middle}")
+    some = rescore(
+        trained, capfd, "--no-keep", "--advantage", estimator, "-f", f"reward:>={middle}"
+    )
     assert 0 < some["summary"]["episodes"] == len(some["episodes"]) < len(whole)
     assert some["episodes"] == [row for row in whole if row["reward"] >= middle]
 
@@ -185,9 +214,16 @@ def test_what_cannot_be_scored_is_said(trained: Path, capfd: pytest.CaptureFixtu
 
 def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        assert main(["rescore", "--db", str(trained), "--set", "rewards.length=-1", "--name", "short"]) == 0
+        assert (
+            main(["rescore", "--db", str(trained), "--set", "rewards.length=-1", "--name", "short"])
+            == 0
+        )
     out = capfd.readouterr()
-    assert "delta" in out.out and 'Kept as "short-2"' in out.err and "16 of 16 rewards changed" in out.err
+    assert (
+        "delta" in out.out
+        and 'Kept as "short-2"' in out.err
+        and "16 of 16 rewards changed" in out.err
+    )
     with Store.open(trained) as store:
         run = store.runs.all()[0]
         names = [name for name, _, _, _ in store.scores.sets(run.id)]
@@ -205,4 +241,6 @@ def test_sets_are_kept_listed_and_found(trained: Path, capfd: pytest.CaptureFixt
     assert main(["replay", lowest.id, "--plain", "--db", str(trained)]) == 0
     assert 'rescored "short-2"' in capfd.readouterr().out.replace("\n   ", " ")
     with Store.open(trained) as store:
-        assert store.scores.remove(run.id, "short") == 1 and "short" not in [n for n, *_ in store.scores.sets(run.id)]
+        assert store.scores.remove(run.id, "short") == 1 and "short" not in [
+            n for n, *_ in store.scores.sets(run.id)
+        ]

@@ -30,7 +30,12 @@ RISE = [0.2 + n * 0.02 for n in range(30)]
         (RISE, (0.2, 0.8), "and on the validation tasks it rose from 0.20 to 0.80", ""),
         (RISE, (), "exact moved most, by +0.46", "still rising"),
         (RISE, (0.3, 0.3), "but on the validation tasks it stayed at 0.30", "memorised"),
-        ([0.3] * 10 + [0.99] * 30, (0.3, 0.99), "rose from 0.30 to 0.99", "Nothing is left to learn"),
+        (
+            [0.3] * 10 + [0.99] * 30,
+            (0.3, 0.99),
+            "rose from 0.30 to 0.99",
+            "Nothing is left to learn",
+        ),
         ([0.3] * 10 + [0.7] * 30, (), "rose", "outcome:failed"),
         ([0.0] * 12, (0.0, 0.0), "stayed at 0.00", "Hardly anything was solved"),
         ([0.0] * 12, (), "no reward part moved", "agentrl check"),
@@ -38,7 +43,9 @@ RISE = [0.2 + n * 0.02 for n in range(30)]
         (RISE[::-1], (), "fell from 0.72 to 0.26", "train.lr"),
     ],
 )
-def test_the_verdict(solved: list[float], evals: tuple[float, ...], first: str, second: str) -> None:
+def test_the_verdict(
+    solved: list[float], evals: tuple[float, ...], first: str, second: str
+) -> None:
     what, following = verdict(series(solved, evals), "run")
     assert first in what and second in following
 

@@ -44,7 +44,9 @@ def solution() -> list[str]:
     for message in PACK.solution(TASK):
         if message["role"] == "assistant":
             calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
-            texts.append(message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls))
+            texts.append(
+                message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+            )
     return texts
 
 
@@ -58,15 +60,24 @@ def fill(path: Path) -> str:
     async def make() -> str:
         with Store.open(path) as store:
             store.tokenizers.add(
-                tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+                tokenizer.hash,
+                tokenizer.json,
+                tokenizer.chat_template or "",
+                dict(tokenizer.specials),
             )
             store.tasks.add([task])
             settings = config.model_dump(mode="json")
-            row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            row = store.runs.add(
+                RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings)
+            )
             ids = []
             for sample, replies in enumerate((right, ["I guess 1."])):
                 rollout = Rollout(
-                    ScriptedPolicy(replies, tokenizer), Chat(tokenizer), {PACK.name: PACK}, config, store=store
+                    ScriptedPolicy(replies, tokenizer),
+                    Chat(tokenizer),
+                    {PACK.name: PACK},
+                    config,
+                    store=store,
                 )
                 job = Job(task, sample, sample, "g", 1, row.id, "train")
                 ids.append((await rollout.run([job]))[0].id)
@@ -89,7 +100,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.mark.parametrize(
     ("step", "weights", "nearest"),
-    [(1, "tiny", None), (2, "made@1", 2), (7, "made@6", 6), (9, "made@8", 6), (15, "made@14", 12), (5, "old@4", 4)],
+    [
+        (1, "tiny", None),
+        (2, "made@1", 2),
+        (7, "made@6", 6),
+        (9, "made@8", 6),
+        (15, "made@14", 12),
+        (5, "old@4", 4),
+    ],
 )
 def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
     tmp_path: Path, step: int, weights: str, nearest: int | None
@@ -97,28 +115,40 @@ def test_a_what_if_continues_with_the_checkpoint_nearest_to_the_episode(
     """Never with one that the episode has trained; `old` is the run's name before it was renamed."""
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("r1", "made"))
-        evaluation = store.runs.add(RunRow("r2", "eval-made", "eval", parent_id="r1", parent_step=4))
+        evaluation = store.runs.add(
+            RunRow("r2", "eval-made", "eval", parent_id="r1", parent_step=4)
+        )
         for at in (2, 4, 6, 12):
             (tmp_path / str(at)).mkdir()
             store.runs.add_checkpoint(run.id, at, tmp_path / str(at), {}, "step")
         store.runs.add_checkpoint(run.id, 7, tmp_path / "deleted", {}, "step")
         kept: dict[str, Any] = {"outcome": Outcome.FAILED}
-        store.episodes.add([Episode("e1", "t/1", run_id=run.id, step=step, weights_version=weights, **kept)])
-        store.episodes.add([Episode("e2", "t/1", run_id=evaluation.id, weights_version="made@best", **kept)])
+        store.episodes.add(
+            [Episode("e1", "t/1", run_id=run.id, step=step, weights_version=weights, **kept)]
+        )
+        store.episodes.add(
+            [Episode("e2", "t/1", run_id=evaluation.id, weights_version="made@best", **kept)]
+        )
         store.episodes.add([Episode("e3", "t/1", weights_version="tiny", **kept)])
-        assert nearest_checkpoint(store, store.episodes.row("e1")) == (nearest and f"made@{nearest}")
+        assert nearest_checkpoint(store, store.episodes.row("e1")) == (
+            nearest and f"made@{nearest}"
+        )
         assert nearest_checkpoint(store, store.episodes.row("e2")) == "made@4"
         assert nearest_checkpoint(store, store.episodes.row("e3")) is None
 
 
-async def test_a_what_if_says_whose_weights_continue(made: tuple[Path, str], tmp_path: Path) -> None:
+async def test_a_what_if_says_whose_weights_continue(
+    made: tuple[Path, str], tmp_path: Path
+) -> None:
     db, episode = made
     copy = tmp_path / "a.db"
     copy.write_bytes(db.read_bytes())
     found = Tokenizer.load(bundled_model())
     with Store.open(copy) as store, store.transaction() as conn:
         store.runs.add_checkpoint("r1", 1, bundled_model(), {}, "step")
-        store.tokenizers.add(found.hash, found.json, found.chat_template or "", dict(found.specials))
+        store.tokenizers.add(
+            found.hash, found.json, found.chat_template or "", dict(found.specials)
+        )
         conn.execute("UPDATE episodes SET weights_version='made@1', tokenizer=?", (found.hash,))
     code, events = await child(copy, episode, "--turn", "2")
     assert code == 0 and events[0]["model"] == "made@1" == events[0]["sampled_by"]
@@ -141,8 +171,13 @@ async def test_calls_run_again_answer_the_same_and_so_do_rewards(made: tuple[Pat
     reruns = [event for event in events if event["ev"] == "rerun"]
     assert reruns and all(event["same"] and event["diff"] == [] for event in reruns)
     rewards = next(event for event in events if event["ev"] == "rewards")
-    assert rewards["total_after"] == pytest.approx(rewards["total_before"]) and rewards["episode"] == ""
-    assert rewards["advantage_after"] == pytest.approx(0.5**0.5, abs=1e-3)  # as the trainer: sample deviation
+    assert (
+        rewards["total_after"] == pytest.approx(rewards["total_before"])
+        and rewards["episode"] == ""
+    )
+    assert rewards["advantage_after"] == pytest.approx(
+        0.5**0.5, abs=1e-3
+    )  # as the trainer: sample deviation
 
 
 async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
@@ -165,9 +200,14 @@ async def test_verifying_says_where_it_diverged(
     command = ["replay", episode, "--verify", "--db", str(db)]
     assert await asyncio.to_thread(main, command) == 0
     seen = capsys.readouterr()
-    assert "same" in seen.out and "REWARD" not in seen.out and "calls answer as recorded" in seen.err
+    assert (
+        "same" in seen.out and "REWARD" not in seen.out and "calls answer as recorded" in seen.err
+    )
     with Store.open(db) as store, store.transaction() as conn:
-        conn.execute("UPDATE tool_calls SET result='something else' WHERE episode_id=? AND turn=2", (episode,))
+        conn.execute(
+            "UPDATE tool_calls SET result='something else' WHERE episode_id=? AND turn=2",
+            (episode,),
+        )
     assert await asyncio.to_thread(main, command) == 1
     seen = capsys.readouterr()
     assert "diverged at call 1" in seen.out and "-something else" in seen.out and "1 of" in seen.err
@@ -189,7 +229,9 @@ async def test_verifying_says_where_it_diverged(
         assert "DIVERGED diverged at call 1" in capsys.readouterr().out
 
 
-async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Path, str], script: Path) -> None:
+async def test_a_reroll_keeps_the_stored_ids_and_stores_children(
+    made: tuple[Path, str], script: Path
+) -> None:
     db, episode = made
     given = ["--turn", "2", "--samples", "3", "--model", "scripted", "--script", str(script)]
     code, events = await child(db, episode, *given)
@@ -200,23 +242,41 @@ async def test_a_reroll_keeps_the_stored_ids_and_stores_children(made: tuple[Pat
     with Store.open(db, readonly=True) as store:
         parent, row = store.episodes.get(episode), store.episodes.row(children[0]["episode"])
         kept = store.episodes.get(children[0]["episode"])
-        assert (row.kind, row.parent_id, row.parent_turn, row.run_id) == ("whatif", episode, 2, parent.run_id)
+        assert (row.kind, row.parent_id, row.parent_turn, row.run_id) == (
+            "whatif",
+            episode,
+            2,
+            parent.run_id,
+        )
         start = parent.turns[2].start
         assert kept.tokens.ids[:start].tolist() == parent.tokens.ids[:start].tolist()
-        assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.MODEL}
+        assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {
+            Origin.MODEL
+        }
         assert kept.outcome is Outcome.FAILED and kept.turns[2].messages[0]["content"] == "It is 3."
         assert len(store.episodes.siblings(kept.id)) == 3
         assert [item.sample for item in store.episodes.siblings(episode)] == [0, 1]
 
 
-async def test_a_reroll_of_a_branch_continues_its_path(made: tuple[Path, str], script: Path) -> None:
+async def test_a_reroll_of_a_branch_continues_its_path(
+    made: tuple[Path, str], script: Path
+) -> None:
     db, episode = made
     with Store.open(db) as store:
         parent = store.episodes.get(episode)
         tree = grafted(parent, parent, 2).with_(id="tree", kind="rollout", group_id=None)
         store.episodes.add([tree], tokenizer=ByteTokenizer().hash)
     turn = len(parent.turns)
-    given = ["--turn", str(turn + 2), "--samples", "1", "--model", "scripted", "--script", str(script)]
+    given = [
+        "--turn",
+        str(turn + 2),
+        "--samples",
+        "1",
+        "--model",
+        "scripted",
+        "--script",
+        str(script),
+    ]
     code, events = await child(db, "tree", *given)
     assert code == 0, events
     (made_,) = [event for event in events if event["ev"] == "child"]
@@ -224,14 +284,19 @@ async def test_a_reroll_of_a_branch_continues_its_path(made: tuple[Path, str], s
         row, kept = store.episodes.row(made_["episode"]), store.episodes.get(made_["episode"])
     assert (row.parent_id, row.parent_turn) == ("tree", turn + 2) and kept.linear
     before = parent.turns[4].start
-    assert kept.tokens.ids[:before].tolist() == parent.tokens.ids[:before].tolist() and len(kept.turns) == 5
+    assert (
+        kept.tokens.ids[:before].tolist() == parent.tokens.ids[:before].tolist()
+        and len(kept.turns) == 5
+    )
     chain, at, places = chain_to(tree, turn + 2)
     assert (at, places) == (4, (0, 1, *range(turn, len(tree.turns)))) and chain.linear
     code, events = await child(db, "tree", "--verify")
     assert code == 0 and all(event["same"] for event in events if event["ev"] == "rerun")
 
 
-async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str], script: Path) -> None:
+async def test_an_edited_turn_is_forced_and_its_calls_run(
+    made: tuple[Path, str], script: Path
+) -> None:
     db, episode = made
     with Store.open(db, readonly=True) as store:
         said = store.episodes.get(episode).turns[2]
@@ -242,7 +307,9 @@ async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str]
     found = next(event for event in events if event["ev"] == "child")
     with Store.open(db, readonly=True) as store:
         kept = store.episodes.get(found["episode"])
-    assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {Origin.FORCED}
+    assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {
+        Origin.FORCED
+    }
     assert kept.turns[3].role == "tool" and kept.turns[3].results[0].error is None
     assert kept.turns[4].messages[0]["content"] == "It is 3."
 
@@ -255,7 +322,9 @@ async def test_an_edited_turn_is_forced_and_its_calls_run(made: tuple[Path, str]
         (["--turn", "99", "--model", "scripted"], "Cannot continue from turn"),
     ],
 )
-async def test_mistakes_are_reported(made: tuple[Path, str], arguments: list[str], said: str) -> None:
+async def test_mistakes_are_reported(
+    made: tuple[Path, str], arguments: list[str], said: str
+) -> None:
     code, events = await child(*made, *arguments)
     assert code == 2 and said in events[-1]["message"]
 
@@ -287,7 +356,9 @@ def test_a_beginning_holds_whole_turns(made: tuple[Path, str]) -> None:
     with Store.open(made[0], readonly=True) as store:
         episode = store.episodes.get(made[1])
     turns, parts = turns_before(episode, 2)
-    assert [turn.index for turn in turns] == [0, 1] and sum(map(len, parts)) == episode.turns[2].start
+    assert [turn.index for turn in turns] == [0, 1] and sum(map(len, parts)) == episode.turns[
+        2
+    ].start
 
 
 async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:

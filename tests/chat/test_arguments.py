@@ -51,13 +51,19 @@ def test_the_first_error_is_worded_for_the_model() -> None:
 def test_references_and_all_keywords_of_the_standard_are_checked() -> None:
     wanted = {
         "type": "object",
-        "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+        "$defs": {
+            "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+        },
         "properties": {
             "at": {"$ref": "#/$defs/Point"},
             "n": {"type": "integer", "multipleOf": 5},
             "tags": {"type": "array", "uniqueItems": True},
             "one": {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
-            "by": {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+            "by": {
+                "type": "object",
+                "patternProperties": {"^a": {"type": "integer"}},
+                "additionalProperties": False,
+            },
         },
     }
     cases: list[tuple[dict[str, Any], str | None]] = [
@@ -77,7 +83,10 @@ def test_references_and_all_keywords_of_the_standard_are_checked() -> None:
 
 def test_the_first_error_is_that_of_the_first_argument() -> None:
     wanted = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-    assert validate_arguments(wanted, {"b": "x", "a": "y"}) == 'argument "b" must be an integer, not a string ("x")'
+    assert (
+        validate_arguments(wanted, {"b": "x", "a": "y"})
+        == 'argument "b" must be an integer, not a string ("x")'
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,10 @@ def test_a_type_that_json_does_not_have_accepts_anything() -> None:
 
 def test_arguments_nested_too_deeply_are_an_error() -> None:
     reference = {"$ref": "#/$defs/list"}
-    wanted = {"properties": {"a": reference}, "$defs": {"list": {"type": "array", "items": reference}}}
+    wanted = {
+        "properties": {"a": reference},
+        "$defs": {"list": {"type": "array", "items": reference}},
+    }
     value: list[Any] = []
     for _ in range(900):
         value = [value]
@@ -117,4 +129,9 @@ def test_arguments_nested_too_deeply_are_an_error() -> None:
 
 def test_the_library_is_imported_when_a_call_is_checked() -> None:
     code = "import sys, agentrl_cli.chat.render; print({'jsonschema', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
+    )

@@ -73,7 +73,9 @@ def template(source: str, name: str) -> str:
 
 
 def chat_of(source: str, name: str, append_only: bool = False) -> Chat:
-    return Chat(tokenizer_for(template(source, name)), "auto", append_only, now=datetime(2026, 1, 2))
+    return Chat(
+        tokenizer_for(template(source, name)), "auto", append_only, now=datetime(2026, 1, 2)
+    )
 
 
 async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollout]:
@@ -89,7 +91,9 @@ async def episode_of(chat: Chat, replies: Sequence[str]) -> tuple[Episode, Rollo
 def called(chat: Chat) -> str:
     """A call in the family's syntax, with its own stop token if that differs from an answer's (GLM)."""
     own = chat.stops.after_call
-    return chat.parser.example("add", {"a": 5, "b": 7}) + ("" if own == chat.stops.texts[0] else own)
+    return chat.parser.example("add", {"a": 5, "b": 7}) + (
+        "" if own == chat.stops.texts[0] else own
+    )
 
 
 @pytest.mark.parametrize(("source", "name"), FAMILIES)
@@ -97,7 +101,9 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
     chat = chat_of(source, name)
     parser, lacks = FAMILIES[source, name]
     assert chat.parser.name == parser and chat.reads_calls
-    assert replace(chat.able, lone_results=True) == Abilities(*(letter not in lacks for letter in "stcr"))
+    assert replace(chat.able, lone_results=True) == Abilities(
+        *(letter not in lacks for letter in "stcr")
+    )
     require_append_only(chat)
     call, answer = called(chat), "It is 12"
     thinking = chat.decode(chat.prompt([user("u")], [PROBE_TOOL]).ids).rstrip().endswith("<think>")
@@ -118,7 +124,11 @@ async def test_a_tool_episode_of_every_family(source: str, name: str) -> None:
     assert results == ["12", "12"] and episode.tool_errors == 0
     text = chat.decode(episode.tokens.ids)
     assert text.count("12") >= 3 and "Add two numbers." in text and "Use <tools>." in text
-    said = [chat.decode(episode.tokens.ids[t.start : t.end]) for t in episode.turns if t.role == "assistant"]
+    said = [
+        chat.decode(episode.tokens.ids[t.start : t.end])
+        for t in episode.turns
+        if t.role == "assistant"
+    ]
     assert all(call in one for one in said[:2])
     # Spaces (the script writes as the parser does) and thinking, which some templates drop, may differ; nothing else.
     kinds = set(rollout.drift.values())
@@ -134,7 +144,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "name", "reason"), REFUSED)
-async def test_refused_with_the_reason_and_trained_if_the_user_insists(source: str, name: str, reason: str) -> None:
+async def test_refused_with_the_reason_and_trained_if_the_user_insists(
+    source: str, name: str, reason: str
+) -> None:
     with pytest.raises(TemplateError, match=reason) as caught:
         require_append_only(chat_of(source, name))
     assert "model.append_only=true" in caught.value.hint
@@ -147,9 +159,12 @@ async def test_refused_with_the_reason_and_trained_if_the_user_insists(source: s
 
 
 @pytest.mark.parametrize(
-    ("source", "name"), [(TRL, "gemma4"), (CPP, "Qwen-Qwen2.5-7B-Instruct"), (CPP, "deepseek-ai-DeepSeek-V4")]
+    ("source", "name"),
+    [(TRL, "gemma4"), (CPP, "Qwen-Qwen2.5-7B-Instruct"), (CPP, "deepseek-ai-DeepSeek-V4")],
 )
-async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(source: str, name: str) -> None:
+async def test_a_malformed_call_is_answered_in_a_role_that_the_template_shows(
+    source: str, name: str
+) -> None:
     """Gemma 4 writes no result without a call, and a malformed call does not count: the answer comes from the user."""
     chat = chat_of(source, name)
     call = called(chat)
@@ -176,7 +191,9 @@ WOULD_SKIP = {
 
 @pytest.mark.parametrize(("source", "name"), WOULD_SKIP)
 async def test_what_a_training_would_skip_of_a_family_is_said(source: str, name: str) -> None:
-    assert [finding.what for finding in await rehearse(chat_of(source, name))] == WOULD_SKIP[source, name]
+    assert [finding.what for finding in await rehearse(chat_of(source, name))] == WOULD_SKIP[
+        source, name
+    ]
 
 
 # --- what a template lacks --------------------------------------------------------------------------------------------
@@ -185,7 +202,9 @@ async def test_what_a_training_would_skip_of_a_family_is_said(source: str, name:
 def test_messages_in_the_roles_that_a_template_has() -> None:
     """Gemma: no system, no tools. The prompt and a delta, by hand."""
     chat = chat_of(CPP, "google-gemma-2-2b-it")
-    text = chat.decode(chat.prompt([{"role": "system", "content": "Be brief."}, user("u")], [PROBE_TOOL]).ids)
+    text = chat.decode(
+        chat.prompt([{"role": "system", "content": "Be brief."}, user("u")], [PROBE_TOOL]).ids
+    )
     schema = json.dumps(PROBE_TOOL["function"])
     example = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
     assert text == (
@@ -216,12 +235,19 @@ def test_the_parser_is_found_by_reading_what_the_template_writes(name: str) -> N
     head, tail = (json.dumps(part, ensure_ascii=False) for part in written)
     source = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-        "{% if m.tool_calls %}{{ " + head + " + m.tool_calls[0].function.arguments.x + " + tail + " }}"
+        "{% if m.tool_calls %}{{ "
+        + head
+        + " + m.tool_calls[0].function.arguments.x + "
+        + tail
+        + " }}"
         "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
     chat = Chat(tokenizer_for(source), "auto")
-    assert chat.reads_calls and chat.parser.parse(load_parser(name).example("probe", {"x": "1"}), [PROBE_TOOL]).calls
+    assert (
+        chat.reads_calls
+        and chat.parser.parse(load_parser(name).example("probe", {"x": "1"}), [PROBE_TOOL]).calls
+    )
 
 
 def test_a_syntax_without_a_parser_is_refused_for_tools() -> None:
@@ -234,15 +260,26 @@ def test_a_syntax_without_a_parser_is_refused_for_tools() -> None:
     with pytest.raises(TemplateError, match="hermes does not read the tool calls"):
         require_calls_read(chat)
     report = audit(chat)
-    assert report.ok and not report.reads_calls and any("model.parser" in note for note in report.notes)
+    assert (
+        report.ok
+        and not report.reads_calls
+        and any("model.parser" in note for note in report.notes)
+    )
 
 
 def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Path) -> None:
     source = (
-        "{% if enable_thinking is defined %}{{ 'thinking ' + enable_thinking | string }}{% endif %}" + tiny_template()
+        "{% if enable_thinking is defined %}{{ 'thinking ' + enable_thinking | string }}{% endif %}"
+        + tiny_template()
     )
-    model = {"name": str(write_model(tmp_path, template=source)), "template_variables": {"enable_thinking": False}}
-    for given, begins in ((model, "thinking False<|im_start|>"), ({"name": model["name"]}, "<|im_start|>")):
+    model = {
+        "name": str(write_model(tmp_path, template=source)),
+        "template_variables": {"enable_thinking": False},
+    }
+    for given, begins in (
+        (model, "thinking False<|im_start|>"),
+        ({"name": model["name"]}, "<|im_start|>"),
+    ):
         loaded = load_policy(None, Config.model_validate({"model": given}), base=tmp_path)
         asyncio.run(loaded.policy.close())
         assert loaded.chat.decode(loaded.chat.prompt([user("u")]).ids).startswith(begins)
@@ -251,7 +288,13 @@ def test_template_variables_of_the_configuration_reach_the_template(tmp_path: Pa
 BASE = {
     "chatml": (ByteTokenizer.CONTROL, "<|im_end|>", ""),
     "llama3": (
-        ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+        ),
         "<|end_of_text|>",
         "<|begin_of_text|>",
     ),
@@ -270,6 +313,11 @@ def test_a_base_model_gets_a_template_of_its_family_that_can_be_trained_with(nam
     tokenizer.chat_template = families.family_template(name)
     chat = Chat(tokenizer, "auto")
     report = audit(chat)
-    assert report.append_only and report.stop_token_trained and report.reads_calls and not report.problems
+    assert (
+        report.append_only
+        and report.stop_token_trained
+        and report.reads_calls
+        and not report.problems
+    )
     assert report.supports_tools and report.supports_system and report.parallel_calls
     assert chat.prompt([user("Hi.")]).text.startswith(bos + families.FAMILIES[name].token)

@@ -55,7 +55,9 @@ def episode(chat: Chat, replies: list[list[int]], results: list[str]) -> Episode
         origin = [int(Origin.MODEL)] * len(own) + [int(Origin.FORCED)] * len(closing)
         add("assistant", [parsed.message], own + closing, origin)
         if number < len(results):
-            new: list[Message] = [{"role": "tool", "tool_call_id": "c", "name": "t", "content": results[number]}]
+            new: list[Message] = [
+                {"role": "tool", "tool_call_id": "c", "name": "t", "content": results[number]}
+            ]
             delta = chat.extend(messages, new, TOOLS)
             add("tool", new, delta.ids, delta.origin)
     return Episode("e", "t", turns=tuple(turns), tokens=Tokens.concat(parts))
@@ -69,14 +71,23 @@ def without(subject: Episode, start: int, end: int) -> Episode:
 
 
 def test_a_clean_episode_is_quiet(chat: Chat) -> None:
-    replies = [chat.assistant_ids(f"Hm.\n{CALL}"), chat.assistant_ids(CALL), chat.assistant_ids("done")]
+    replies = [
+        chat.assistant_ids(f"Hm.\n{CALL}"),
+        chat.assistant_ids(CALL),
+        chat.assistant_ids("done"),
+    ]
     clean = episode(chat, replies, ["1", "<|im_end|> in a result"])
     assert check_episode(clean, chat, TOOLS) == []
     turn, tool = clean.turns[1], clean.turns[2]
     ids = clean.tokens.ids
     assert (
         check_delta(
-            chat, ids[turn.start : turn.end], ids[tool.start : tool.end], turn.messages[0], tool.messages, TOOLS
+            chat,
+            ids[turn.start : turn.end],
+            ids[tool.start : tool.end],
+            turn.messages[0],
+            tool.messages,
+            TOOLS,
         )
         == []
     )
@@ -90,7 +101,9 @@ def test_an_episode_may_end_anywhere(chat: Chat) -> None:
     closed = episode(chat, [chat.tokenizer.encode("half"), chat.assistant_ids("x")], ["go on"])
     assert closed.tokens.origin.tolist().count(Origin.FORCED) == 1
     assert check_episode(closed, chat, TOOLS) == []
-    malformed = episode(chat, [chat.assistant_ids('<tool_call>\n{"name": '), chat.assistant_ids("x")], ["Malformed"])
+    malformed = episode(
+        chat, [chat.assistant_ids('<tool_call>\n{"name": '), chat.assistant_ids("x")], ["Malformed"]
+    )
     assert check_episode(malformed, chat, TOOLS) == []
     assert check_episode(Episode("e", "t"), chat) == []
 
@@ -103,7 +116,9 @@ def test_a_lost_separator_is_structural(chat: Chat) -> None:
     assert drift.expected.startswith("\n<|im_start|>user")
     assert drift.got.startswith("<|im_start|>user")
     assert (drift.expected_id, drift.got_id) == (10, chat.tokenizer.id_of("<|im_start|>"))
-    delta = chat.extend([*PROMPT, {"role": "assistant", "content": "x"}], clean.turns[2].messages, TOOLS)
+    delta = chat.extend(
+        [*PROMPT, {"role": "assistant", "content": "x"}], clean.turns[2].messages, TOOLS
+    )
     found = check_delta(
         chat,
         chat.assistant_ids("x"),
@@ -125,13 +140,19 @@ def test_each_branch_is_compared_with_a_rendering_of_its_own(chat: Chat) -> None
     apart = grafted(one, episode(chat, [chat.assistant_ids("z")], []), 0, parent=ROOT)
     assert check_episode(apart, chat, TOOLS) == []
     flat = apart.with_(turns=tuple(replace(turn, parent=None) for turn in apart.turns))
-    assert check_episode(flat, chat, TOOLS) != []  # as a chain it is not a conversation that the template writes
+    assert (
+        check_episode(flat, chat, TOOLS) != []
+    )  # as a chain it is not a conversation that the template writes
     # a fault in what two branches share is reported once, and one in the second branch where it stands
     place = tree.turns[4].start
-    broken = replace(tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == place, 5, tree.tokens.ids))
+    broken = replace(
+        tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == place, 5, tree.tokens.ids)
+    )
     (drift,) = check_episode(tree.with_(tokens=broken), chat, TOOLS)
     assert (drift.kind, drift.turn, drift.position) == ("structural", 4, place)
-    shared = replace(tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == 1, 5, tree.tokens.ids))
+    shared = replace(
+        tree.tokens, ids=np.where(np.arange(len(tree.tokens)) == 1, 5, tree.tokens.ids)
+    )
     assert [drift.turn for drift in check_episode(tree.with_(tokens=shared), chat, TOOLS)] == [0]
 
 
@@ -177,7 +198,12 @@ def test_another_spelling_of_the_same_call_is_reserialised(chat: Chat) -> None:
     turn, tool = odd.turns[1], odd.turns[2]
     ids = odd.tokens.ids
     found = check_delta(
-        chat, ids[turn.start : turn.end], ids[tool.start : tool.end], turn.messages[0], tool.messages, TOOLS
+        chat,
+        ids[turn.start : turn.end],
+        ids[tool.start : tool.end],
+        turn.messages[0],
+        tool.messages,
+        TOOLS,
     )
     assert [d.kind for d in found] == ["reserialised"]
 
@@ -204,7 +230,15 @@ def test_dropped_thinking_is_by_design() -> None:
 def test_a_conversation_the_template_refuses_is_by_design() -> None:
     refusing = ByteTokenizer().chat_template
     assert refusing is not None
-    chat = Chat(ByteTokenizer("{% if messages | length > 5 %}{{ raise_exception('too long') }}{% endif %}" + refusing))
-    odd = episode(chat, [chat.assistant_ids("a"), chat.assistant_ids("b"), chat.assistant_ids("c")], ["1", "2"])
+    chat = Chat(
+        ByteTokenizer(
+            "{% if messages | length > 5 %}{{ raise_exception('too long') }}{% endif %}" + refusing
+        )
+    )
+    odd = episode(
+        chat,
+        [chat.assistant_ids("a"), chat.assistant_ids("b"), chat.assistant_ids("c")],
+        ["1", "2"],
+    )
     (drift,) = check_episode(odd, chat, TOOLS)
     assert drift.kind == "by_design" and "too long" in drift.expected

@@ -34,7 +34,16 @@ from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Message, Origin, Outcome, StopReason
 from tests.chat.test_chat_families import episode_of
 from tests.helpers.chat import GPT_OSS_ENDS, add, tokenizer_for
-from tests.helpers.family_templates import COHERE2, GIVEN, GPT_OSS, LFM2, LFM2_CALLS, TEXT_MOVES, gemma4, mistral
+from tests.helpers.family_templates import (
+    COHERE2,
+    GIVEN,
+    GPT_OSS,
+    LFM2,
+    LFM2_CALLS,
+    TEXT_MOVES,
+    gemma4,
+    mistral,
+)
 from tests.helpers.train import trainer_of, write_model, write_pack
 
 ANALYSIS = "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant"
@@ -82,13 +91,22 @@ async def test_gpt_oss_goes_on_after_its_analysis(call: str) -> None:
 
 async def test_gpt_oss_has_one_end_after_an_answer_that_the_user_goes_on_from() -> None:
     chat = chat_of(GPT_OSS)
-    pack = Pack.of("sums", [{"prompt": "5 + 7?"}], [Reward("right", lambda episode, ctx: 1.0)], tools=[add])
+    pack = Pack.of(
+        "sums", [{"prompt": "5 + 7?"}], [Reward("right", lambda episode, ctx: 1.0)], tools=[add]
+    )
     pack = replace(pack, interactions={"user": lambda: Scripted(["Sure?"])})
-    policy = ScriptedPolicy([ANALYSIS + GPT_CALL, GPT_ANSWER, ANALYSIS + GPT_ANSWER], chat.tokenizer)
-    rollout = Rollout(policy, chat, {"sums": pack}, Config.model_validate({"rollout": {"max_tokens": 9000}}))
+    policy = ScriptedPolicy(
+        [ANALYSIS + GPT_CALL, GPT_ANSWER, ANALYSIS + GPT_ANSWER], chat.tokenizer
+    )
+    rollout = Rollout(
+        policy, chat, {"sums": pack}, Config.model_validate({"rollout": {"max_tokens": 9000}})
+    )
     episode = await rollout.episode(Job(pack.tasks("train")[0], 1, kind="train"))
     text = chat.decode(episode.tokens.ids)
-    assert "It is 12<|return|><|start|>user<|message|>Sure?<|end|><|start|>assistant<|channel|>analysis" in text
+    assert (
+        "It is 12<|return|><|start|>user<|message|>Sure?<|end|><|start|>assistant<|channel|>analysis"
+        in text
+    )
     assert episode.outcome is Outcome.SOLVED and set(rollout.drift.values()) == {"by_design"}
     found = {drift.kind for drift in check_episode(episode, chat, pack.schemas)}
     assert found == {"by_design"}, "the history has <|end|> where <|return|> was sampled"
@@ -100,18 +118,28 @@ def test_a_gpt_oss_demonstration_ends_with_what_the_model_samples() -> None:
         "role": "assistant",
         "content": "",
         "reasoning_content": "Hm.",
-        "tool_calls": [{"id": "c00000000", "type": "function", "function": {"name": "probe", "arguments": {"x": "1"}}}],
+        "tool_calls": [
+            {
+                "id": "c00000000",
+                "type": "function",
+                "function": {"name": "probe", "arguments": {"x": "1"}},
+            }
+        ],
     }
     said: Message = {"role": "assistant", "content": "Done."}
     shown = chat.conversation([user("u"), call, tool("r"), said, user("v"), said], [PROBE_TOOL])
-    own = [chat.decode(shown.ids[start:end]) for role, start, end in shown.spans if role == "assistant"]
+    own = [
+        chat.decode(shown.ids[start:end]) for role, start, end in shown.spans if role == "assistant"
+    ]
     final = "<|channel|>final<|message|>Done.<|return|>"
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert own == [
         f'{thought} to=functions.probe<|channel|>commentary json<|message|>{{"x": "1"}}<|call|>',
         *[final] * 2,
     ]
-    trained = [id_ for id_, origin in zip(shown.ids, shown.origin, strict=True) if origin == Origin.MODEL]
+    trained = [
+        id_ for id_, origin in zip(shown.ids, shown.origin, strict=True) if origin == Origin.MODEL
+    ]
     assert chat.decode(trained) == "".join(own)
 
 
@@ -130,7 +158,9 @@ GEMMA_THOUGHT = "<|channel>thought\nhm\n<channel|>"
 async def test_gemma4_thinks_or_says_something_before_a_call() -> None:
     """Its template moves that text behind the result; what the model wrote is trained, and nothing else may differ."""
     chat = chat_of(gemma4())
-    thinking, rollout = await episode_of(chat, [GEMMA_THOUGHT + GEMMA_CALL] * 2 + [GEMMA_THOUGHT + "It is 12"])
+    thinking, rollout = await episode_of(
+        chat, [GEMMA_THOUGHT + GEMMA_CALL] * 2 + [GEMMA_THOUGHT + "It is 12"]
+    )
     assert (thinking.outcome, results(thinking)) == (Outcome.SOLVED, ["12", "12"])
     assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
     assert thinking.turns[2].messages[0]["reasoning_content"] == "hm"
@@ -152,9 +182,14 @@ async def test_gemma4_thinks_or_says_something_before_a_call() -> None:
 async def test_the_calls_of_lfm2_are_found_by_its_tokens() -> None:
     chat = chat_of(LFM2, LFM2_CALLS)
     assert chat.parser.name == "lfm2" and not chat.able.calls
-    assert chat_of(LFM2).parser.name == "lfm2", "a tokenizer whose tokens for calls are not added tokens"
+    assert chat_of(LFM2).parser.name == "lfm2", (
+        "a tokenizer whose tokens for calls are not added tokens"
+    )
     (finding,) = await rehearse(Chat(tokenizer_for(LFM2, LFM2_CALLS), "hermes"))
-    assert str(finding).startswith("calls in the syntax of lfm2 would not be executed") and finding.parser == "lfm2"
+    assert (
+        str(finding).startswith("calls in the syntax of lfm2 would not be executed")
+        and finding.parser == "lfm2"
+    )
     call = "<|tool_call_start|>[add(a=5, b=7)]<|tool_call_end|>"
     episode, rollout = await episode_of(chat, [call, f"I add.\n{call}", "It is 12"])
     assert (episode.outcome, results(episode)) == (Outcome.SOLVED, ["12", "12"])
@@ -170,8 +205,14 @@ async def test_cohere2_ends_its_text_and_then_its_turn() -> None:
     assert [chat.decode([id_]) for id_ in chat.stop_ids] == ["<|END_OF_TURN_TOKEN|>"]
     assert await rehearse(chat) == () and require_append_only(chat).ok
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 5, "b": 7}}\n</tool_call>'
-    episode, rollout = await episode_of(chat, [f"{text}<|END_RESPONSE|>" for text in (call, "It is 12")])
-    assert (episode.outcome, results(episode), set(rollout.drift.values())) == (Outcome.SOLVED, ["12"], set())
+    episode, rollout = await episode_of(
+        chat, [f"{text}<|END_RESPONSE|>" for text in (call, "It is 12")]
+    )
+    assert (episode.outcome, results(episode), set(rollout.drift.values())) == (
+        Outcome.SOLVED,
+        ["12"],
+        set(),
+    )
     assert sampled(chat, episode)[1] == "It is 12<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"
     assert episode.messages[-1]["content"] == "It is 12"
     cut_off = [chat.tokenizer.encode(text) for text in ("Cut off", "Cut off<|END_RESPONSE|>")]
@@ -227,15 +268,25 @@ def pack_of(**changes: Any) -> Pack:
 
 def test_mistral_is_judged_by_the_conversations_of_the_pack() -> None:
     small, nemo = chat_of(mistral(True)), chat_of(mistral(False))
-    plain, spoken = conversations([pack_of()], "train"), conversations([pack_of(system="Be brief.")], "train")
+    plain, spoken = (
+        conversations([pack_of()], "train"),
+        conversations([pack_of(system="Be brief.")], "train"),
+    )
     rows = ({"id": "1", "prompt": [{"role": "system", "content": "s"}, user("u")]},)
     assert conversations([pack_of(rows=rows)], "train") == spoken != plain
     answered = conversations([pack_of(interactions={"user": lambda: Scripted(["So?"])})], "train")
     assert (plain.lacking, answered.users) == ("a second user message or a system text", True)
     assert require_append_only(small, plain).ok and require_append_only(small, spoken).ok
     assert require_append_only(nemo, plain).ok
-    for chat, which in ((small, answered), (nemo, answered), (nemo, spoken), (small, Conversations())):
-        with pytest.raises(TemplateError, match="it rewrites the prompt when the conversation continues"):
+    for chat, which in (
+        (small, answered),
+        (nemo, answered),
+        (nemo, spoken),
+        (small, Conversations()),
+    ):
+        with pytest.raises(
+            TemplateError, match="it rewrites the prompt when the conversation continues"
+        ):
             require_append_only(chat, which)
 
 
@@ -245,8 +296,16 @@ def test_a_training_of_a_moving_template_depends_on_the_pack(tmp_path: Path) -> 
     (project / "agentrl.yaml").write_text(
         json.dumps(
             {
-                "model": {"name": str(write_model(tmp_path / "m", template=MOVING)), "device": "cpu"},
-                "rollout": {"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 4, "max_tokens": 96},
+                "model": {
+                    "name": str(write_model(tmp_path / "m", template=MOVING)),
+                    "device": "cpu",
+                },
+                "rollout": {
+                    "group_size": 2,
+                    "prompts_per_step": 1,
+                    "max_new_tokens": 4,
+                    "max_tokens": 96,
+                },
                 "train": {"steps": 1},
             }
         )
@@ -263,17 +322,25 @@ def test_a_training_of_a_moving_template_depends_on_the_pack(tmp_path: Path) -> 
 async def test_a_training_says_at_its_start_what_it_would_skip(tmp_path: Path) -> None:
     project = tmp_path / "p"
     write_pack(project)
-    (project / "task.yaml").write_text((project / "task.yaml").read_text() + "tools: [calculator]\n")
+    (project / "task.yaml").write_text(
+        (project / "task.yaml").read_text() + "tools: [calculator]\n"
+    )
     folder = write_model(tmp_path / "m", template=TEXT_MOVES)
     limits = {"max_tokens": 900, "group_size": 2, "prompts_per_step": 1}
     for structural, wanted in (("skip", 1), ("train", 0)):
         narrated: list[str] = []
         drift = {"structural": structural}
-        async with trainer_of(project, folder, train={"steps": 1}, rollout=limits, drift=drift) as trainer:
+        async with trainer_of(
+            project, folder, train={"steps": 1}, rollout=limits, drift=drift
+        ) as trainer:
             trainer.reporter.narrate = narrated.append
             await trainer.train()
-            alerts = [a for a in trainer.store.journal.alerts(trainer.run.id) if a["name"] == "drift"]
-        lines = [line for line in narrated if "text before a call would be skipped as drift" in line]
+            alerts = [
+                a for a in trainer.store.journal.alerts(trainer.run.id) if a["name"] == "drift"
+            ]
+        lines = [
+            line for line in narrated if "text before a call would be skipped as drift" in line
+        ]
         assert (len(lines), len(alerts)) == (wanted, wanted)
 
 
@@ -288,7 +355,10 @@ def test_doctor_says_what_would_be_skipped_and_what_a_pack_must_lack(
     (tmp_path / "m" / "chat_template.jinja").write_text(MOVING)
     assert main(["doctor", "--template", str(folder), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["append_only"], report["append_only_without"]) == (False, "a second user message")
+    assert (report["append_only"], report["append_only_without"]) == (
+        False,
+        "a second user message",
+    )
     assert report["would_skip"] == []
 
 
@@ -310,11 +380,15 @@ async def test_calls_that_the_parser_does_not_read_raise_one_alert_a_run(tmp_pat
             run = store.runs.add(RunRow(id="", name=f"run-{name}", kind="train", config={}))
             policy = ScriptedPolicy([text, "ok"], chat.tokenizer)
             rollout = Rollout(policy, chat, {"p": pack}, Config(), store=store, run=run)
-            await rollout.run([Job(task, n, run_id=run.id) for n, task in enumerate(pack.tasks("train"))])
+            await rollout.run(
+                [Job(task, n, run_id=run.id) for n, task in enumerate(pack.tasks("train"))]
+            )
             alerts = [alert for alert in store.journal.alerts(run.id) if alert["name"] == "parser"]
             assert len(alerts) == bool(name)
             assert all(f"model.parser={name}." in alert["text"] for alert in alerts)
-        policy = ScriptedPolicy([chat.parser.example("add", {"a": 5, "b": 7}), turns["mistral"]], chat.tokenizer)
+        policy = ScriptedPolicy(
+            [chat.parser.example("add", {"a": 5, "b": 7}), turns["mistral"]], chat.tokenizer
+        )
         rollout = Rollout(policy, chat, {"p": replace(pack, tools=())}, Config(), store=store)
         await rollout.episode(Job(pack.tasks("train")[0], 0))
         assert rollout.foreign == "", "without tools nothing has to be read"

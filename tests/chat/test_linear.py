@@ -14,12 +14,26 @@ from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
 
-TOOLS = [schema("say", {"text": "string"}), schema("python", {"code": "string"}), schema("bash", {"code": "string"})]
+TOOLS = [
+    schema("say", {"text": "string"}),
+    schema("python", {"code": "string"}),
+    schema("bash", {"code": "string"}),
+]
 
 
 @pytest.mark.parametrize(
     "unit",
-    ["<python>", "</python>", "<bash>", "```python\n", "``` ", "```input\n", "\n```", "<mcp_call>", "<sql>x</sql>"],
+    [
+        "<python>",
+        "</python>",
+        "<bash>",
+        "```python\n",
+        "``` ",
+        "```input\n",
+        "\n```",
+        "<mcp_call>",
+        "<sql>x</sql>",
+    ],
 )
 def test_a_text_of_tags_is_read_in_linear_time(unit: str) -> None:
     assert exponent(lambda n: parse_text(unit * n, VERL_TOOL, TOOLS), 500) < 1.5

@@ -102,11 +102,17 @@ SEVERAL = {
     "harmony": f"{GOOD['harmony']}<|call|><|start|>assistant{GOOD['harmony']}",
     "gemma4": f"{GOOD['gemma4']}{GOOD['gemma4']}",
     "gemma3_function": f"{GOOD['gemma3_function']}{GOOD['gemma3_function']}",
-    "deepseek_v32": doubled("deepseek_v32", inside("deepseek_v32", "<｜DSML｜invoke", "</｜DSML｜invoke>"), "\n"),
+    "deepseek_v32": doubled(
+        "deepseek_v32", inside("deepseek_v32", "<｜DSML｜invoke", "</｜DSML｜invoke>"), "\n"
+    ),
     "minimax_m2": doubled("minimax_m2", inside("minimax_m2", "<invoke", "</invoke>"), "\n"),
-    "minimax_m3": doubled("minimax_m3", inside("minimax_m3", "]<]minimax[>[<invoke", "</invoke>"), "\n"),
+    "minimax_m3": doubled(
+        "minimax_m3", inside("minimax_m3", "]<]minimax[>[<invoke", "</invoke>"), "\n"
+    ),
     "muse_glimmer": f"{GOOD['muse_glimmer']}<|eom|><|start|>assistant{GOOD['muse_glimmer']}",
-    "hunyuan": doubled("hunyuan", inside("hunyuan", "<tool_call:opensource>", "</tool_call:opensource>"), "\n"),
+    "hunyuan": doubled(
+        "hunyuan", inside("hunyuan", "<tool_call:opensource>", "</tool_call:opensource>"), "\n"
+    ),
     "seed_oss": f"{GOOD['seed_oss']}\n{GOOD['seed_oss']}",
     "minicpm": f"{GOOD['minicpm']}\n{GOOD['minicpm']}",
     "functionary_v31": f"{GOOD['functionary_v31']}{GOOD['functionary_v31']}",
@@ -145,11 +151,31 @@ BAD = [
         "must be a JSON object, not an array",
     ),
     ("hermes", "<tool_call>\n[1]\n</tool_call>", "must be a JSON object"),
-    ("hermes", '<tool_call>\n{"name": "say", "arguments": {"text": "a\nb"}}\n</tool_call>', r"must be written \n"),
-    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>', "NaN is not a JSON value"),
-    ("hermes", '<tool_call>\n{"name": "add", "argu', "cut off: no </tool_call> before the turn ended"),
-    ("hermes", f'<tool_call>\n{{"name": "add"\n{GOOD["hermes"]}', "cut off: no </tool_call> before the next"),
-    ("hermes", '{"name": "add", "arguments": {}}\n</tool_call>', "</tool_call> without <tool_call>"),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "say", "arguments": {"text": "a\nb"}}\n</tool_call>',
+        r"must be written \n",
+    ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
+        "NaN is not a JSON value",
+    ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "add", "argu',
+        "cut off: no </tool_call> before the turn ended",
+    ),
+    (
+        "hermes",
+        f'<tool_call>\n{{"name": "add"\n{GOOD["hermes"]}',
+        "cut off: no </tool_call> before the next",
+    ),
+    (
+        "hermes",
+        '{"name": "add", "arguments": {}}\n</tool_call>',
+        "</tool_call> without <tool_call>",
+    ),
     ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>", "not valid JSON"),
     ("qwen3_coder", "<tool_call>\nadd\n</tool_call>", "<function=NAME> is missing"),
     (
@@ -163,15 +189,31 @@ BAD = [
         "</function> is missing",
     ),
     ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1", "cut off"),
-    ("glm", "<tool_call>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "name must stand"),
+    (
+        "glm",
+        "<tool_call>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "name must stand",
+    ),
     ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n</tool_call>", "without its <arg_value>"),
     ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_va", "cut off"),
     ("deepseek", GOOD["deepseek"].replace("```json", ""), "```json"),
     ("deepseek", GOOD["deepseek"].replace("}", ""), "not valid JSON"),
-    ("deepseek", GOOD["deepseek"].replace("<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ""), "cut off"),
+    (
+        "deepseek",
+        GOOD["deepseek"].replace("<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ""),
+        "cut off",
+    ),
     ("deepseek", GOOD["deepseek"].replace("<｜tool▁calls▁end｜>", ""), "cut off"),
-    ("deepseek", "<｜tool▁calls▁begin｜>add<｜tool▁calls▁end｜>", "no <｜tool▁call▁begin｜> in the list"),
-    ("mistral", '[TOOL_CALLS] {"name": "add", "arguments": {}}', "a JSON list of calls must follow"),
+    (
+        "deepseek",
+        "<｜tool▁calls▁begin｜>add<｜tool▁calls▁end｜>",
+        "no <｜tool▁call▁begin｜> in the list",
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] {"name": "add", "arguments": {}}',
+        "a JSON list of calls must follow",
+    ),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "argum', "not valid JSON"),
     ("mistral", "[TOOL_CALLS]add[ARGS]{", "not valid JSON"),
     ("mistral", '[TOOL_CALLS] [{"arguments": {}}]', '"name" is missing'),
@@ -181,22 +223,50 @@ BAD = [
     ("llama3_pythonic", "[add(a=1, b=2", "not valid Python"),
     ("llama3_pythonic", "[add(1, 2)]", "with their names"),
     ("llama3_pythonic", "[add(a=open('x'))]", "plain values"),
-    ("llama4", '<|python_start|>Hm.<|python_end|>{"name": "add", "parameters": {"a": 1', "not valid JSON"),
+    (
+        "llama4",
+        '<|python_start|>Hm.<|python_end|>{"name": "add", "parameters": {"a": 1',
+        "not valid JSON",
+    ),
     ("llama4", "[add(a=1, b=2", "not valid Python"),
     ("lfm2", "<|tool_call_start|>[add(a=1, b=2)]", "cut off: no <|tool_call_end|>"),
     ("lfm2", "[add(a=1, b=2)]<|tool_call_end|>", "without <|tool_call_start|>"),
     ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", "the list of calls is empty"),
-    ("kimi_k2", GOOD["kimi_k2"].replace("<|tool_calls_section_end|>", ""), "cut off: no <|tool_calls_section_end|>"),
-    ("kimi_k2", GOOD["kimi_k2"].replace("<|tool_call_argument_begin|>", ""), "must stand before the arguments"),
+    (
+        "kimi_k2",
+        GOOD["kimi_k2"].replace("<|tool_calls_section_end|>", ""),
+        "cut off: no <|tool_calls_section_end|>",
+    ),
+    (
+        "kimi_k2",
+        GOOD["kimi_k2"].replace("<|tool_call_argument_begin|>", ""),
+        "must stand before the arguments",
+    ),
     ("kimi_k2", GOOD["kimi_k2"].replace("}", ""), "not valid JSON"),
     ("kimi_k3", GOOD["kimi_k3"].replace("1<|close|>argument<|sep|>", "1"), 'value of "a"'),
-    ("kimi_k3", GOOD["kimi_k3"].replace("2<|close|>argument<|sep|>", "2"), "without its key, type and end"),
-    ("kimi_k3", GOOD["kimi_k3"].replace('type="number"<|sep|>1', 'type="number"<|sep|>one'), 'value of "a"'),
+    (
+        "kimi_k3",
+        GOOD["kimi_k3"].replace("2<|close|>argument<|sep|>", "2"),
+        "without its key, type and end",
+    ),
+    (
+        "kimi_k3",
+        GOOD["kimi_k3"].replace('type="number"<|sep|>1', 'type="number"<|sep|>one'),
+        'value of "a"',
+    ),
     ("kimi_k3", GOOD["kimi_k3"].replace('add" index="1"<|sep|>', ""), "must begin a call"),
-    ("kimi_k3", GOOD["kimi_k3"].replace("<|close|>call<|sep|><|close|>tools<|sep|>", ""), "cut off"),
+    (
+        "kimi_k3",
+        GOOD["kimi_k3"].replace("<|close|>call<|sep|><|close|>tools<|sep|>", ""),
+        "cut off",
+    ),
     ("harmony", " to=functions.add<|channel|>commentary js", "cut off: no <|message|>"),
     ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1', "not valid JSON"),
-    ("harmony", ' to=functions.<|channel|>commentary json<|message|>{"a": 1}', "the tool's name must follow"),
+    (
+        "harmony",
+        ' to=functions.<|channel|>commentary json<|message|>{"a": 1}',
+        "the tool's name must follow",
+    ),
     ("gemma4", "<|tool_call>call:add{a:1,b:2", "cut off: no <tool_call|>"),
     ("gemma4", "<|tool_call>add(1, 2)<tool_call|>", "call:NAME"),
     ("gemma4", "<|tool_call>call:add{a:one,b:2}<tool_call|>", 'text must stand between two <|"|>'),
@@ -208,23 +278,59 @@ BAD = [
     ("gemma4", '<|tool_call>call:say{text:<|"|>ab}<tool_call|>', 'not closed by <|"|>'),
     ("gemma4", "<|tool_call>call:add{a:1}}<tool_call|>", "there is text after the arguments"),
     ("gemma4", f"<|tool_call>call:add{{a:{'[' * 5000}}}<tool_call|>", "nested deeper than"),
-    ("gemma3_function", "<start_function_call>call:say{text:ab}<end_function_call>", "between two <escape>"),
+    (
+        "gemma3_function",
+        "<start_function_call>call:say{text:ab}<end_function_call>",
+        "between two <escape>",
+    ),
     ("deepseek_v32", GOOD["deepseek_v32"].replace("</｜DSML｜function_calls>", ""), "cut off"),
-    ("deepseek_v32", GOOD["deepseek_v32"].replace(">1</｜DSML｜parameter>", ">1"), 'the value of "a"'),
-    ("deepseek_v32", GOOD["deepseek_v32"].replace(">2</｜DSML｜parameter>", ">2"), "</｜DSML｜parameter> is missing"),
-    ("deepseek_v32", GOOD["deepseek_v32"].replace(">1<", ">one<"), 'the value of "a" is not valid JSON'),
-    ("minimax_m2", GOOD["minimax_m2"].replace('name="add"', "add"), "</invoke> without <invoke name="),
+    (
+        "deepseek_v32",
+        GOOD["deepseek_v32"].replace(">1</｜DSML｜parameter>", ">1"),
+        'the value of "a"',
+    ),
+    (
+        "deepseek_v32",
+        GOOD["deepseek_v32"].replace(">2</｜DSML｜parameter>", ">2"),
+        "</｜DSML｜parameter> is missing",
+    ),
+    (
+        "deepseek_v32",
+        GOOD["deepseek_v32"].replace(">1<", ">one<"),
+        'the value of "a" is not valid JSON',
+    ),
+    (
+        "minimax_m2",
+        GOOD["minimax_m2"].replace('name="add"', "add"),
+        "</invoke> without <invoke name=",
+    ),
     ("minimax_m2", GOOD["minimax_m2"].replace('name="add"', 'name="add'), "must begin a call"),
     ("minimax_m2", GOOD["minimax_m2"].replace("</invoke>", ""), "cut off"),
-    ("minimax_m3", GOOD["minimax_m3"].replace("]<]minimax[>[</b>", ""), "]<]minimax[>[</b> is missing"),
+    (
+        "minimax_m3",
+        GOOD["minimax_m3"].replace("]<]minimax[>[</b>", ""),
+        "]<]minimax[>[</b> is missing",
+    ),
     ("minimax_m3", GOOD["minimax_m3"].replace("</a>", "</b>"), "must come before"),
-    ("minimax_m3", GOOD["minimax_m3"].replace("]<]minimax[>[<a>", "so ]<]minimax[>[<a>"), "text beside elements"),
+    (
+        "minimax_m3",
+        GOOD["minimax_m3"].replace("]<]minimax[>[<a>", "so ]<]minimax[>[<a>"),
+        "text beside elements",
+    ),
     ("muse_glimmer", GOOD["muse_glimmer"].replace("</atem:invoke>", ""), "cut off"),
     ("hunyuan", GOOD["hunyuan"].replace("<tool_sep:opensource>", ""), "must stand right after"),
-    ("hunyuan", GOOD["hunyuan"].replace("2</arg_value:opensource>", "2"), "a key without its value"),
+    (
+        "hunyuan",
+        GOOD["hunyuan"].replace("2</arg_value:opensource>", "2"),
+        "a key without its value",
+    ),
     ("seed_oss", GOOD["seed_oss"].replace("</function>", ""), "</function> is missing"),
     ("minicpm", GOOD["minicpm"].replace("2</param>", "2 "), "</param> is missing"),
-    ("minicpm", GOOD["minicpm"].replace("</param></function>", "</param>so</function>"), "unexpected text 'so'"),
+    (
+        "minicpm",
+        GOOD["minicpm"].replace("</param></function>", "</param>so</function>"),
+        "unexpected text 'so'",
+    ),
     ("minicpm", '<function name="add><param name="a">1</param></function>', "must begin a call"),
     ("functionary_v31", '<function=add>{"a": 1, "b": 2}', "cut off: no </function>"),
     ("functionary_v31", "<function=>{}</function>", "must begin a call"),
@@ -237,9 +343,21 @@ BAD = [
     ("cohere", GOOD["cohere"].replace("tool_name", "name"), '"tool_name" is missing'),
     ("cohere", "<|START_ACTION|>[]<|END_ACTION|>", "the list of calls is empty"),
     ("command_r", GOOD["command_r"].replace("}}", "}"), "not valid JSON"),
-    ("tool_calls", '{"name": "add", "arguments": {}}</tool_calls>', "</tool_calls> without <tool_calls>"),
-    ("nemotron_v2", '<TOOLCALL>["add"]</TOOLCALL>', 'must be a JSON object with "name" and "arguments"'),
-    ("apertus", '<|tools_prefix|>[{"add": 1}]<|tools_suffix|>', "must be a JSON object, not an integer"),
+    (
+        "tool_calls",
+        '{"name": "add", "arguments": {}}</tool_calls>',
+        "</tool_calls> without <tool_calls>",
+    ),
+    (
+        "nemotron_v2",
+        '<TOOLCALL>["add"]</TOOLCALL>',
+        'must be a JSON object with "name" and "arguments"',
+    ),
+    (
+        "apertus",
+        '<|tools_prefix|>[{"add": 1}]<|tools_suffix|>',
+        "must be a JSON object, not an integer",
+    ),
     ("apertus", "<|tools_prefix|>[{}]<|tools_suffix|>", "of one name and its arguments"),
     ("functools", 'functools[{"name": "add", "arguments": {"a": 1, "b": 2}', "not valid JSON"),
 ]
@@ -253,8 +371,16 @@ def test_every_parser_has_golden_transcripts() -> None:
 def test_good_call(name: str) -> None:
     parsed = parse_text(GOOD[name], load_parser(name), TOOLS, turn=1)
     (call,) = parsed.calls
-    own = {"kimi_k2": "functions.add:0", "solar": "x1"}  # the model writes the id, and the result names it
-    assert (call.name, call.arguments, call.error, call.id) == ("add", ADD, None, own.get(name, "c00010000"))
+    own = {
+        "kimi_k2": "functions.add:0",
+        "solar": "x1",
+    }  # the model writes the id, and the result names it
+    assert (call.name, call.arguments, call.error, call.id) == (
+        "add",
+        ADD,
+        None,
+        own.get(name, "c00010000"),
+    )
     assert call.raw and call.raw in GOOD[name]
     assert parsed.content == ""
     assert parsed.message["tool_calls"][0]["function"] == {"name": "add", "arguments": ADD}
@@ -263,7 +389,9 @@ def test_good_call(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_several_calls(name: str) -> None:
     parsed = parse_text(SEVERAL[name], load_parser(name), TOOLS)
-    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == [("add", ADD, None)] * 2
+    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == [
+        ("add", ADD, None)
+    ] * 2
     assert len({call.id for call in parsed.calls}) == 2
 
 
@@ -276,7 +404,9 @@ def test_an_answer_is_not_a_call(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "reason"), BAD)
-def test_malformed_call_says_what_was_wrong_and_what_is_expected(name: str, text: str, reason: str) -> None:
+def test_malformed_call_says_what_was_wrong_and_what_is_expected(
+    name: str, text: str, reason: str
+) -> None:
     parser = load_parser(name)
     parsed = parse_text(text, parser, TOOLS)
     call = next(call for call in parsed.calls if call.error)
@@ -284,8 +414,13 @@ def test_malformed_call_says_what_was_wrong_and_what_is_expected(name: str, text
     assert call.error is not None and reason in call.error
     assert call.error.startswith("Malformed tool call: ")
     shown = "say" if call.name == "say" else "add"
-    assert call.error.endswith(parser.example(shown, {"text": "..."} if shown == "say" else {"a": 0, "b": 0}))
-    assert parsed.message == {"role": "assistant", "content": text}  # rendered again, it is what the model wrote
+    assert call.error.endswith(
+        parser.example(shown, {"text": "..."} if shown == "say" else {"a": 0, "b": 0})
+    )
+    assert parsed.message == {
+        "role": "assistant",
+        "content": text,
+    }  # rendered again, it is what the model wrote
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -322,7 +457,9 @@ def test_a_model_that_repeats_itself_is_read_in_time_and_never_raises(name: str)
         ("minimax_m2", "<minimax:tool_call>" * 2, "</minimax:tool_call>" * 8, ""),
     ],
 )
-def test_an_absurdly_long_call_is_a_named_error(name: str, head: str, repeated: str, tail: str) -> None:
+def test_an_absurdly_long_call_is_a_named_error(
+    name: str, head: str, repeated: str, tail: str
+) -> None:
     def read(count: int) -> None:
         assert parse_text(head + repeated * count + tail, load_parser(name), TOOLS).calls[-1].error
 
@@ -339,12 +476,17 @@ def test_unknown_tool_and_bad_arguments(name: str) -> None:
     parser = load_parser(name)
     (unknown,) = parse_text(parser.example("ad", ADD), parser, TOOLS[::-1]).calls
     expected = parser.example("add", example_arguments(TOOLS[0]))
-    assert unknown.error == f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
+    assert (
+        unknown.error == f'Bad tool call: unknown tool "ad"; did you mean add? Expected: {expected}'
+    )
     assert unknown.arguments == ADD and not is_malformed(unknown)
     (missing,) = parse_text(parser.example("add", {"a": 1}), parser, TOOLS).calls
     assert missing.error is not None and 'argument "b" is missing' in missing.error
     (wrong,) = parse_text(parser.example("add", {"a": 1, "b": "two"}), parser, TOOLS).calls
-    assert wrong.error is not None and 'argument "b" must be an integer, not a string ("two")' in wrong.error
+    assert (
+        wrong.error is not None
+        and 'argument "b" must be an integer, not a string ("two")' in wrong.error
+    )
 
 
 def test_text_around_calls_is_content() -> None:
@@ -355,23 +497,39 @@ def test_text_around_calls_is_content() -> None:
 
 def test_calls_inside_thinking_do_not_count() -> None:
     hermes = load_parser("hermes")
-    parsed = parse_text(f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n{GOOD['hermes']}", hermes, TOOLS)
+    parsed = parse_text(
+        f"<think>\nmaybe {GOOD['hermes']}\n</think>\n\n{GOOD['hermes']}", hermes, TOOLS
+    )
     assert len(parsed.calls) == 1
     assert parsed.content.startswith("<think>\nmaybe")
     assert parse_text(f"<think>\n{GOOD['hermes']}", hermes, TOOLS).calls == ()
 
 
 def test_string_arguments_stay_strings_in_xml() -> None:
-    for name in ("qwen3_coder", "glm", "minimax_m2", "minimax_m3", "muse_glimmer", "hunyuan", "seed_oss", "minicpm"):
+    for name in (
+        "qwen3_coder",
+        "glm",
+        "minimax_m2",
+        "minimax_m3",
+        "muse_glimmer",
+        "hunyuan",
+        "seed_oss",
+        "minicpm",
+    ):
         parser = load_parser(name)
         (call,) = parse_text(parser.example("say", {"text": "12"}), parser, TOOLS).calls
         assert call.arguments == {"text": "12"}
 
 
 def test_newer_mistral_and_deepseek_forms() -> None:
-    (call,) = parse_text('[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', load_parser("mistral"), TOOLS).calls
+    (call,) = parse_text(
+        '[TOOL_CALLS]add[CALL_ID]abc123xyz[ARGS]{"a": 1, "b": 2}', load_parser("mistral"), TOOLS
+    ).calls
     assert (call.name, call.arguments, call.error, call.id) == ("add", ADD, None, "abc123xyz")
-    for id_, own in (("abc123xyz", "abc123xyz"), ("short", "c00000000")):  # templates reject all but nine letters
+    for id_, own in (
+        ("abc123xyz", "abc123xyz"),
+        ("short", "c00000000"),
+    ):  # templates reject all but nine letters
         text = f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": 1, "b": 2}}, "id": "{id_}"}}]'
         parsed = parse_text(text, load_parser("mistral"), TOOLS)
         assert parsed.calls[0].id == parsed.message["tool_calls"][0]["id"] == own
@@ -411,17 +569,28 @@ def test_nested_arguments_and_several_calls_survive_every_syntax(name: str) -> N
 
     if name == "minimax_m3":
         pytest.skip("it writes neither types nor empty values: it has a test of its own")
-    one_block = {"mistral", "llama3_pythonic", "harmony"}  # several calls stand in one list: see SEVERAL
+    one_block = {
+        "mistral",
+        "llama3_pythonic",
+        "harmony",
+    }  # several calls stand in one list: see SEVERAL
     between = {"llama3_json": "; ", "llama4": "; ", "functionary_v32": ">>>"}.get(name, "\n")
     for _ in range(100):
         count = 1 if name in one_block else random.randint(1, 3)
         every = [
-            {"s": text(), "o": {text(): value(1)}, "a": [value(1), value(1)], "b": random.random() < 0.5}
+            {
+                "s": text(),
+                "o": {text(): value(1)},
+                "a": [value(1), value(1)],
+                "b": random.random() < 0.5,
+            }
             for _ in range(count)
         ]
         written = between.join(parser.example("nest", arguments) for arguments in every)
         parsed = parse_text(written, parser, [NESTED])
-        assert [(c.name, c.arguments, c.error) for c in parsed.calls] == [("nest", one, None) for one in every]
+        assert [(c.name, c.arguments, c.error) for c in parsed.calls] == [
+            ("nest", one, None) for one in every
+        ]
 
 
 def test_ids_that_a_model_writes_twice_are_replaced() -> None:
@@ -449,14 +618,19 @@ def test_minimax_m3_takes_types_from_the_schema() -> None:
     parser = load_parser("minimax_m3")
     (call,) = parse_text(f"Hm.\n{parser.example('nest', arguments)}", parser, [NESTED]).calls
     assert (call.arguments, call.error) == ({**arguments, "a": [1, "two"]}, None)
-    (call,) = parse_text(parser.example("nest", {"s": "", "o": {}, "a": [], "b": True}), parser, [NESTED]).calls
+    (call,) = parse_text(
+        parser.example("nest", {"s": "", "o": {}, "a": [], "b": True}), parser, [NESTED]
+    ).calls
     assert call.arguments == {"s": "", "o": {}, "a": [], "b": True}
 
 
 def test_markup_around_an_answer_is_not_content() -> None:
     for name, text in (
         ("kimi_k3", "42<|close|>response<|sep|><|close|>message<|sep|>"),
-        ("kimi_k3", "Hm.<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>"),
+        (
+            "kimi_k3",
+            "Hm.<|close|>think<|sep|><|open|>response<|sep|>42<|close|>response<|sep|><|close|>message<|sep|>",
+        ),
         ("muse_glimmer", " to=user<|message|>42"),
         ("solar", "<|content|>42"),
         ("functionary_v32", "all\n42"),
@@ -469,21 +643,32 @@ def test_python_constants_are_read_where_a_template_writes_them() -> None:
     text = "<tool_call>\n<function=nest>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{'k': None}\n</parameter>\n"
     text += "<parameter=s>\nTrue\n</parameter>\n<parameter=a>\n[1, 'x']\n</parameter>\n</function>\n</tool_call>"
     (call,) = parse_text(text, load_parser("qwen3_coder"), [NESTED]).calls
-    assert (call.arguments, call.error) == ({"b": True, "o": {"k": None}, "s": "True", "a": [1, "x"]}, None)
+    assert (call.arguments, call.error) == (
+        {"b": True, "o": {"k": None}, "s": "True", "a": [1, "x"]},
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "thought", "answer"),
     [
-        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>final<|message|>Yes."),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant",
+            "<|channel|>final<|message|>Yes.",
+        ),
         ("gemma4", "<|channel>thought\nhm\n<channel|>", "Yes."),
     ],
 )
-def test_thinking_with_markup_of_its_own_is_not_content(name: str, thought: str, answer: str) -> None:
+def test_thinking_with_markup_of_its_own_is_not_content(
+    name: str, thought: str, answer: str
+) -> None:
     parser = load_parser(name)
     called = parse_text(thought + GOOD[name], parser, TOOLS)
     assert [(call.name, call.arguments) for call in called.calls] == [("add", ADD)]
-    assert (called.content, called.thinking) == ("", "hm") == ("", called.message["reasoning_content"])
+    assert (
+        (called.content, called.thinking) == ("", "hm") == ("", called.message["reasoning_content"])
+    )
     said = parse_text(thought + answer, parser, TOOLS)
     assert (said.content, said.thinking, said.calls) == ("Yes.", "hm", ())
     unended = parse_text(thought[:-4] + GOOD["gemma4"], parser, TOOLS) if name == "gemma4" else None

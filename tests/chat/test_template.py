@@ -30,7 +30,13 @@ CONVERSATION: list[Message] = [
     {
         "role": "assistant",
         "content": "Let me see.",
-        "tool_calls": [{"id": "c00000000", "type": "function", "function": {"name": "probe", "arguments": {"x": "é"}}}],
+        "tool_calls": [
+            {
+                "id": "c00000000",
+                "type": "function",
+                "function": {"name": "probe", "arguments": {"x": "é"}},
+            }
+        ],
     },
     {"role": "tool", "tool_call_id": "c00000000", "name": "probe", "content": "42"},
     {"role": "assistant", "content": "42"},
@@ -40,8 +46,13 @@ CONVERSATION: list[Message] = [
 def test_rendering_equals_that_of_transformers() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    templates = {"tiny": tiny_template(), **{k: v for k, v in kept_templates("trl").items() if k in WORKING}}
-    templates.pop("smolvlm", None)  # wants content as parts, which we make of a text and transformers does not
+    templates = {
+        "tiny": tiny_template(),
+        **{k: v for k, v in kept_templates("trl").items() if k in WORKING},
+    }
+    templates.pop(
+        "smolvlm", None
+    )  # wants content as parts, which we make of a text and transformers does not
     compared = 0
     for name, source in templates.items():
         own = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
@@ -69,7 +80,9 @@ def test_a_template_error_carries_the_templates_own_reason() -> None:
 
 
 def test_templates_run_in_a_sandbox() -> None:
-    template = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}")
+    template = ChatTemplate(
+        "{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}"
+    )
     with pytest.raises(TemplateError):
         template.render([user("x")])
     with pytest.raises(TemplateError):
@@ -88,7 +101,9 @@ def test_arguments_as_json_text_where_the_template_joins_text() -> None:
 
 
 def test_content_as_parts_where_the_template_wants_parts() -> None:
-    source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
     assert ChatTemplate(source).render([user("ab")]) == "ab"
 
 
@@ -113,7 +128,11 @@ def test_audit_of_templates_that_extend_by_appending(name: str) -> None:
     assert report.ok and not report.problems
     assert chat.parser.name == parser
     assert (chat.stops.texts, chat.stops.closing) == (stops, closing)
-    assert (report.supports_tools, report.parallel_calls, report.thinking_by_design) == (tools, parallel, thinking)
+    assert (report.supports_tools, report.parallel_calls, report.thinking_by_design) == (
+        tools,
+        parallel,
+        thinking,
+    )
 
 
 def test_glm_stop_token_is_the_start_of_what_follows() -> None:

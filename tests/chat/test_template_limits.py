@@ -28,7 +28,10 @@ HOSTILE = {
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "steps",
     ),
-    "a recursive loop": ("{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}", "calls itself"),
+    "a recursive loop": (
+        "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+        "calls itself",
+    ),
     "nesting": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "does not compile"),
     "blocks": ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "does not compile"),
     "doubling": (GROW.format(start="'a'", next="n.x ~ n.x", end="n.x"), "a text of more"),
@@ -74,7 +77,9 @@ def test_a_template_that_does_too_much_is_refused_in_a_sentence(name: str) -> No
     source, words = HOSTILE[name]
     with pytest.raises(TemplateError, match=words) as caught:
         ChatTemplate(source).render(HI)
-    assert "\n" not in caught.value.message and caught.value.message.startswith("The chat template ")
+    assert "\n" not in caught.value.message and caught.value.message.startswith(
+        "The chat template "
+    )
 
 
 def test_loading_such_a_model_ends_too() -> None:
@@ -120,6 +125,9 @@ def test_counting_changes_no_value() -> None:
 
 
 def test_a_long_conversation_is_rendered() -> None:
-    turns: list[Message] = [{"role": "user", "content": "word " * 200}, {"role": "assistant", "content": "Yes."}]
+    turns: list[Message] = [
+        {"role": "user", "content": "word " * 200},
+        {"role": "assistant", "content": "Yes."},
+    ]
     text = ChatTemplate(tiny_template()).render(turns * 1000)
     assert text.count("word ") == 200_000

@@ -34,11 +34,18 @@ TOOLS = [
 ]
 for one in TOOLS:  # as real tools have them, and some templates want them
     for name, value in one["function"]["parameters"]["properties"].items():
-        value |= {"description": f"The {name}."} | ({"additionalProperties": {}} if value["type"] == "object" else {})
+        value |= {"description": f"The {name}."} | (
+            {"additionalProperties": {}} if value["type"] == "object" else {}
+        )
 ADD: tuple[str, dict[str, Any]] = ("add", {"a": 1, "b": 2.5})
 SAY: tuple[str, dict[str, Any]] = (
     "say",
-    {"text": "naïve “λ” 漢字 🎈", "how": {"to": ["x", {"y": 1.5}], "n": 3}, "many": [1, 2], "loud": True},
+    {
+        "text": "naïve “λ” 漢字 🎈",
+        "how": {"to": ["x", {"y": 1.5}], "n": 3},
+        "many": [1, 2],
+        "loud": True,
+    },
 )
 
 ADD_SCHEMA = tool_schema(add)
@@ -46,7 +53,12 @@ ADD_SCHEMA = tool_schema(add)
 CONTROL: dict[str, tuple[str, ...]] = {
     "axolotl/exaone": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]"),
     "axolotl/exaone4": ("[|endofturn|]", "[|user|]", "[|assistant|]", "[|system|]", "[|tool|]"),
-    "llama-cpp-python/ByteDance-Seed-OSS": ("<seed:bos>", "<seed:eos>", "<seed:tool_call>", "</seed:tool_call>"),
+    "llama-cpp-python/ByteDance-Seed-OSS": (
+        "<seed:bos>",
+        "<seed:eos>",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+    ),
     "llama-cpp-python/MiniMax-M1": ("<beginning_of_sentence>", "<end_of_sentence>"),
     "llama-cpp-python/MiniMax-M2": ("]~!b[", "]~b]", "[e~["),
     "llama-cpp-python/MiniMax-M3": ("]~!b[", "]~b]", "[e~[", "]<]minimax[>["),
@@ -68,13 +80,24 @@ WITH_TOOLS = {
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "chatml",
 }
 """Templates for conversations with tools alone, and axolotl's of the same family for those without."""
-VARIABLES = {"fireworks-ai-llama-3-firefunction-v2": {"functions": json.dumps(TOOLS), "datetime": "2026-01-02"}}
+VARIABLES = {
+    "fireworks-ai-llama-3-firefunction-v2": {
+        "functions": json.dumps(TOOLS),
+        "datetime": "2026-01-02",
+    }
+}
 NO_END = {"axolotl/llava", "llama-cpp-python/llama-cpp-rwkv-world"}
 """They write no control token at all, so they are refused."""
 PARTS = {"gptoss": "harmony", "gptoss_training": "harmony", "openai-gpt-oss-120b": "harmony"}
 PARTS |= {"GigaChat3-10B-A1.8B": "gigachat3", "NVIDIA-Nemotron-Nano-v2": "nemotron_v2"}
 """Templates that write text, or a call, as a message of its own, after their own stop token; and the parser."""
-FIRST_ALONE = {"gptoss", "gptoss_training", "openai-gpt-oss-120b", "GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B"}
+FIRST_ALONE = {
+    "gptoss",
+    "gptoss_training",
+    "openai-gpt-oss-120b",
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+}
 """Templates that silently drop every call of a turn but the first."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
@@ -108,7 +131,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "llama-cpp-python/Mistral-Small-3.2-24B-Instruct-2506",
         "llama-cpp-python/mistralai-Mistral-Nemo-Instruct-2407",
     ),
-    "writes no stop token between an assistant turn and what follows": ("llama-cpp-python/Apertus-8B-Instruct",),
+    "writes no stop token between an assistant turn and what follows": (
+        "llama-cpp-python/Apertus-8B-Instruct",
+    ),
     "what it writes between turns depends on the rest of the conversation": (
         "llama-cpp-python/Bielik-11B-v3.0-Instruct",
         "llama-cpp-python/GigaChat3-10B-A1.8B",
@@ -117,7 +142,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
 }
 """Why turns cannot be appended, in the audit's words, and the templates concerned."""
-WRITES_NONE = {"axolotl/command_a", "trl/deepseek_r1_distill", "trl/deepseek_r1_distill_training"} | {
+WRITES_NONE = {
+    "axolotl/command_a",
+    "trl/deepseek_r1_distill",
+    "trl/deepseek_r1_distill_training",
+} | {
     f"llama-cpp-python/{name}"
     for name in (
         "Kimi-K2-Instruct",
@@ -146,7 +175,11 @@ def said(text: str, *calls: tuple[str, dict[str, Any]], turn: int = 0) -> Messag
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
-            {"id": f"c{turn:04d}{n:04d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"c{turn:04d}{n:04d}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for n, (name, arguments) in enumerate(calls)
         ]
     return message
@@ -160,9 +193,13 @@ def written(chat: Chat, message: Message, whole: bool = False) -> str:
     except TemplateError as error:
         if "not how its assistant turns begin" not in error.message:
             raise
-    before, after = (chat.decode(chat.rendered_ids([user("u"), *more], TOOLS)) for more in ([], [message]))
+    before, after = (
+        chat.decode(chat.rendered_ids([user("u"), *more], TOOLS)) for more in ([], [message])
+    )
     text = after[shared_prefix(before, after) :]
-    stops = [] if whole else [at for at in (text.find(stop) for stop in chat.stops.texts) if at >= 0]
+    stops = (
+        [] if whole else [at for at in (text.find(stop) for stop in chat.stops.texts) if at >= 0]
+    )
     return text[: min(stops, default=len(text))]
 
 
@@ -193,8 +230,12 @@ def test_calls_come_back_as_the_template_writes_them(name: str) -> None:
             continue
         found = parse_text(shown, parser, TOOLS)
         wanted = calls[:1] if short in FIRST_ALONE else calls
-        assert [(call.name, call.arguments, call.error) for call in found.calls] == [(*call, None) for call in wanted]
-        assert short in PARTS or found.content.endswith(text) or text not in shown  # many drop the text beside a call
+        assert [(call.name, call.arguments, call.error) for call in found.calls] == [
+            (*call, None) for call in wanted
+        ]
+        assert (
+            short in PARTS or found.content.endswith(text) or text not in shown
+        )  # many drop the text beside a call
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NO_END])
@@ -209,18 +250,38 @@ def test_appended_turns_are_the_templates_own_or_it_is_refused_with_what_it_does
         return
     report = require_append_only(chat)
     result = [tool("4", "c00000000", "add"), tool("5", "c00010000", "add")]
-    messages = [user("1 + 2.5?"), said("", ADD), result[0], said("", ADD, turn=1), result[1], said("It is 5.")]
+    messages = [
+        user("1 + 2.5?"),
+        said("", ADD),
+        result[0],
+        said("", ADD, turn=1),
+        result[1],
+        said("It is 5."),
+    ]
     appended, full = chat.conversation(messages, TOOLS), chat.render(messages, TOOLS)
-    assert [role for role, _, _ in appended.spans] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [role for role, _, _ in appended.spans] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     got = appended.ids if chat.stops.closing else appended.ids[:-1]
     if full.ids[: len(got)] == got:
         return
     given = r"\s|(?:(?:<think>|<\|channel>thought)\s*)?(?:</think>|<channel\|>)"
     texts = [re.sub(given, "", chat.decode(ids)) for ids in (full.ids, got)]
-    assert re.search(given.removeprefix(r"\s|"), chat.decode(got)) and texts[0].startswith(texts[1]), report
+    assert re.search(given.removeprefix(r"\s|"), chat.decode(got)) and texts[0].startswith(
+        texts[1]
+    ), report
 
 
-PLAYED = [name for name in NAMES if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}]
+PLAYED = [
+    name
+    for name in NAMES
+    if name not in {*NO_END, *(one for names in REFUSED.values() for one in names)}
+]
 LOOKED_UP = {"llama-cpp-python/upstage-Solar-Open-100B"}
 """It finds a result's tool by its call, and a malformed call, or one with a repeated id, does not count."""
 
@@ -233,12 +294,18 @@ async def test_an_episode_by_the_real_loop_drifts_in_no_structure(name: str) -> 
     answer = chat.assistant_text(said("It is 12"), [ADD_SCHEMA])
     own = chat.stops.after_call if chat.stops.after_call != chat.stops.texts[0] else ""
     example = chat.parser.example("add", arguments)
-    broken = call[: max(0, call.find(example[:12]))] + example[:-3] + ("" if chat.stops.closing else own)
+    broken = (
+        call[: max(0, call.find(example[:12]))] + example[:-3] + ("" if chat.stops.closing else own)
+    )
     episode, rollout = await episode_of(chat, [broken, call + own, answer])
     assert episode.outcome is not None and not episode.outcome.is_error and episode.tool_errors <= 1
     results = [result.text for turn in episode.turns for result in turn.results]
     assert results[-1:] == ["12"] or not chat.able.calls
-    assert name in LOOKED_UP or set(rollout.drift.values()) <= {"resegmented", "reserialised", "by_design"}
+    assert name in LOOKED_UP or set(rollout.drift.values()) <= {
+        "resegmented",
+        "reserialised",
+        "by_design",
+    }
 
 
 async def test_thinking_that_the_prompt_opened_is_not_drift() -> None:
@@ -251,9 +318,16 @@ async def test_thinking_that_the_prompt_opened_is_not_drift() -> None:
         assert (episode.outcome, episode.error) == (Outcome.SOLVED, "")
         assert set(rollout.drift.values()) <= {"reserialised", "by_design"}
         said = [turn.messages[0] for turn in episode.turns if turn.role == "assistant"]
-        assert all(message["content"].startswith("<think>") for message in said) and len(said[0]["tool_calls"]) == 1
-        unclosed = chat.parse(chat.tokenizer.encode(chat.parser.example("add", {"a": 5, "b": 7})), TOOLS)
-        assert unclosed.calls and unclosed.content == "", "a block that is not closed stays what it was"
+        assert (
+            all(message["content"].startswith("<think>") for message in said)
+            and len(said[0]["tool_calls"]) == 1
+        )
+        unclosed = chat.parse(
+            chat.tokenizer.encode(chat.parser.example("add", {"a": 5, "b": 7})), TOOLS
+        )
+        assert unclosed.calls and unclosed.content == "", (
+            "a block that is not closed stays what it was"
+        )
 
 
 @pytest.mark.parametrize("package", SHIPPED)
@@ -262,7 +336,17 @@ def test_the_names_are_those_that_the_package_ships(package: str) -> None:
 
 
 def test_the_sweep_covers_every_syntax_that_a_template_writes() -> None:
-    found = {chat_of(name).parser.name for name in NAMES if name not in NO_END and chat_of(name).able.calls}
-    assert set(PARSERS) - found == {"gigachat3", "gemma3_function", "llama3_pythonic"}  # see PARTS and test_parsers.py
+    found = {
+        chat_of(name).parser.name
+        for name in NAMES
+        if name not in NO_END and chat_of(name).able.calls
+    }
+    assert set(PARSERS) - found == {
+        "gigachat3",
+        "gemma3_function",
+        "llama3_pythonic",
+    }  # see PARTS and test_parsers.py
     refused = [name for names in REFUSED.values() for name in names]
-    assert len(refused) == len(set(refused)) and {*refused, *NO_END, *CONTROL, *WRITES_NONE} <= set(NAMES)
+    assert len(refused) == len(set(refused)) and {*refused, *NO_END, *CONTROL, *WRITES_NONE} <= set(
+        NAMES
+    )

@@ -46,7 +46,9 @@ def test_weights_of_a_killed_run_go_at_the_next_start(temporary: Path) -> None:
         killed.kill()
         killed.communicate()
         assert left.parent == temporary and left.joinpath("m@1.safetensors").is_file()
-        foreign = temporary / left.name.replace(owner._machine(), "-00000000-")  # of a machine that shares the folder
+        foreign = temporary / left.name.replace(
+            owner._machine(), "-00000000-"
+        )  # of a machine that shares the folder
         link = temporary / left.name.replace(left.name[-8:], "aaaaaaaa")
         foreign.mkdir()
         link.symlink_to(foreign)

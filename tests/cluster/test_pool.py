@@ -57,11 +57,15 @@ TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
 async def an_episode() -> Episode:
     """A real episode of the scripted policy, with a tool turn added by hand where only the codec looks at it."""
     policy = ScriptedPolicy(["Hello."], CHAT.tokenizer)
-    generation = await policy.generate("k", CHAT.tokenizer.encode("Go."), Config().rollout.sampling())
+    generation = await policy.generate(
+        "k", CHAT.tokenizer.encode("Go."), Config().rollout.sampling()
+    )
     prompt = Tokens.given(CHAT.tokenizer.encode("Go."), [Origin.USER] * 3)
     said = Tokens.sampled(generation)
     call = ToolCall("c1", "add", {"a": 1, "b": [None, "\ud800"]}, "raw")
-    result = ToolResult("3", metrics={"n": float("inf")}, images=(b"png",), seconds=0.5, level="ns", done=True)
+    result = ToolResult(
+        "3", metrics={"n": float("inf")}, images=(b"png",), seconds=0.5, level="ns", done=True
+    )
     turns = (
         Turn(0, "user", ({"role": "user", "content": "Go."},), 0, 3),
         Turn(1, "assistant", ({"role": "assistant", "content": "Hi"},), 3, 3 + len(said), calls=(call,),
@@ -70,11 +74,22 @@ async def an_episode() -> Episode:
     )  # fmt: skip
     parts = (RewardPart("r", 1.0, primary=True, detail="ok"),)
     tokens = Tokens.concat([prompt, said, Tokens.empty()])
-    return Episode("e", "t", "p", turns=turns, tokens=tokens, reward_parts=parts, outcome=Outcome.SOLVED, flags=("X",))
+    return Episode(
+        "e",
+        "t",
+        "p",
+        turns=turns,
+        tokens=tokens,
+        reward_parts=parts,
+        outcome=Outcome.SOLVED,
+        flags=("X",),
+    )
 
 
 def pool_of(plays: list[Play], store: Store, kind: type[WorkerPool] = WorkerPool) -> WorkerPool:
-    config = Config.model_validate({"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}})
+    config = Config.model_validate(
+        {"cluster": {"kind": "processes"}, "rollout": {"concurrency": 4}}
+    )
     setup = Setup(config, Path(), "scripted", False)
     recorder, discard = StoreRecorder(store), store.episodes.discard
     workers = [
@@ -89,7 +104,10 @@ async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
     context = Rollout(ScriptedPolicy([], CHAT.tokenizer), CHAT, {}, Config(), store=store).context
     await pool.open("v0")
     try:
-        return [one.episode for one in await asyncio.gather(*(pool.attempt(job, context) for job in jobs))]
+        return [
+            one.episode
+            for one in await asyncio.gather(*(pool.attempt(job, context) for job in jobs))
+        ]
     finally:
         await pool.close()
         store.flush()
@@ -100,9 +118,13 @@ async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -
     turns = [(turn, episode.tokens.slice(turn.start, turn.end)) for turn in episode.turns]
     packed = pickle.loads(pickle.dumps([pack_turn(*one) for one in turns]))
     arrived = unpack_head(pack_head(episode), [unpack_turn(one) for one in packed])
-    assert arrived.turns == episode.turns and arrived.with_(turns=(), tokens=episode.tokens) == episode.with_(turns=())
+    assert arrived.turns == episode.turns and arrived.with_(
+        turns=(), tokens=episode.tokens
+    ) == episode.with_(turns=())
     for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
-        assert getattr(arrived.tokens, name).tobytes() == getattr(episode.tokens, name).tobytes(), name
+        assert getattr(arrived.tokens, name).tobytes() == getattr(episode.tokens, name).tobytes(), (
+            name
+        )
 
 
 async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:
@@ -136,18 +158,26 @@ async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> Non
     assert seen[:3] == [["lost0"], ["lost1"], []], "each lost attempt is deleted before the next"
 
 
-async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
     play = copy_of(await an_episode())
 
     def poisoned(order: Order, relay: Relay) -> Episode | None:
         return None if order.job.seed == 3 else play(order, relay)
 
     with Store.open(tmp_path / "s.db") as store:
-        found = await run(store, pool_of([poisoned, poisoned], store), [Job(TASK, seed) for seed in range(6)])
+        found = await run(
+            store, pool_of([poisoned, poisoned], store), [Job(TASK, seed) for seed in range(6)]
+        )
         assert len(store.episodes.ids()) == 6
     bad = found.pop(3)
-    assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith("The worker was lost 3 times. Worker ")
-    assert {episode.outcome for episode in found} == {Outcome.SOLVED}, "jobs beside it are not blamed"
+    assert bad.outcome is Outcome.ENV_ERROR and bad.error.startswith(
+        "The worker was lost 3 times. Worker "
+    )
+    assert {episode.outcome for episode in found} == {Outcome.SOLVED}, (
+        "jobs beside it are not blamed"
+    )
 
 
 class Shared(ScriptedLink):
@@ -217,7 +247,9 @@ class Slow(ScriptedLink):
         await super().send(message)
 
 
-async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(tmp_path: Path) -> None:
+async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(
+    tmp_path: Path,
+) -> None:
     class Fails:
         async def publish(self, version: str) -> None:
             raise PolicyError("the server refused")
@@ -242,27 +274,46 @@ async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"No Ray cluster answers at 127.0.0.1:1: Connection refused"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"No Ray cluster answers at 127.0.0.1:1: Connection refused"
+    ):
         require_answer("127.0.0.1:1", "")
     with pytest.raises(ConfigError, match="not host:port"):
         require_answer("somewhere", "")
-    with pytest.raises(ConfigError, match=r"task\.packs names a/\.\./\.\./other, outside the project folder"):
+    with pytest.raises(
+        ConfigError, match=r"task\.packs names a/\.\./\.\./other, outside the project folder"
+    ):
         require_inside(Config.model_validate({"task": {"packs": ["calc-task", "a/../../other"]}}))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(EnvironmentProblem, match=f"No Ray cluster answers at {address}: timed out"):
+        with pytest.raises(
+            EnvironmentProblem, match=f"No Ray cluster answers at {address}: timed out"
+        ):
             require_answer(address, "", within=0.1)
-    each, nodes = reserved(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})), [{"CPU": 3.0, "GPU": 2.0}] * 4
+    each, nodes = (
+        reserved(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})),
+        [{"CPU": 3.0, "GPU": 2.0}] * 4,
+    )
     require_room(4, each, nodes)
-    text = r"5 workers with 2 CPU and 0\.5 GPU each do not fit .*; its nodes have 3 CPU, 2 GPU; 3 CPU"
+    text = (
+        r"5 workers with 2 CPU and 0\.5 GPU each do not fit .*; its nodes have 3 CPU, 2 GPU; 3 CPU"
+    )
     with pytest.raises(ConfigError, match=text):
         require_room(5, each, nodes)
-    config = Config.model_validate({"cluster": {"kind": "processes", "workers": 2, "worker_gpus": 99}})
-    with pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"), open_links(config, tmp_path):
+    config = Config.model_validate(
+        {"cluster": {"kind": "processes", "workers": 2, "worker_gpus": 99}}
+    )
+    with (
+        pytest.raises(ConfigError, match="2 workers with 99 GPUs each need 198"),
+        open_links(config, tmp_path),
+    ):
         pass
     packs = load_packs([str(write_pack(tmp_path / "pack"))], base=tmp_path)
     other = Hello("far", 1, "3.9.1", {"torch": "1.0"}, 0.0, {})
-    with pytest.raises(EnvironmentProblem, match=r"far has Python 3\.9\.1.*torch 1\.0.*other code of the pack bandit"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"far has Python 3\.9\.1.*torch 1\.0.*other code of the pack bandit",
+    ):
         require_same(packs, [other])
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
     with pytest.raises(StoreError, match="network disk"):
@@ -278,7 +329,9 @@ async def test_objects_of_a_script_cannot_go_to_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_see_the_model_refuses_before_anything_runs(
+    tmp_path: Path,
+) -> None:
     project = write_pack(tmp_path / "pack")
     config = Config.model_validate(settings(tmp_path / "model", cluster={"kind": "processes"}))
     loaded = load_policy("scripted", config, base=project)
@@ -293,13 +346,37 @@ def test_watch_has_a_page_of_the_workers(tmp_path: Path) -> None:
         run = store.runs.add(RunRow(id="", name="r", kind="train", status="running"))
         given = {"kind": "ray", "version": "a-run-with-a-name@3", "running": 4, "finished": 1200}
         given |= {"tokens": 9, "rate": 88.6}
-        good = {"node": "gpu-1", "pid": 11, "state": "ready", "lost": 0, "error": "", "at": time.time()}
-        bad = {"node": "gpu-2", "pid": 12, "state": "starting", "lost": 2, "error": "the node died", "at": 0.0}
+        good = {
+            "node": "gpu-1",
+            "pid": 11,
+            "state": "ready",
+            "lost": 0,
+            "error": "",
+            "at": time.time(),
+        }
+        bad = {
+            "node": "gpu-2",
+            "pid": 12,
+            "state": "starting",
+            "lost": 2,
+            "error": "the node died",
+            "at": 0.0,
+        }
         rows = [WorkerRow(run.id, n, **given, **own) for n, own in enumerate((good, bad))]  # type: ignore[arg-type]
         store.workers.put(rows)
         store.flush()
         assert store.workers.all(run.id) == rows
         text = [line.plain for line in worker_lines(load(store, run.id), 120)]
     assert text[0] == "WORKERS 2 (ray), 1 ready, 89 tokens/s"
-    assert text[2].split() == ["0", "gpu-1", "11", "ready", "…run-with-a-name@3", "4", "1,200", "89", "0"]
+    assert text[2].split() == [
+        "0",
+        "gpu-1",
+        "11",
+        "ready",
+        "…run-with-a-name@3",
+        "4",
+        "1,200",
+        "89",
+        "0",
+    ]
     assert "the node died" in text[4]

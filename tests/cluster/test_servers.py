@@ -40,7 +40,9 @@ class Strict(StandIn):
             self.running -= path == "/v1/completions"
 
 
-async def trained(folder: Path, model: Path, remote: dict[str, Any], workers: int, **sections: Any) -> dict[str, Any]:
+async def trained(
+    folder: Path, model: Path, remote: dict[str, Any], workers: int, **sections: Any
+) -> dict[str, Any]:
     """A training on servers: what it learned, from which weights, its steps."""
     train = {"steps": STEPS, "lr": 1e-2}
     config = Config.model_validate(settings(model, remote=remote, train=train, **sections))
@@ -49,26 +51,42 @@ async def trained(folder: Path, model: Path, remote: dict[str, Any], workers: in
         loaded, store = opened.loaded, opened.store
         setup = Setup(config, folder, str(model), trainable=False)
         discard = store.episodes.discard
-        links = [RemoteWorker(n, ServiceLink, setup, StoreRecorder(store), discard) for n in range(workers)]
+        links = [
+            RemoteWorker(n, ServiceLink, setup, StoreRecorder(store), discard)
+            for n in range(workers)
+        ]
         pool = WorkerPool(links, config, store)
         await pool.open(loaded.policy.weights_version)
         if workers:
             loaded.policy = pool.policy(loaded)
         run = new_training(opened)
-        trainer = build_trainer(config, run, loaded, opened.packs, store, workers=pool if workers else None)
+        trainer = build_trainer(
+            config, run, loaded, opened.packs, store, workers=pool if workers else None
+        )
         ended = await trainer.train()
         await pool.close()
         assert ended.status == "finished"
         found = episodes_of(store, run)
-        assert not any(e.outcome in (Outcome.ENV_ERROR, Outcome.CANCELLED) for e in found), [e.error for e in found]
+        assert not any(e.outcome in (Outcome.ENV_ERROR, Outcome.CANCELLED) for e in found), [
+            e.error for e in found
+        ]
         ages = [
             e.step - 1 - int(t.weights_version.rpartition("@")[2])
             for e in found
             for t in e.turns
             if t.role == "assistant" and e.step is not None
         ]
-        weights = {name: one.detach().clone() for name, one in loaded.model.named_parameters() if one.requires_grad}
-        return {"weights": weights, "ages": ages, "steps": store.runs.steps(run.id), "count": len(found)}
+        weights = {
+            name: one.detach().clone()
+            for name, one in loaded.model.named_parameters()
+            if one.requires_grad
+        }
+        return {
+            "weights": weights,
+            "ages": ages,
+            "steps": store.runs.steps(run.id),
+            "count": len(found),
+        }
 
 
 @pytest.mark.parametrize("adapter", [True, False])
@@ -82,19 +100,36 @@ async def test_workers_sample_from_servers_with_each_new_version(
     async with AsyncExitStack() as stack:
         stands = [Strict(model) for _ in range(2)]
         urls = [await stack.enter_async_context(server(one.handle)) for one in stands]
-        remote = {"backend": "vllm", "urls": urls, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
+        remote = {
+            "backend": "vllm",
+            "urls": urls,
+            "model": "base",
+            "api_key_env": "SERVER_KEY",
+            "retries": 0,
+        }
         here = await trained(tmp_path / "here", model, remote, 0, **kept)
         before = [one.generated for one in stands]
         there = await trained(tmp_path / "workers", model, remote, 2, **kept)
-        assert all(one.generated > had for one, had in zip(stands, before, strict=True)), "both servers have turns"
+        assert all(one.generated > had for one, had in zip(stands, before, strict=True)), (
+            "both servers have turns"
+        )
         stands[0].dies_at = {stands[0].generated + 6}
-        late = await trained(tmp_path / "late", model, remote, 2, **kept, rollout={"async_staleness": 1})
+        late = await trained(
+            tmp_path / "late", model, remote, 2, **kept, rollout={"async_staleness": 1}
+        )
         for one in stands:
             await one.close()
-    gap = max(float((here["weights"][name] - there["weights"][name]).abs().max()) for name in here["weights"])
+    gap = max(
+        float((here["weights"][name] - there["weights"][name]).abs().max())
+        for name in here["weights"]
+    )
     assert gap <= 1e-5
     assert set(there["ages"]) == {0} and set(late["ages"]) == {0, 1}
     for found in (here, there, late):
         assert found["count"] == STEPS * 8
-        assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in found["steps"][:1])
-        assert all(row["probe/logp_difference"] < 1e-4 for row in found["steps"]), "each server has the new weights"
+        assert all(
+            row["sampling/sampling_logp_difference/max"] < 1e-4 for row in found["steps"][:1]
+        )
+        assert all(row["probe/logp_difference"] < 1e-4 for row in found["steps"]), (
+            "each server has the new weights"
+        )

@@ -64,9 +64,13 @@ async def training(folder: Path, model: Path, **cluster: Any) -> AsyncIterator[T
         write_pack(folder)
     (folder / "hook.py").write_text(HOOK.replace("FOLDER", str(folder)))
     config = Config.model_validate(settings(model, cluster=cluster, **sections))
-    async with open_runtime(config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True) as opened:
+    async with open_runtime(
+        config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True
+    ) as opened:
         parts = (opened.loaded, opened.packs, opened.store)
-        yield build_trainer(config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers)
+        yield build_trainer(
+            config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers
+        )
 
 
 def outcome_of(trainer: Trainer) -> dict[str, Any]:
@@ -76,10 +80,16 @@ def outcome_of(trainer: Trainer) -> dict[str, Any]:
         (e.kind, e.step, e.group_id, e.sample): (
             e.tokens.ids.tolist(),
             e.tokens.logp_sampled.tobytes(),
-            [(turn.role, turn.messages, turn.weights_version.rpartition("@")[2]) for turn in e.turns],
+            [
+                (turn.role, turn.messages, turn.weights_version.rpartition("@")[2])
+                for turn in e.turns
+            ],
             (e.reward, e.outcome, e.fact, e.advantage, e.seed, e.flags),
         )
-        for e in (store.episodes.get(row.id) for row in store.episodes.rows(store.episodes.ids(run=run.id)))
+        for e in (
+            store.episodes.get(row.id)
+            for row in store.episodes.rows(store.episodes.ids(run=run.id))
+        )
     }
     assert len(kept) == len(store.episodes.ids(run=run.id)), "every episode is there once"
     assert not store.live.all(run.id)
@@ -94,7 +104,9 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_hang(tmp_path: Path, model: Path) -> None:
+async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_hang(
+    tmp_path: Path, model: Path
+) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -108,7 +120,11 @@ async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_han
         async with training(folder, model, kind="processes", workers=2, patience=15) as trainer:
             await trainer.train()
             assert_same(here, outcome_of(trainer))
-            lost = [row["text"] for row in trainer.store.journal.logs(trainer.run.id) if "was lost" in row["text"]]
+            lost = [
+                row["text"]
+                for row in trainer.store.journal.logs(trainer.run.id)
+                if "was lost" in row["text"]
+            ]
     finally:
         torch.set_num_threads(threads)
     assert not list(folder.glob("kill-*")) + list(folder.glob("stop-*"))
@@ -122,13 +138,19 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
     write_pack(tmp_path)
     async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", trainable=True) as opened:
         loaded, store = opened.loaded, opened.store
-        alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"async_staleness": 0})})
+        alone = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"async_staleness": 0})}
+        )
         setup = Setup(alone, tmp_path, str(model), trainable=True)
         given = (ServiceLink, setup, StoreRecorder(store), store.episodes.discard)
-        pool = WorkerPool([RemoteWorker(n, *given) for n in range(2)], config, store, WeightFiles(tmp_path))
+        pool = WorkerPool(
+            [RemoteWorker(n, *given) for n in range(2)], config, store, WeightFiles(tmp_path)
+        )
         await pool.open(loaded.policy.weights_version)
         loaded.policy = pool.policy(loaded)
-        run = await build_trainer(config, new_training(opened), loaded, opened.packs, store, workers=pool).train()
+        run = await build_trainer(
+            config, new_training(opened), loaded, opened.packs, store, workers=pool
+        ).train()
         await pool.close()
         assert [worker.seen.lost for worker in pool.workers] == [0, 0], "closed, not lost"
         rows, episodes = store.runs.steps(run.id), episodes_of(store, run)
@@ -136,7 +158,9 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
     found: dict[int, list[int]] = {step: [] for step in range(1, 6)}
     for episode in episodes:
         found[episode.step or 0] += ages(episode, run.name, (episode.step or 0) - 1)
-    assert {max(one) for one in found.values()} <= {0, 1, 2} and max(found[2]), "sampled before the first update"
+    assert {max(one) for one in found.values()} <= {0, 1, 2} and max(found[2]), (
+        "sampled before the first update"
+    )
     assert [row["staleness/max"] for row in rows] == [max(one) for one in found.values()]
     assert {row["sampling/sampling_logp_difference/max"] > 0 for row in rows[1:]} == {True}
 
@@ -173,7 +197,12 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
         folder = tmp_path / "ray"
         folder.mkdir()
         (folder / "kill-1").touch()
-        given = {"kind": "ray", "workers": 2, "address": cluster.address, "resources": {"rollout": 1.0}}
+        given = {
+            "kind": "ray",
+            "workers": 2,
+            "address": cluster.address,
+            "resources": {"rollout": 1.0},
+        }
         async with training(folder, model, **given) as trainer:
             running = asyncio.ensure_future(trainer.train())
             while not running.done() and trainer.step < 1:
@@ -187,7 +216,11 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
             cluster.add_node(**node)  # one that comes back is used again; Ray wants the main thread
             await running
             assert_same(here, outcome_of(trainer))
-            lost = [row["text"] for row in trainer.store.journal.logs(trainer.run.id) if "was lost" in row["text"]]
+            lost = [
+                row["text"]
+                for row in trainer.store.journal.logs(trainer.run.id)
+                if "was lost" in row["text"]
+            ]
             assert len(lost) >= 2 and "ActorDiedError: Worker unexpectedly exits" in lost[0], lost
             assert not (folder / "kill-1").exists()
     finally:

@@ -37,7 +37,9 @@ def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
         capfd.readouterr()
         code = main(list(args))
         done = capfd.readouterr()
-        assert "Traceback" not in done.err + done.out and "Something went wrong" not in done.err, done.err
+        assert "Traceback" not in done.err + done.out and "Something went wrong" not in done.err, (
+            done.err
+        )
         if code in (2, 3):
             _, _, said = done.err.rpartition("Error: ")
             assert said.strip(), "what happened"
@@ -194,7 +196,13 @@ def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
 
 
 def test_no_store_yet(project: Path, cli: Cli) -> None:
-    for args in (("ls",), ("replay", "last"), ("show", "last"), ("watch",), ("train", "--resume", "last")):
+    for args in (
+        ("ls",),
+        ("replay", "last"),
+        ("show", "last"),
+        ("watch",),
+        ("train", "--resume", "last"),
+    ):
         code, _, err = cli(project, *args)
         assert code == 2 and "agentrl train" in err, args
     assert not (project / "runs").exists()
@@ -211,7 +219,9 @@ def test_episodes_that_do_not_exist_and_no_terminal(project: Path, cli: Cli) -> 
     typo = episode[:-1] + ("0" if episode[-1] != "0" else "1")
     for args in (("replay", typo), ("show", typo), ("replay", typo, "--plain")):
         code, out, err = cli(project, *args)
-        assert code == 2 and typo in err and "Did you mean" in err and episode[:9] in err and out == ""
+        assert (
+            code == 2 and typo in err and "Did you mean" in err and episode[:9] in err and out == ""
+        )
     code, _, err = cli(project, "replay", "zzz")
     assert code == 2 and "agentrl ls" in err
     code, _, err = cli(project, "replay", "last", "--run", "bandit-gpro")
@@ -272,7 +282,9 @@ def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, 
     """Where none fits, the run ends by itself and says why."""
     project = tmp_path / "project"
     write_pack(project, rows=2, prompt="long " * 60 + "{n}")
-    long = 96 if limit == "rollout.max_tokens" else 4096  # the model's own context has 256 positions
+    long = (
+        96 if limit == "rollout.max_tokens" else 4096
+    )  # the model's own context has 256 positions
     write_project(project, model, rollout={"max_tokens": long}, train={"steps": 50})
     code, _, err = cli(project, "train")
     assert code == 1 and "too_long" in err and "does not fit" in err, err
@@ -280,7 +292,11 @@ def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, 
         (run,) = store.runs.all()
         for episode in episodes_of(store, run):
             assert (episode.outcome, episode.fact) == (Outcome.TOO_LONG, "skipped:too_long")
-            assert len(episode.tokens) > 300 and episode.trained_tokens == 0 and not episode.reward_parts
+            assert (
+                len(episode.tokens) > 300
+                and episode.trained_tokens == 0
+                and not episode.reward_parts
+            )
     code, out, _ = cli(project, "rollout", "-n", "1")
     assert code == 1 and "too_long" in out
 

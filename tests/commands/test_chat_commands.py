@@ -62,7 +62,9 @@ def chatting(tmp_path: Path) -> Callable[..., Any]:
         db, script = tmp_path / "c.db", tmp_path / "replies.json"
         Store.open(db).close()
         script.write_text(json.dumps(replies), "utf-8")
-        client = ChatClient(["--model", "scripted", "--script", str(script), "--db", str(db), *PACK, *arguments])
+        client = ChatClient(
+            ["--model", "scripted", "--script", str(script), "--db", str(db), *PACK, *arguments]
+        )
         app = AgentApp(db, lambda reader: ChatScreen(reader, client))
         async with app.run_test(notifications=True, size=(120, 60)) as pilot:
             assert "loading the model" in visible(app)
@@ -78,7 +80,9 @@ async def test_every_command_does_what_it_says(chatting: Callable[..., Any]) -> 
         await chat.say("/as-user and you?", "two")
         assert [turn["role"] for turn in chat.turns()][1:] == ["user", "assistant"] * 2
         await chat.say("/retry", "three")
-        assert chat.turns()[-1]["content"] == "three" and "two" not in [turn["content"] for turn in chat.turns()]
+        assert chat.turns()[-1]["content"] == "three" and "two" not in [
+            turn["content"] for turn in chat.turns()
+        ]
         await chat.say("/undo", "3 turns left")
         assert chat.turns()[-1]["content"] == "one"
         await chat.say("12*4.5?", "four")
@@ -97,7 +101,11 @@ async def test_every_command_does_what_it_says(chatting: Callable[..., Any]) -> 
 async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> None:
     async with chatting([CALL, "54."]) as chat:
         await chat.say("12*4.5?", "54.")
-        for command, shown in (("/tokens", "ids "), ("/mask", "TTTT"), ("/logprobs", "least likely")):
+        for command, shown in (
+            ("/tokens", "ids "),
+            ("/mask", "TTTT"),
+            ("/logprobs", "least likely"),
+        ):
             assert shown in await chat.say(command, shown)
             await chat.say(command)  # and off again
             assert chat.screen.transcript.mode == ""
@@ -125,7 +133,9 @@ async def test_views_scores_saves_and_replay(chatting: Callable[..., Any]) -> No
         await until(chat.pilot, lambda: isinstance(chat.pilot.app.screen, ChatScreen))
 
 
-async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(chatting: Callable[..., Any]) -> None:
+async def test_edit_puts_back_what_was_said_last_and_nothing_of_the_tasks(
+    chatting: Callable[..., Any],
+) -> None:
     async with chatting(["one", "two"], "--task", "calc-task/train-0000") as chat:
         first = len(chat.turns())
         assert first
@@ -143,7 +153,9 @@ async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., A
         await chat.say("n", "call 2 of 2?")
         await chat.say("y", "done")
         results = chat.turns()[-2]["results"]
-        assert [result["text"] for result in results] == [REFUSED, "42"] and results[0]["error"] == "refused"
+        assert [result["text"] for result in results] == [REFUSED, "42"] and results[0][
+            "error"
+        ] == "refused"
         await chat.say("again", "call 1 of 2?")
         await chat.say("all", "all of it")
         assert [result["text"] for result in chat.turns()[-2]["results"]] == ["54", "42"]
@@ -158,7 +170,9 @@ async def test_calls_of_a_turn_are_approved_one_by_one(chatting: Callable[..., A
         ([Answer(True, rest=True)], ["54", "42"]),
     ],
 )
-async def test_each_call_is_run_refused_or_answered(answers: list[Answer], texts: list[str] | None) -> None:
+async def test_each_call_is_run_refused_or_answered(
+    answers: list[Answer], texts: list[str] | None
+) -> None:
     given = iter(answers)
 
     async def approve(calls: tuple[ToolCall, ...]) -> Answer:
@@ -180,7 +194,10 @@ async def test_each_call_is_run_refused_or_answered(answers: list[Answer], texts
 def test_help_and_completion_know_every_command() -> None:
     for command in COMMANDS:
         assert command == "/exit" or command in HELP, command
-    assert parse_command("/simulate on").values == {"on": True} and parse_command("/simulate").values == {}
+    assert (
+        parse_command("/simulate on").values == {"on": True}
+        and parse_command("/simulate").values == {}
+    )
     assert parse_command("/simulate maybe").problem
     assert parse_command("none", asked=True).values == {"run": False, "rest": True}
 

@@ -35,7 +35,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_project_without_runs_names_the_next_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_project_without_runs_names_the_next_command(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = "This project has no runs yet: `agentrl train --watch` starts the first."
     assert main([]) == 0
     assert said in capsys.readouterr().out
@@ -51,7 +53,9 @@ def test_a_project_without_runs_names_the_next_command(project: Path, capsys: py
 
 def test_help_imports_hardly_anything() -> None:
     """Each of these costs the front page, and completion, between a tenth and many times its own time."""
-    unwanted = "numpy asyncio ssl pydantic yaml sqlite3 rich textual torch importlib.metadata.metadata"
+    unwanted = (
+        "numpy asyncio ssl pydantic yaml sqlite3 rich textual torch importlib.metadata.metadata"
+    )
     code = "import sys\nfrom agentrl_cli.commands import main\nassert main(['--help']) == 0\n"
     code += "print(sorted(set(sys.argv[1].split()) & set(sys.modules)))\n"
     code += "print(sum(name.startswith('agentrl_cli.') and '.plugins.' not in name for name in sys.modules))"
@@ -62,7 +66,9 @@ def test_help_imports_hardly_anything() -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
-def test_the_front_page_names_every_command(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_front_page_names_every_command(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(args) == 0
     page = capsys.readouterr().out
     for name, (panel, _, text) in commands().items():
@@ -73,7 +79,9 @@ def test_the_front_page_names_every_command(args: list[str], capsys: pytest.Capt
 def test_every_command_and_option_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     def check(command: object, path: str) -> None:
         for parameter in getattr(command, "params", []):
-            assert getattr(parameter, "help", None) or parameter.name == "help", f"{path} {parameter.name}"
+            assert getattr(parameter, "help", None) or parameter.name == "help", (
+                f"{path} {parameter.name}"
+            )
         for inner, child in getattr(command, "commands", {}).items():
             check(child, f"{path} {inner}")
 
@@ -131,7 +139,9 @@ def test_errors_become_messages(
     assert words in capsys.readouterr().err
 
 
-def test_an_unexpected_error_leaves_its_traceback_in_a_log(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_error_leaves_its_traceback_in_a_log(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         raise ValueError("first line\nsecond")
     except ValueError as error:
@@ -152,9 +162,13 @@ def test_debug_shows_the_traceback(project: Path) -> None:
 def test_a_full_disk_is_a_message() -> None:
     command = [sys.executable, "-m", "agentrl_cli", "config", "schema"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
+        )
     assert done.returncode == 3
-    assert done.stderr.startswith("Error: The disk is full.\n") and len(done.stderr.splitlines()) == 2
+    assert (
+        done.stderr.startswith("Error: The disk is full.\n") and len(done.stderr.splitlines()) == 2
+    )
 
 
 def test_a_closed_pipe_is_quiet() -> None:
@@ -167,7 +181,9 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stderr.close()
 
 
-def test_config_show_says_where_values_come_from(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_says_where_values_come_from(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["config", "show", "--json", "--set", "train.steps=3"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["train.lr"] == {"value": 0.5, "source": f"file:{project}/agentrl.yaml:2"}
@@ -211,7 +227,17 @@ def test_data_stdout_keeps_others_out(capfd: pytest.CaptureFixture[str]) -> None
 def test_json_is_plain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import numpy as np
 
-    echo_jsonl([{"part": RewardPart("a", 0.5), "path": tmp_path, "n": np.float32(1.5), "bad": float("nan"), "t": (1,)}])
+    echo_jsonl(
+        [
+            {
+                "part": RewardPart("a", 0.5),
+                "path": tmp_path,
+                "n": np.float32(1.5),
+                "bad": float("nan"),
+                "t": (1,),
+            }
+        ]
+    )
     row = json.loads(capsys.readouterr().out)
     assert row["part"]["value"] == 0.5 and row["path"] == str(tmp_path) and row["n"] == 1.5
     assert row["bad"] is None and row["t"] == [1]
@@ -225,7 +251,9 @@ def test_ctrl_c_is_130() -> None:
         "COMMANDS['wait'] = ('Run', '__main__:wait', '')\n"
         "sys.exit(main(['wait']))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=ROOT, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=ROOT, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
@@ -233,7 +261,9 @@ def test_ctrl_c_is_130() -> None:
     assert process.returncode == 130 and "Traceback" not in err
 
 
-def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_episodes_of_a_dead_run_are_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Until a resume clears them: then they are cancelled, and those of a training were skipped."""
     db = tmp_path / "a.db"
     process = subprocess.Popen([sys.executable, "-c", ""])
@@ -242,11 +272,16 @@ def test_episodes_of_a_dead_run_are_interrupted(tmp_path: Path, capsys: pytest.C
         for name, pid in (("dead", process.pid), ("alive", os.getpid())):
             store.runs.add(RunRow(id=name, name=name, pid=pid))
             for kind in ("train", "eval"):
-                store.episodes.start(Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind))
+                store.episodes.start(
+                    Episode(f"{name}-{kind}", "t", run_id=name, step=1, group_id=kind, kind=kind)
+                )
 
     def outcomes() -> dict[str, str]:
         assert main(["ls", "--format", "csv", "--db", str(db)]) == 0
-        return {line.split(",")[0]: line.split(",")[5] for line in capsys.readouterr().out.splitlines()[1:]}
+        return {
+            line.split(",")[0]: line.split(",")[5]
+            for line in capsys.readouterr().out.splitlines()[1:]
+        }
 
     dead = {"dead-train": "interrupted", "dead-eval": "interrupted"}
     assert outcomes() == {**dead, "alive-train": "running", "alive-eval": "running"}
@@ -270,11 +305,19 @@ ROLLOUT = ("rollout", "--model", "scripted", "--json", "--pack", "echo-task", "-
     ("args", "packs", "reported"),
     [
         (["-n", "5"], ["echo-task", "calc-task"] * 2 + ["echo-task"], ""),
-        (["-n", "5", "--set", "task.limit=2"], ["echo-task", "calc-task"] * 2, "has 4 tasks under task.limit; 5 were"),
+        (
+            ["-n", "5", "--set", "task.limit=2"],
+            ["echo-task", "calc-task"] * 2,
+            "has 4 tasks under task.limit; 5 were",
+        ),
     ],
 )
 def test_rollout_takes_packs_in_turn(
-    args: list[str], packs: list[str], reported: str, project: Path, capfd: pytest.CaptureFixture[str]
+    args: list[str],
+    packs: list[str],
+    reported: str,
+    project: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*ROLLOUT, *args]) == 0
     out, err = capfd.readouterr()
@@ -294,11 +337,25 @@ def test_rollout_takes_packs_in_turn(
     assert reported in err and (reported != "" or "were requested" not in err)
 
 
-@pytest.mark.parametrize(("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)])
+@pytest.mark.parametrize(
+    ("args", "count"), [([], 3), (["--limit", "4"], 4), (["--set", "eval.limit=2"], 2)]
+)
 def test_eval_heeds_the_limit_of_tasks(
     args: list[str], count: int, project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The smaller of task.limit and eval.limit; --limit, given here, counts more."""
-    base = ("eval", "--model", "scripted", "-k", "1", "--pack", "echo-task", "--split", "test", "--compare-to", "none")
+    base = (
+        "eval",
+        "--model",
+        "scripted",
+        "-k",
+        "1",
+        "--pack",
+        "echo-task",
+        "--split",
+        "test",
+        "--compare-to",
+        "none",
+    )
     assert main([*base, "--json", "--set", "task.limit=3", *args]) == 0
     assert json.loads(capfd.readouterr().out)["settings"]["tasks"] == count

@@ -21,27 +21,39 @@ def leaves() -> Iterator[tuple[str, Any]]:
     for name in commands():
         command = load_command(name)
         yield name, command
-        yield from ((f"{name} {inner}", child) for inner, child in getattr(command, "commands", {}).items())
+        yield from (
+            (f"{name} {inner}", child) for inner, child in getattr(command, "commands", {}).items()
+        )
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves()])
-def test_every_help_has_two_examples_and_no_type_for_flags(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_help_has_two_examples_and_no_type_for_flags(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*path.split(), "--help"]) == 0
     page = capsys.readouterr().out
-    assert "<bool>" not in page and len(re.findall(r"^ +agentrl ", page.partition("Examples:")[2], re.MULTILINE)) >= 2
+    assert (
+        "<bool>" not in page
+        and len(re.findall(r"^ +agentrl ", page.partition("Examples:")[2], re.MULTILINE)) >= 2
+    )
 
 
 def test_examples_use_options_that_exist() -> None:
     found = dict(leaves())
-    assert {path for path, command in found.items() if not getattr(command, "commands", {})} == set(all_examples())
+    assert {path for path, command in found.items() if not getattr(command, "commands", {})} == set(
+        all_examples()
+    )
     for path, examples in all_examples().items():
         known = {option for parameter in found[path].params for option in parameter.opts}
         for example in examples:
-            words = shlex.split(example.partition(" > ")[0].partition(" | ")[0])[1 + len(path.split()) :]
+            words = shlex.split(example.partition(" > ")[0].partition(" | ")[0])[
+                1 + len(path.split()) :
+            ]
             given = [word for word in words if word.startswith("-")]
-            assert example.startswith(f"agentrl {path}") and [word for word in given if word not in known] == [], (
-                example
-            )
+            assert (
+                example.startswith(f"agentrl {path}")
+                and [word for word in given if word not in known] == []
+            ), example
 
 
 def test_a_narrow_terminal_loses_columns_and_no_id() -> None:
@@ -51,17 +63,23 @@ def test_a_narrow_terminal_loses_columns_and_no_id() -> None:
     assert fitting(names, rows, ("tags",), None) == ([0, 1, 2, 3], [])
 
 
-def test_completion_of_runs_episodes_checkpoints_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_of_runs_episodes_checkpoints_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert completion.runs("") == [] and ("last", "an episode") in completion.episodes("")
     (tmp_path / "agentrl.yaml").write_text("train: {}\n")
     with Store.open(tmp_path / "runs" / "agentrl.db") as store:
         run = store.runs.add(RunRow(id="", name="first", kind="train"))
-        store.episodes.add([Episode("1m82d1n8xp7zet", "t/1", run_id=run.id, outcome=Outcome.SOLVED)])
+        store.episodes.add(
+            [Episode("1m82d1n8xp7zet", "t/1", run_id=run.id, outcome=Outcome.SOLVED)]
+        )
     assert completion.runs("f") == ["first"] and completion.checkpoints("first@b") == ["first@best"]
     assert completion.episodes("1m") == [("1m82d1n8xp7zet", "t/1 solved")]
     assert dict(completion.settings("train.l"))["train.lr="] and not completion.settings("train.zz")
-    assert completion.packs("code") == ["code-task"] and completion.episodes_and_runs("f") == ["first"]
+    assert completion.packs("code") == ["code-task"] and completion.episodes_and_runs("f") == [
+        "first"
+    ]
     assert completion.filters("flag:LOOP -rew") == ["flag:LOOP -reward:"]
     (tmp_path / "agentrl.yaml").write_text("store: [")
     assert completion.runs("") == []

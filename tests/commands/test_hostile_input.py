@@ -98,7 +98,18 @@ def test_many_terms(store: Store) -> None:
 
 def test_filters_at_random(store: Store) -> None:
     rng = random.Random(13)
-    signs = [*",:-\"\\*?%_<>=. \t'();[]{}|\x00é", "..", "none", "e9", "1", "-1", "0.5", "\ud800", "[", "a\u0661"]
+    signs = [
+        *",:-\"\\*?%_<>=. \t'();[]{}|\x00é",
+        "..",
+        "none",
+        "e9",
+        "1",
+        "-1",
+        "0.5",
+        "\ud800",
+        "[",
+        "a\u0661",
+    ]
     parts = [*signs, *(f" {name}:" for name in fields()), *(f" -{name}:" for name in fields())]
     ran = 0
     for _ in range(1_200):
@@ -116,7 +127,15 @@ def test_filters_at_random(store: Store) -> None:
 
 
 SQL = (
-    *("select", "select 1", "select x'ff'", "select cast(x'ff' as text)", "select zeroblob(999999999999)", "\x00", ";"),
+    *(
+        "select",
+        "select 1",
+        "select x'ff'",
+        "select cast(x'ff' as text)",
+        "select zeroblob(999999999999)",
+        "\x00",
+        ";",
+    ),
     *(
         "select 1; select 2",
         "select ?",
@@ -124,8 +143,17 @@ SQL = (
         "select printf('%.*c', 300000001, 'x')",
         "drop table runs",
     ),
-    *("select " + "(" * 5_000, "select " + "1+" * 5_000 + "1", "select 1 where 1 in (" + "?," * 40_000 + "?)"),
-    *("select abs(-9223372036854775807-1)", "select json('[')", "select * from v_episodes where id like 'a", "/*"),
+    *(
+        "select " + "(" * 5_000,
+        "select " + "1+" * 5_000 + "1",
+        "select 1 where 1 in (" + "?," * 40_000 + "?)",
+    ),
+    *(
+        "select abs(-9223372036854775807-1)",
+        "select json('[')",
+        "select * from v_episodes where id like 'a",
+        "/*",
+    ),
     "select " + ",".join(["1"] * 5_000),
 )
 
@@ -133,7 +161,10 @@ SQL = (
 def test_sql(store: Store) -> None:
     rng = random.Random(14)
     words = "select from where runs episodes 1 'a ( ) , * ? ; union all group by json_tree x'f limit -1 cast as".split()
-    for sql in (*SQL, *(" ".join(rng.choice(words) for _ in range(rng.randint(1, 9))) for _ in range(400))):
+    for sql in (
+        *SQL,
+        *(" ".join(rng.choice(words) for _ in range(rng.randint(1, 9))) for _ in range(400)),
+    ):
         try:
             list(run_query(Path(store.path), sql, timeout=10)[1])
         except UsageError as error:
@@ -143,10 +174,23 @@ def test_sql(store: Store) -> None:
 
 def test_patterns(store: Store) -> None:
     rng = random.Random(15)
-    given = ["(" * DEEP, "a{99999999999}", "(?P<a>.)(?P<a>.)", "[", "\\", "(?z)", "a{2,1}", "\ud800", "*", "(?<=a*)b"]
+    given = [
+        "(" * DEEP,
+        "a{99999999999}",
+        "(?P<a>.)(?P<a>.)",
+        "[",
+        "\\",
+        "(?z)",
+        "a{2,1}",
+        "\ud800",
+        "*",
+        "(?<=a*)b",
+    ]
     given += [pieces(rng, [*"()[]{}|\\*+?^$.,-:!=<>0aP#é", "(?"], 7) for _ in range(500)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of `re`: patterns that may mean something else in later versions
+        warnings.simplefilter(
+            "ignore"
+        )  # of `re`: patterns that may mean something else in later versions
         for pattern in given:
             try:
                 list(grep(store, pattern))
@@ -158,7 +202,16 @@ def test_patterns(store: Store) -> None:
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 BAD_YAML = (
-    *("[" * DEEP, "{a: " * 5_000, "- " * DEEP, "a: &a [*a]", "a: &a {b: *a}", LAUGHS, 'a: "\\ud800"', "a: !!int x"),
+    *(
+        "[" * DEEP,
+        "{a: " * 5_000,
+        "- " * DEEP,
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+        LAUGHS,
+        'a: "\\ud800"',
+        "a: !!int x",
+    ),
     *(
         "a: 2024-99-99",
         "a: !!timestamp x",
@@ -187,14 +240,59 @@ def test_yaml_that_cannot_be_read(tmp_path: Path, text: str) -> None:
         read_yaml(tmp_path / "agentrl.yaml")
     assert str(tmp_path) in error.value.message and len(error.value.message) < 400
     with pytest.raises(ConfigError):
-        load_yaml(tmp_path / "agentrl.yaml") if "a: 2" not in text else read_yaml(tmp_path / "agentrl.yaml")
+        load_yaml(tmp_path / "agentrl.yaml") if "a: 2" not in text else read_yaml(
+            tmp_path / "agentrl.yaml"
+        )
 
 
 def test_yaml_at_random(tmp_path: Path) -> None:
     rng = random.Random(16)
-    parts = ["a: ", "- ", "\n", "  ", "[", "]", "{", "}", "&a ", "*a", "!!int ", "!!set ", "!!omap ", "!!binary "]
-    parts += ["!!timestamp ", "2024-13-40", "0x", "1:2:3", "'", '"', "\\u", "|", ">", "? ", "<<: ", "%", "#", "\t", "é"]
-    parts += ["train:", "lr: ", "steps: ", "null", "~", ".inf", ".nan", "1e999", "\ud800", "\x01", ","]
+    parts = [
+        "a: ",
+        "- ",
+        "\n",
+        "  ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "&a ",
+        "*a",
+        "!!int ",
+        "!!set ",
+        "!!omap ",
+        "!!binary ",
+    ]
+    parts += [
+        "!!timestamp ",
+        "2024-13-40",
+        "0x",
+        "1:2:3",
+        "'",
+        '"',
+        "\\u",
+        "|",
+        ">",
+        "? ",
+        "<<: ",
+        "%",
+        "#",
+        "\t",
+        "é",
+    ]
+    parts += [
+        "train:",
+        "lr: ",
+        "steps: ",
+        "null",
+        "~",
+        ".inf",
+        ".nan",
+        "1e999",
+        "\ud800",
+        "\x01",
+        ",",
+    ]
     for _ in range(300):
         text = pieces(rng, parts, 9)
         path = tmp_path / "x.yaml"
@@ -248,8 +346,30 @@ def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_rows_at_random(tmp_path: Path) -> None:
     rng = random.Random(17)
-    parts = ['{"id": "', '"}', '"prompt": ', '"x"', ", ", "[", "]", "{", "}", "\\ud800", "\\u", "\xff", "1e999", "NaN"]
-    parts += ['"messages": ', '"conversations": ', '"role": "user"', '"content": null', '"tools": ', '"question": "q"']
+    parts = [
+        '{"id": "',
+        '"}',
+        '"prompt": ',
+        '"x"',
+        ", ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\\ud800",
+        "\\u",
+        "\xff",
+        "1e999",
+        "NaN",
+    ]
+    parts += [
+        '"messages": ',
+        '"conversations": ',
+        '"role": "user"',
+        '"content": null',
+        '"tools": ',
+        '"question": "q"',
+    ]
     parts += [
         '"answer": 1',
         '"tool_calls": ',
@@ -260,7 +380,17 @@ def test_rows_at_random(tmp_path: Path) -> None:
         '"arguments": "["',
         ": ",
     ]
-    keys = ["id", "prompt", "messages", "conversations", "tools", "question", "answer", "reward_model", "extra_info"]
+    keys = [
+        "id",
+        "prompt",
+        "messages",
+        "conversations",
+        "tools",
+        "question",
+        "answer",
+        "reward_model",
+        "extra_info",
+    ]
     keys += ["tool_choice", "family", "test", "entry_point", "gt", "data_source", "agent_name"]
     values: list[Any] = [
         None,
@@ -276,7 +406,12 @@ def test_rows_at_random(tmp_path: Path) -> None:
         "[",
         1.5,
     ]
-    values += [[{"role": "assistant", "tool_calls": 5}], [{"role": "x", "content": "y"}], [[[]]], {"a": {}}]
+    values += [
+        [{"role": "assistant", "tool_calls": 5}],
+        [{"role": "x", "content": "y"}],
+        [[[]]],
+        {"a": {}},
+    ]
     lines = [pieces(rng, parts, 9).encode("latin-1") for _ in range(2_000)]
     for _ in range(3_000):
         chosen = rng.sample(keys, rng.randint(1, 5))
@@ -293,7 +428,15 @@ def test_rows_at_random(tmp_path: Path) -> None:
 def bodies() -> Iterator[tuple[str, bytes]]:
     """(path, body) of requests that must not be answered with 500."""
     for path in ("/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation"):
-        for body in (b"", b"\xff", b"[]", b"5", b"[" * 100_000, b'{"a":' * 100_000, b'{"trajectory": "\\ud800"}'):
+        for body in (
+            b"",
+            b"\xff",
+            b"[]",
+            b"5",
+            b"[" * 100_000,
+            b'{"a":' * 100_000,
+            b'{"trajectory": "\\ud800"}',
+        ):
             yield path, body
     tools: Any
     seed: Any
@@ -307,12 +450,54 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         given = {"trajectory_ids": ["a"], "actions": ["x"], "extra_fields": extra}
         yield "/get_observation", json.dumps(given).encode()
     rng = random.Random(18)
-    values: list[Any] = [None, 5, "", "a", "b", [], {}, ["a"], [5], [None], {"a": 1}, True, -1, 1e300, "\ud800", [[]]]
-    values += [[{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}], [{"finish": 1}], [{"key": []}]]
-    keys = ["trajectory", "tools", "task", "seed", "calls", "trajectories", "trajectory_ids", "actions", "extra_fields"]
+    values: list[Any] = [
+        None,
+        5,
+        "",
+        "a",
+        "b",
+        [],
+        {},
+        ["a"],
+        [5],
+        [None],
+        {"a": 1},
+        True,
+        -1,
+        1e300,
+        "\ud800",
+        [[]],
+    ]
+    values += [
+        [{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}],
+        [{"finish": 1}],
+        [{"key": []}],
+    ]
+    keys = [
+        "trajectory",
+        "tools",
+        "task",
+        "seed",
+        "calls",
+        "trajectories",
+        "trajectory_ids",
+        "actions",
+        "extra_fields",
+    ]
     for _ in range(800):
-        path = rng.choice(["/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation", "/get_observation"])
-        chosen = rng.sample(keys, rng.randint(1, 4)) + (["trajectory_ids", "actions"] if "get" in path else [])
+        path = rng.choice(
+            [
+                "/v1/open",
+                "/v1/call",
+                "/v1/rewards",
+                "/v1/close",
+                "/get_observation",
+                "/get_observation",
+            ]
+        )
+        chosen = rng.sample(keys, rng.randint(1, 4)) + (
+            ["trajectory_ids", "actions"] if "get" in path else []
+        )
         yield path, json.dumps({key: rng.choice(values) for key in chosen}).encode()
 
 
@@ -354,7 +539,10 @@ async def test_bodies(tmp_path: Path) -> None:
 
 
 def test_the_command_line(
-    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    store: Store,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, and a sentence."""
     project = write_pack(tmp_path / "project")
@@ -364,23 +552,39 @@ def test_the_command_line(
     monkeypatch.chdir(project)
     db = ["--db", str(store.path)]
     for args in (
-        *(["ls", "-f", "step:,", *db], ["ls", "-f", "tag:,", *db], ["ls", "-f", " ".join(["a"] * 1100), *db]),
+        *(
+            ["ls", "-f", "step:,", *db],
+            ["ls", "-f", "tag:,", *db],
+            ["ls", "-f", " ".join(["a"] * 1100), *db],
+        ),
         *(
             ["ls", "-f", "text:a\udced", *db],
             ["grep", "(" * DEEP, *db],
             ["grep", "\udcff", *db],
             ["query", "\udcff", *db],
         ),
-        *(["query", "select 1;select 2", *db], ["query", "select " + "(" * 5000, *db], ["export", "-f", "id:,", *db]),
+        *(
+            ["query", "select 1;select 2", *db],
+            ["query", "select " + "(" * 5000, *db],
+            ["export", "-f", "id:,", *db],
+        ),
         *(["config", "validate", "-c", "deep.yaml"], ["config", "validate", "-c", "latin.yaml"]),
-        *(["config", "show", "--set", "train.lr=" + "[" * DEEP], ["config", "show", "--set", 'run.name="\\ud800"']),
-        *(["tools", "call", "run_python", "[" * 5000], ["tools", "call", "run_python", '{"code": "\\ud800"}']),
+        *(
+            ["config", "show", "--set", "train.lr=" + "[" * DEEP],
+            ["config", "show", "--set", 'run.name="\\ud800"'],
+        ),
+        *(
+            ["tools", "call", "run_python", "[" * 5000],
+            ["tools", "call", "run_python", '{"code": "\\ud800"}'],
+        ),
         ["--model\udc80"],
     ):
         code = main(args)
         said = capsys.readouterr()
         assert code == 2 or args[0] == "tools", (args, code, said.err[:500])
-        assert "Traceback" not in said.err and "Something went wrong" not in said.err, said.err[:500]
+        assert "Traceback" not in said.err and "Something went wrong" not in said.err, said.err[
+            :500
+        ]
         assert len(said.err) < 2_000, args
     (project / "data" / "train.jsonl").write_bytes(b"\n".join(BAD_ROWS))
     assert main(["check"]) == 1
@@ -390,7 +594,9 @@ def test_the_command_line(
 def test_a_bug_with_such_a_text_still_has_its_log(tmp_path: Path) -> None:
     """The writer of the error log takes what cannot be encoded; the argument is typed by a shell as it is."""
     code = "import sys\nfrom agentrl_cli.commands import report\nsys.exit(report(RuntimeError('a\\udced')))\n"
-    done = subprocess.run([sys.executable, "-c", code, b"\xed"], capture_output=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, b"\xed"], capture_output=True, cwd=tmp_path, check=False
+    )
     assert done.returncode == 1 and done.stderr.count(b"Traceback") == 0, done.stderr
     assert b"The traceback is in" in done.stderr
 

@@ -24,11 +24,17 @@ def init(*args: str) -> int:
 
 
 @pytest.mark.parametrize("pack", pack_names())
-def test_every_pack_becomes_a_valid_project(pack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_pack_becomes_a_valid_project(
+    pack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "mine"
     assert init(pack, str(folder)) == 0
     out = capsys.readouterr().out.split("\n")
-    assert [line.strip() for line in out[:3]] == [f"cd {folder}", "agentrl check", "agentrl train --watch"]
+    assert [line.strip() for line in out[:3]] == [
+        f"cd {folder}",
+        "agentrl check",
+        "agentrl train --watch",
+    ]
     for path in (packs_dir() / pack).rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             assert (folder / path.relative_to(packs_dir() / pack)).read_bytes() == path.read_bytes()
@@ -59,7 +65,9 @@ def test_a_weaker_sandbox_is_written_down(tmp_path: Path) -> None:
     assert main(["init", "echo-task", str(tmp_path / "q"), "--min-level", "nns"]) == 2
 
 
-def test_files_that_differ_are_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_differ_are_kept_unless_forced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "p"
     assert init("echo-task", str(folder)) == 0
     assert init("echo-task", str(folder)) == 0  # the same again changes nothing
@@ -102,8 +110,21 @@ exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
 
 
 def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
-    jail = ["unshare", "-U", "--map-user=1000", "--map-group=1000", "--keep-caps", "sh", "-c", WITHOUT_NAMESPACES, "sh"]
-    if not shutil.which("unshare") or subprocess.run([*jail, "true"], capture_output=True, check=False).returncode:
+    jail = [
+        "unshare",
+        "-U",
+        "--map-user=1000",
+        "--map-group=1000",
+        "--keep-caps",
+        "sh",
+        "-c",
+        WITHOUT_NAMESPACES,
+        "sh",
+    ]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*jail, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("no user namespace can be made here, so none can be forbidden in one")
     around = {
         **os.environ,
@@ -114,13 +135,21 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
 
     def agentrl(*command: str) -> subprocess.CompletedProcess[str]:
         line = [*jail, sys.executable, "-m", "agentrl_cli", *command]
-        return subprocess.run(line, capture_output=True, text=True, env=around, cwd=tmp_path, check=False)
+        return subprocess.run(
+            line, capture_output=True, text=True, env=around, cwd=tmp_path, check=False
+        )
 
     asked = agentrl("init", "echo-task", "p")
     if "isolation than namespaces: landlock" not in asked.stderr:
         pytest.skip(f"neither is Landlock to be had here: {asked.stderr}")
-    assert asked.returncode == 2 and "To get a stronger one: " in asked.stderr and "--yes" in asked.stderr
-    assert ("max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap") in asked.stderr
+    assert (
+        asked.returncode == 2
+        and "To get a stronger one: " in asked.stderr
+        and "--yes" in asked.stderr
+    )
+    assert (
+        "max_user_namespaces" if shutil.which("bwrap") else "Install bubblewrap"
+    ) in asked.stderr
     assert not (tmp_path / "p").exists()
     demo = agentrl("demo")
     assert demo.returncode == 2 and "make demo WEAK=1" in demo.stderr and "WEAK" not in asked.stderr
@@ -133,9 +162,17 @@ def test_where_only_weaker_isolation_is_to_be_had(tmp_path: Path) -> None:
     # A minimum that is not met is an error wherever code would run, and never a fallback.
     (tmp_path / "hello.py").write_text("print('hello')")
     refused = agentrl("sandbox", "run", "hello.py", "--set", "sandbox.min_level=ns")
-    assert refused.returncode == 3 and "hello" not in refused.stdout and "ns or stronger" in refused.stderr
+    assert (
+        refused.returncode == 3
+        and "hello" not in refused.stdout
+        and "ns or stronger" in refused.stderr
+    )
     accepted = agentrl("sandbox", "run", "hello.py", "--project", "p")
-    assert accepted.returncode == 0 and accepted.stdout == "hello\n" and "level landlock" in accepted.stderr
+    assert (
+        accepted.returncode == 0
+        and accepted.stdout == "hello\n"
+        and "level landlock" in accepted.stderr
+    )
 
 
 def test_the_demo_is_one_command_and_continues_in_its_folder(
@@ -152,7 +189,9 @@ def test_the_demo_is_one_command_and_continues_in_its_folder(
         json.dump({"task": {"packs": ["."]}, **small, "task.limit": 4}, file)
     assert main(["demo", "small", "--steps", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "agentrl replay best" in out and "step 1/1" in err and "small is a project already" in err
+    assert (
+        "agentrl replay best" in out and "step 1/1" in err and "small is a project already" in err
+    )
 
 
 FAILING = """
@@ -181,8 +220,14 @@ def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(
     monkeypatch.chdir(tmp_path)
     assert init("echo-task", "my demo") == 0
     project = tmp_path / "my demo"
-    small: dict[str, Any] = {"rollout": {"prompts_per_step": 1, "group_size": 2}, "eval": {"limit": 1, "k": 1}}
-    small |= {"train": {"eval_every": 3, "save_every": 1, "steps": 3}, "remote": {"backend": "fails.py:failing"}}
+    small: dict[str, Any] = {
+        "rollout": {"prompts_per_step": 1, "group_size": 2},
+        "eval": {"limit": 1, "k": 1},
+    }
+    small |= {
+        "train": {"eval_every": 3, "save_every": 1, "steps": 3},
+        "remote": {"backend": "fails.py:failing"},
+    }
     (project / "agentrl.yaml").write_text(json.dumps({"task": {"packs": ["."]}, **small}))
     (project / "fails.py").write_text(FAILING)
     assert main(["demo", "my demo"]) == 1
@@ -191,7 +236,9 @@ def test_a_demo_that_was_cut_short_names_what_continues_it_and_resumes(
     line = said.partition("It continues with: ")[2].splitlines()[0]
     (project / "fails.py").write_text(FAILING.replace("@1", "@2"))
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, cwd="/")
-    assert done.returncode == 1 and "resumed at step 1" in done.stderr and "step 2/3" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1 and "resumed at step 1" in done.stderr and "step 2/3" in done.stderr
+    ), done.stderr
     (project / "fails.py").write_text(FAILING.replace("@1", "@none"))
     assert main(["demo", "my demo"]) == 0
     said = capsys.readouterr().err

@@ -15,7 +15,14 @@ from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Outcome, Task
 
-SMALL = ["--set", "rollout.group_size=2", "--set", "rollout.prompts_per_step=2", "--set", "rollout.max_new_tokens=16"]
+SMALL = [
+    "--set",
+    "rollout.group_size=2",
+    "--set",
+    "rollout.prompts_per_step=2",
+    "--set",
+    "rollout.max_new_tokens=16",
+]
 
 
 def test_a_project_whose_folders_name_is_not_utf8(
@@ -61,7 +68,9 @@ def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout.decode(encoding)
 
-    assert r"f\u00fcr nichts" in said("ascii", "show", "last") and "für nichts" in said("utf-8", "show", "last")
+    assert r"f\u00fcr nichts" in said("ascii", "show", "last") and "für nichts" in said(
+        "utf-8", "show", "last"
+    )
     found: Any = json.loads(said("ascii", "ls", "--json"))
     assert found and found == json.loads(said("utf-8", "ls", "--json"))
     assert "für nichts" in json.dumps(found, ensure_ascii=False)

@@ -43,7 +43,9 @@ def test_an_empty_split(tmp_path: Path, model: Path, cli: Cli) -> None:
     for name in ("test", "train"):
         (tmp_path / "data" / f"{name}.jsonl").write_text("\n")
     code, _, err = cli("check")
-    assert code == 1 and "the split train has no rows" in err and "the split test has no rows" in err
+    assert (
+        code == 1 and "the split train has no rows" in err and "the split test has no rows" in err
+    )
     code, out, err = cli("rollout")
     assert code == 2 and "No tasks in split train" in err and not out
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as store:
@@ -57,17 +59,27 @@ def test_replay_prints_json(tmp_path: Path, model: Path, cli: Cli) -> None:
     write_project(tmp_path, model)
     assert cli("rollout", "-n", "2")[0] == 0
     shown = json.loads(cli("show", "last", "--json")[1])
-    for args in (("replay", "last", "--json"), ("replay", shown["id"], "--json"), ("replay", "--json")):
+    for args in (
+        ("replay", "last", "--json"),
+        ("replay", shown["id"], "--json"),
+        ("replay", "--json"),
+    ):
         code, out, _ = cli(*args)
         assert code == 0 and json.loads(out) == shown, args
-    rows = [json.loads(line) for line in cli("replay", "last", "--tokens", "--json")[1].splitlines()]
+    rows = [
+        json.loads(line) for line in cli("replay", "last", "--tokens", "--json")[1].splitlines()
+    ]
     assert len(rows) == shown["n_tokens"] if "n_tokens" in shown else len(rows) > 1
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("primary: true", "primary: maybe", "rewards.even: `primary` must be true or false, not 'maybe'"),
+        (
+            "primary: true",
+            "primary: maybe",
+            "rewards.even: `primary` must be true or false, not 'maybe'",
+        ),
         ("primary: true", "primary: 1", "`primary` must be true or false"),
         ("weight: 1.0", "weight: lots", "rewards.even: `weight` must be a number, not 'lots'"),
         ("weight: 1.0", "weight: true", "`weight` must be a number"),
@@ -101,14 +113,17 @@ def test_a_task_yaml_means_what_it_says(tmp_path: Path, old: str, new: str, said
         ("concurrency", True, "a number above 0"),
     ],
 )
-def test_limits_of_a_tool_are_what_they_say(tmp_path: Path, key: str, value: Any, said: str) -> None:
+def test_limits_of_a_tool_are_what_they_say(
+    tmp_path: Path, key: str, value: Any, said: str
+) -> None:
     load_tools([{"name": "calculator", "pure": True, "timeout": 3}], tmp_path)
     with pytest.raises(ConfigError, match=f"`{key}` must be {said}"):
         load_tools([{"name": "calculator", key: value}], tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"), [("losses", "loss"), ("policies", "policy"), ("advantages", "advantage"), ("hooks", "hook")]
+    ("kind", "one"),
+    [("losses", "loss"), ("policies", "policy"), ("advantages", "advantage"), ("hooks", "hook")],
 )
 def test_the_singular_of_a_kind(kind: str, one: str) -> None:
     with pytest.raises(NotFound, match=f"^No {one} named 'foo'"):
@@ -135,7 +150,9 @@ def test_a_missing_task_yaml_is_named(tmp_path: Path, cli: Cli) -> None:
     assert code == 2 and "Did you mean calc-task" in err
 
 
-def test_settings_for_a_finished_run_are_not_dropped_in_silence(tmp_path: Path, model: Path, cli: Cli) -> None:
+def test_settings_for_a_finished_run_are_not_dropped_in_silence(
+    tmp_path: Path, model: Path, cli: Cli
+) -> None:
     write_project(tmp_path, model, train={"steps": 1})
     assert cli("train")[0] == 0
     code, _, err = cli("train", "--resume", "last")

@@ -32,7 +32,14 @@ def make(path: Path) -> None:
     """Two runs; four episodes of one group, each with a call, a failing tool and an answer."""
     with Store.open(path) as store:
         store.runs.add(
-            RunRow(id="1aaa", name="grpo-07", status="finished", dir="grpo-07", total_steps=4, started=1.7e9)
+            RunRow(
+                id="1aaa",
+                name="grpo-07",
+                status="finished",
+                dir="grpo-07",
+                total_steps=4,
+                started=1.7e9,
+            )
         )
         store.runs.add(RunRow(id="1bbb", name="grpo-08", started=1.7e9 + 9))
         store.tokenizers.add("h", json.dumps({"byte_tokenizer": ["<|im_end|>"]}))
@@ -44,7 +51,9 @@ def make(path: Path) -> None:
             store.signals.add(episode.id, TrainSignals(column, column, column, clipped, column))
         store.marks.tag("1e0", "seen")
         store.runs.add_step("1aaa", 1, {"reward": 0.5, "kl": float("nan")})
-        store.runs.add_eval(EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6))
+        store.runs.add_eval(
+            EvalRow("1aaa", 1, "step-1", n_tasks=10, n_samples=4, pass_rate=0.5, low=0.4, high=0.6)
+        )
         store.runs.add_checkpoint("1aaa", 1, "grpo-07/checkpoints/step_1", {})
     (path.parent / "grpo-07" / "checkpoints").mkdir(parents=True)
 
@@ -53,8 +62,15 @@ def episode_of(n: int) -> Episode:
     answer = np.frombuffer(b"it is", np.uint8).astype(np.int32)
     half = np.full(5, -0.5, np.float32)
     top = np.zeros((5, 5), np.int32)
-    said = Tokens.sampled(Generation(answer, half, half, half, top, top.astype(np.float32), StopReason.STOP, "step-0"))
-    parts = [Tokens.given(list(b"12*4,5?"), [Origin.USER] * 7), said, Tokens.given([33], [Origin.TOOL]), said]
+    said = Tokens.sampled(
+        Generation(answer, half, half, half, top, top.astype(np.float32), StopReason.STOP, "step-0")
+    )
+    parts = [
+        Tokens.given(list(b"12*4,5?"), [Origin.USER] * 7),
+        said,
+        Tokens.given([33], [Origin.TOOL]),
+        said,
+    ]
     calls = (ToolCall("c", "calculator", {"expr": "12*4,5"}, "{}"),)
     results = (ToolResult("SyntaxError: 4,5", error="exception", seconds=0.012, level="ns"),)
     return Episode(
@@ -68,12 +84,37 @@ def episode_of(n: int) -> Episode:
         kind="train",
         turns=(
             Turn(0, "user", ({"role": "user", "content": "12*4,5?"},), 0, 7),
-            Turn(1, "assistant", ({"role": "assistant", "content": "it is"},), 7, 12, calls=calls, seconds=0.5),
-            Turn(2, "tool", ({"role": "tool", "content": "SyntaxError: 4,5"},), 12, 13, results=results),
-            Turn(3, "assistant", ({"role": "assistant", "content": "it is"},), 13, 18, stop_reason=StopReason.STOP),
+            Turn(
+                1,
+                "assistant",
+                ({"role": "assistant", "content": "it is"},),
+                7,
+                12,
+                calls=calls,
+                seconds=0.5,
+            ),
+            Turn(
+                2,
+                "tool",
+                ({"role": "tool", "content": "SyntaxError: 4,5"},),
+                12,
+                13,
+                results=results,
+            ),
+            Turn(
+                3,
+                "assistant",
+                ({"role": "assistant", "content": "it is"},),
+                13,
+                18,
+                stop_reason=StopReason.STOP,
+            ),
         ),
         tokens=Tokens.concat(parts),
-        reward_parts=(RewardPart("correct", n / 4, 1.0, primary=True, detail="got 54"), RewardPart("format", 0.5, 0.2)),
+        reward_parts=(
+            RewardPart("correct", n / 4, 1.0, primary=True, detail="got 54"),
+            RewardPart("format", 0.5, 0.2),
+        ),
         outcome=Outcome.SOLVED if n == 3 else Outcome.FAILED,
         flags=("AFTERERR",),
         fact="trained",
@@ -109,12 +150,22 @@ def test_ls(run: Out) -> None:
     code, out, err = run("ls", "--sort", "reward", "--limit", "2")
     lines = out.splitlines()
     assert code == 0 and lines[0].split()[:4] == ["id", "run", "step", "task"]
-    assert [line.split()[0] for line in lines[1:]] == ["1e0", "1e1"] and lines[1].endswith("AFTERERR  seen")
+    assert [line.split()[0] for line in lines[1:]] == ["1e0", "1e1"] and lines[1].endswith(
+        "AFTERERR  seen"
+    )
     assert "2 of 4" in err
     code, out, _ = run("ls", "--filter", "outcome:solved", "--json")
     (row,) = json.loads(out)
-    assert (row["id"], row["reward"], row["flags"], row["outcome"]) == ("1e3", 0.85, ["AFTERERR"], "solved")
-    assert run("ls", "--run", "grpo-08")[1:] == (run("ls", "--run", "grpo-08")[1], "Nothing matches.\n")
+    assert (row["id"], row["reward"], row["flags"], row["outcome"]) == (
+        "1e3",
+        0.85,
+        ["AFTERERR"],
+        "solved",
+    )
+    assert run("ls", "--run", "grpo-08")[1:] == (
+        run("ls", "--run", "grpo-08")[1],
+        "Nothing matches.\n",
+    )
     assert run("ls", "-f", "rewrad:1")[0] == 2
     assert len(run("ls", "--format", "jsonl")[1].splitlines()) == 4
 
@@ -153,21 +204,41 @@ def test_show_an_episode(run: Out) -> None:
         "group g:",
     ):
         assert text in out, out
-    assert out.count("SyntaxError: 4,5") == 2  # the message and the flag; the result is not printed twice
+    assert (
+        out.count("SyntaxError: 4,5") == 2
+    )  # the message and the flag; the result is not printed twice
 
 
 def test_show_tokens_of_one_turn(run: Out) -> None:
     _, out, _ = run("show", "1e3", "--tokens", "--turn", "1")
     lines = out.strip().splitlines()
-    assert len(lines) == 7 and lines[1].split() == "at id origin logp entropy ratio clip adv weight text".split()
-    assert lines[2].split() == ["7", "105", "model", "-0.5", "-0.5", "0.25", "no", "0.25", "0.25", "|i|"]
+    assert (
+        len(lines) == 7
+        and lines[1].split() == "at id origin logp entropy ratio clip adv weight text".split()
+    )
+    assert lines[2].split() == [
+        "7",
+        "105",
+        "model",
+        "-0.5",
+        "-0.5",
+        "0.25",
+        "no",
+        "0.25",
+        "0.25",
+        "|i|",
+    ]
     code, out, _ = run("show", "1e3", "--tokens", "--json")
     assert code == 0 and json.loads(out)["signals"]["ratio"][7] == 0.25
 
 
 def test_show_a_run_and_what_is_not_there(run: Out) -> None:
     code, out, _ = run("show", "grpo-07")
-    assert code == 0 and "run grpo-07   train   finished   step 1 of 4" in out and "reward    0.5" in out
+    assert (
+        code == 0
+        and "run grpo-07   train   finished   step 1 of 4" in out
+        and "reward    0.5" in out
+    )
     assert json.loads(run("show", "grpo-07", "--json")[1])["last_step"]["kl"] is None
     code, _, err = run("show", "1e9")
     assert code == 2 and "1e" in err
@@ -178,13 +249,20 @@ def test_show_a_run_and_what_is_not_there(run: Out) -> None:
 
 def test_export(run: Out, tmp_path: Path) -> None:
     code, out, _ = run("export", "--filter", "reward:>0.2", "--no-tokens")
-    assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == ["1e1", "1e2", "1e3"]
+    assert code == 0 and [json.loads(line)["id"] for line in out.splitlines()] == [
+        "1e1",
+        "1e2",
+        "1e3",
+    ]
     target = tmp_path / "out.jsonl"
     assert run("export", "best", "--group", "--out", str(target))[0] == 0
     assert len(target.read_text().splitlines()) == 4
     code, _, err = run("export", "best", "--out", str(target))
     assert code == 2 and "--force" in err
-    assert json.loads(run("export", "best", "--out", str(target), "--force", "--json")[1])["episodes"] == 1
+    assert (
+        json.loads(run("export", "best", "--out", str(target), "--force", "--json")[1])["episodes"]
+        == 1
+    )
 
 
 def test_grep(run: Out) -> None:
@@ -199,9 +277,13 @@ def test_grep(run: Out) -> None:
 
 def test_query(run: Out) -> None:
     code, out, _ = run(
-        "query", "select task, count(*) as n, avg(reward) as mean from v_episodes group by task", "--json"
+        "query",
+        "select task, count(*) as n, avg(reward) as mean from v_episodes group by task",
+        "--json",
     )
-    assert code == 0 and json.loads(out) == [{"task": "calc/0001", "n": 4, "mean": pytest.approx(0.475)}]
+    assert code == 0 and json.loads(out) == [
+        {"task": "calc/0001", "n": 4, "mean": pytest.approx(0.475)}
+    ]
     assert "1 row" not in run("query", "select ids from turn_tokens", "--limit", "1")[1]
     code, _, err = run("query", "delete from runs")
     assert code == 2 and "only reads" in err
@@ -212,10 +294,16 @@ def test_query(run: Out) -> None:
 def test_views_agree_with_the_episodes(run: Out) -> None:
     (group,) = json.loads(run("query", "select * from v_groups", "--json")[1])
     rewards = [n / 4 + 0.1 for n in range(4)]
-    assert group["mean"] == pytest.approx(np.mean(rewards)) and group["sd"] == pytest.approx(np.std(rewards))
+    assert group["mean"] == pytest.approx(np.mean(rewards)) and group["sd"] == pytest.approx(
+        np.std(rewards)
+    )
     assert (group["episodes"], group["solved"], group["has_signal"]) == (4, 0.25, 1)
-    turns = json.loads(run("query", "select * from v_turns where episode='1e0' and tool is not null", "--json")[1])
-    assert [(turn["turn"], turn["tool"], turn["error"]) for turn in turns] == [(1, "calculator", "exception")]
+    turns = json.loads(
+        run("query", "select * from v_turns where episode='1e0' and tool is not null", "--json")[1]
+    )
+    assert [(turn["turn"], turn["tool"], turn["error"]) for turn in turns] == [
+        (1, "calculator", "exception")
+    ]
 
 
 def test_runs_delete_asks_and_takes_the_folder(run: Out, db: Path) -> None:
@@ -257,10 +345,17 @@ def test_db(run: Out, db: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     assert json.loads(run("db", "backup", str(copy), "--json")[1])["bytes"] == copy.stat().st_size
     assert run("db", "backup", str(copy))[0] == 2
-    assert json.loads(run("db", "prune", "--dry-run", "--json")[1]) == {"what": "numbers", "episodes": 2, "done": False}
+    assert json.loads(run("db", "prune", "--dry-run", "--json")[1]) == {
+        "what": "numbers",
+        "episodes": 2,
+        "done": False,
+    }
     assert json.loads(run("db", "prune", "--keep", "", "--yes", "--json")[1])["episodes"] == 4
     with Store.open(db, readonly=True) as store:
-        assert store.signals.get("1e0") is None and np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
+        assert (
+            store.signals.get("1e0") is None
+            and np.isnan(store.episodes.get("1e0").tokens.logp_policy).all()
+        )
     with Store.open(copy, readonly=True) as store:
         assert store.signals.get("1e0") is not None
     assert run("db", "prune", "--older-than", "soon")[0] == 2

@@ -64,13 +64,17 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
     foreign = Foreign(str(tmp_path / "worker.py"), "package")
     slow = Foreign(str(tmp_path / "worker.py"), "package", task=str(tmp_path / "ready"))
     loading = asyncio.ensure_future(asyncio.to_thread(slow.rows, 1))
-    assert [row["sample"] for row in foreign.rows(2)] == [0, 1], "it does not wait for one that loads"
+    assert [row["sample"] for row in foreign.rows(2)] == [0, 1], (
+        "it does not wait for one that loads"
+    )
     assert not loading.done()
     (tmp_path / "ready").touch()
     assert len(await loading) == 1
 
     async def play(sample: int) -> float:
-        return await foreign.solve(Task("t", "", "", "train", (), {"sample": sample}), "http://none", "key", "model")
+        return await foreign.solve(
+            Task("t", "", "", "train", (), {"sample": sample}), "http://none", "key", "model"
+        )
 
     with pytest.raises(EnvError, match="ValueError: a broken sample"):
         await play(0)
@@ -91,26 +95,41 @@ async def test_a_worker_fails_is_stopped_and_begins_again(forked: bool, tmp_path
 REAL = {
     "verifiers:glossary": [call("facts_lookup", name="Ada Lovelace"), "<answer>{}</answer>"],
     "verifiers:scratchpad": [call("scratchpad_roundtrip", word="alpha"), "alpha"],
-    "inspect:inspect_evals@agent_threat_bench_memory_poison": [call("memory_read", key="vacation_policy"), "20 days"],
-    "inspect:inspect_evals@agentdojo?workspace=banking&with_injections=false": [call("get_iban"), "Done."],
+    "inspect:inspect_evals@agent_threat_bench_memory_poison": [
+        call("memory_read", key="vacation_policy"),
+        "20 days",
+    ],
+    "inspect:inspect_evals@agentdojo?workspace=banking&with_injections=false": [
+        call("get_iban"),
+        "Done.",
+    ],
 }
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("source", REAL)
-async def test_a_published_environment_is_played_by_its_own_loop(source: str, tmp_path: Path) -> None:
+async def test_a_published_environment_is_played_by_its_own_loop(
+    source: str, tmp_path: Path
+) -> None:
     kind = source.partition(":")[0]
     python = os.environ.get(f"{kind.upper()}_PYTHON", "")
     if not python:
         if find_spec("verifiers" if kind == "verifiers" else "inspect_ai") is None:
-            pytest.skip(f"{kind} is not installed, and {kind.upper()}_PYTHON names no interpreter that has it")
+            pytest.skip(
+                f"{kind} is not installed, and {kind.upper()}_PYTHON names no interpreter that has it"
+            )
         python = sys.executable
     folder = tmp_path / "own"
     assert main(["init", str(folder), "--from", source, "--python", python]) == 0
     pack = load_pack(folder)
-    first = min((task for split in pack.splits() for task in pack.tasks(split)), key=lambda task: task.data["sample"])
+    first = min(
+        (task for split in pack.splits() for task in pack.tasks(split)),
+        key=lambda task: task.data["sample"],
+    )
     config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 200}})
-    rollout = AgentRollout(ScriptedPolicy(REAL[source], CHAT.tokenizer), CHAT, {pack.name: pack}, config)
+    rollout = AgentRollout(
+        ScriptedPolicy(REAL[source], CHAT.tokenizer), CHAT, {pack.name: pack}, config
+    )
     episode = await rollout.episode(Job(first, 0))
     assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED) and episode.linear, episode.error
     assert episode.tool_calls == 1 and not episode.tool_errors
@@ -167,7 +186,9 @@ async def played(code: str, folder: Path, **agent: object) -> Episode:
 
 async def episode_of(folder: Path) -> Episode:
     pack = load_pack(folder)
-    rollout = AgentRollout(ScriptedPolicy(["Hi."], CHAT.tokenizer), CHAT, {pack.name: pack}, Config())
+    rollout = AgentRollout(
+        ScriptedPolicy(["Hi."], CHAT.tokenizer), CHAT, {pack.name: pack}, Config()
+    )
     return await rollout.episode(Job(pack.tasks("train")[0], 0))
 
 
@@ -213,6 +234,11 @@ async def test_init_writes_paths_that_work_from_the_project_and_when_both_are_mo
     here.rename(tmp_path / "there")
     assert (await episode_of(tmp_path / "there" / "temps")).outcome is Outcome.SOLVED
     monkeypatch.chdir(tmp_path / "there")
-    assert main(["init", str(tmp_path / "far" / "temps"), *given]) == 0, "not beside them: the whole path"
-    assert str(tmp_path / "there" / "my_eval.py") in (tmp_path / "far" / "temps" / "agent.py").read_text()
+    assert main(["init", str(tmp_path / "far" / "temps"), *given]) == 0, (
+        "not beside them: the whole path"
+    )
+    assert (
+        str(tmp_path / "there" / "my_eval.py")
+        in (tmp_path / "far" / "temps" / "agent.py").read_text()
+    )
     assert (await episode_of(tmp_path / "far" / "temps")).outcome is Outcome.SOLVED

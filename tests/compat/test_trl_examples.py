@@ -49,7 +49,10 @@ def characters(completions: Any, **kwargs: Any) -> list[float]:
 def formatted(completions: Any, **kwargs: Any) -> list[float]:
     """Example 2, for conversations."""
     contents = [completion[0]["content"] for completion in completions]
-    return [1.0 if re.match(r"^<think>.*?</think><answer>.*?</answer>$", text) else 0.0 for text in contents]
+    return [
+        1.0 if re.match(r"^<think>.*?</think><answer>.*?</answer>$", text) else 0.0
+        for text in contents
+    ]
 
 
 def referenced(completions: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
@@ -61,7 +64,10 @@ def referenced(completions: Any, ground_truth: Any, **kwargs: Any) -> list[float
 
 def of_task(prompts: Any, completions: Any, task: Any, **kwargs: Any) -> list[float | None]:
     """Example 4."""
-    return [float(prompt == "What is 2+2?") if t == "math" else None for prompt, t in zip(prompts, task, strict=True)]
+    return [
+        float(prompt == "What is 2+2?") if t == "math" else None
+        for prompt, t in zip(prompts, task, strict=True)
+    ]
 
 
 async def later(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
@@ -109,7 +115,9 @@ KNOWN = [None, 27.0, 1.0, 1.0, 0.0, 1.0, None, 1.0, 1.0, 5.0, 1.0, 1.0]
 
 async def play(pack: Pack, replies: list[str], **fields: Any) -> Episode:
     chat = Chat(ByteTokenizer())
-    rollout = Rollout(ScriptedPolicy(replies, chat.tokenizer), chat, {pack.name: pack}, Config(), **fields)
+    rollout = Rollout(
+        ScriptedPolicy(replies, chat.tokenizer), chat, {pack.name: pack}, Config(), **fields
+    )
     return await rollout.episode(Job(pack.tasks("train")[0], 1))
 
 
@@ -147,7 +155,9 @@ async def test_the_documentations_examples_give_trls_rewards() -> None:
         assert done.outcome is not Outcome.ENV_ERROR, done.error
         assert found == known or function is longer, function.__name__
         if function is longer:
-            assert found == len(ByteTokenizer().encode(reply)) + 1, "its tokens and the end of the turn"
+            assert found == len(ByteTokenizer().encode(reply)) + 1, (
+                "its tokens and the end of the turn"
+            )
         if find_spec("trl") is not None:
             theirs = await asyncio.to_thread(by_trl, function, row, IDS[0])
             assert found == theirs, function.__name__
@@ -161,7 +171,11 @@ def query_reward(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
     rewards = []
     for completion, wanted in zip(completions, answer, strict=False):
         hits: list[Any] = []
-        queries = [c["function"]["arguments"]["sql_command"] for t in completion for c in t.get("tool_calls") or ()]
+        queries = [
+            c["function"]["arguments"]["sql_command"]
+            for t in completion
+            for c in t.get("tool_calls") or ()
+        ]
         for turn in completion:
             if turn.get("role") == "tool" and isinstance(turn.get("content"), list):
                 hits.extend(turn["content"])
@@ -261,14 +275,22 @@ async def test_an_environment_owns_its_data_and_its_reward(tmp_path: Path) -> No
     assert len(pack.tasks("train")) == 64
     done = await play(pack, [call("guess", number=1), call("guess", number=2), "Two."])
     assert done.turns[0].messages[-1]["content"] == "Guess a number from 1 to 3."
-    assert {part.name: part.value for part in done.reward_parts} == {"environment": 0.5, "tool:guess": 0.5}
+    assert {part.name: part.value for part in done.reward_parts} == {
+        "environment": 0.5,
+        "tool:guess": 0.5,
+    }
 
 
 async def test_a_row_is_shown_the_tools_of_its_environment_alone(tmp_path: Path) -> None:
     spec = {"tools": [{"environment": {"guess": "task.py:Guess", "echo": "task.py:Echo"}}]}
     pack = project(tmp_path, spec, '{"environment": "echo"}\n{"environment": "guess"}\n')
-    schemas = [tool.schema["function"] for task in pack.tasks("train") for tool in pack.tools_of(task)]
-    assert [list(schema["parameters"]["properties"]) for schema in schemas] == [["text"], ["number"]]
+    schemas = [
+        tool.schema["function"] for task in pack.tasks("train") for tool in pack.tools_of(task)
+    ]
+    assert [list(schema["parameters"]["properties"]) for schema in schemas] == [
+        ["text"],
+        ["number"],
+    ]
     done = await play(pack, [call("guess", text="a"), "x"])
     assert done.turns[2].results[0].text == "a" and done.outcome is Outcome.UNGRADED
     (tmp_path / "data" / "train.jsonl").write_text('{"environment": "other"}\n')

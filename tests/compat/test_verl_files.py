@@ -114,13 +114,20 @@ async def test_verls_files_run_as_they_are(tmp_path: Path, prefix: str) -> None:
     )
     pack = load_pack(tmp_path)
     assert not [name for name in sys.modules if name.split(".")[0] == "verl"]
-    done = await play(pack, [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5"), "#### 5"])
+    done = await play(
+        pack,
+        [call("calc", answer="4"), call("calc", answer="5"), call("search", answer="5"), "#### 5"],
+    )
     assert done.outcome is Outcome.SOLVED, done.error
     assert answers(done)[0] == "Current parsed answer='4' reward=0.0"
     parts = {part.name: part.value for part in done.reward_parts}
-    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, "SearchTool returned a list"
+    assert parts == {"right": 1.0, "tool:calc": 1.0, "interaction": 1.0, "env": 1.0}, (
+        "SearchTool returned a list"
+    )
     results = [result for turn in done.turns for result in turn.results]
-    assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {"n": 1.0}
+    assert [result.reward for result in results] == [-0.05, 0.0, -0.05] and results[0].metrics == {
+        "n": 1.0
+    }
 
 
 @pytest.mark.parametrize(
@@ -182,7 +189,9 @@ def test_a_dataset_class_of_verl_replaces_its_own(tmp_path: Path) -> None:
     first, second = pack.tasks("train")
     assert first.prompt[-1]["content"] == "1+1? Think." and second.data["ground_truth"] == "4"
     assert first.data["data_source"] == "aime/rows.jsonl" and "input_ids" not in first.data
-    assert len(pack.tasks("validation")) == len(pack.tasks("test")) == 2 and "verl" not in sys.modules
+    assert (
+        len(pack.tasks("validation")) == len(pack.tasks("test")) == 2 and "verl" not in sys.modules
+    )
     (tmp_path / "task.yaml").write_text(text % "CustomDataset")
     with pytest.raises(Exception, match=r"CustomDataset.*CustomRLHFDataset|class in retool\.py"):
         load_pack(tmp_path).tasks("train")
@@ -214,7 +223,9 @@ async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_pat
     done = await play(alone, ["It is \\boxed 5"])
     assert done.reward == 1.0
     folder = reward_pack(tmp_path / "both", BATCH.format(more="from .other import K"))
-    (folder / "scores" / "math_reward.py").write_text("def compute_score(text, truth):\n    return 0.25\n")
+    (folder / "scores" / "math_reward.py").write_text(
+        "def compute_score(text, truth):\n    return 0.25\n"
+    )
     (folder / "scores" / "other.py").write_text("K = 1\n")
     done = await play(load_pack(folder), ["It is \\boxed 5"])
     assert done.reward == 0.25
@@ -225,6 +236,8 @@ async def test_relative_imports_of_a_reward_file_are_the_files_beside_it(tmp_pat
 
 def test_a_package_that_a_reward_file_lacks_is_named_with_its_pip_line(tmp_path: Path) -> None:
     code = "import mathruler.grader\ndef compute_score(solution_str, ground_truth): ...\n"
-    with pytest.raises(EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module") as error:
+    with pytest.raises(
+        EnvError, match=r"scores/reward.py:1: ModuleNotFoundError: No module"
+    ) as error:
         load_pack(reward_pack(tmp_path, code))
     assert error.value.hint.startswith("`pip install mathruler` if it is a package")

@@ -15,7 +15,10 @@ import pytest
 from agentrl_cli.compat import verl_scorers
 from tests.compat import verl_answers
 
-SCORERS: dict[str, Callable[..., float]] = {"gsm8k": verl_scorers.gsm8k, "math_reward": verl_scorers.math_reward}
+SCORERS: dict[str, Callable[..., float]] = {
+    "gsm8k": verl_scorers.gsm8k,
+    "math_reward": verl_scorers.math_reward,
+}
 FAR = "x" * 300
 
 HARD: list[tuple[str, str, Any, float]] = [
@@ -58,7 +61,9 @@ HARD: list[tuple[str, str, Any, float]] = [
 
 
 @pytest.mark.parametrize(("module", "text", "truth", "score"), HARD)
-def test_hard_answers_are_scored_as_verl_does(module: str, text: str, truth: Any, score: float) -> None:
+def test_hard_answers_are_scored_as_verl_does(
+    module: str, text: str, truth: Any, score: float
+) -> None:
     """The scores are those of verl 0.9.1."""
     given = {"format_score": 0.25} if module == "gsm8k" else {}
     assert SCORERS[module](text, truth, **given) == score
@@ -69,7 +74,9 @@ def test_thousands_of_random_answers_are_scored_as_verl_does() -> None:
     if not python and importlib.util.find_spec("verl") is not None:
         python = sys.executable
     if not python:
-        pytest.skip("verl is not installed: VERL_PYTHON names an interpreter with it (pip install --no-deps verl)")
+        pytest.skip(
+            "verl is not installed: VERL_PYTHON names an interpreter with it (pip install --no-deps verl)"
+        )
     command = [python, verl_answers.__file__]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -79,4 +86,6 @@ def test_thousands_of_random_answers_are_scored_as_verl_does() -> None:
         both = zip(asked, theirs[module], ours, strict=True)
         different = [(answer, real, mine) for answer, real, mine in both if real != mine]
         assert len(ours) == verl_answers.COUNT and not different, different[:5]
-        assert sum(score == 1.0 for score in ours) > 300, "the answers must be right often enough to compare anything"
+        assert sum(score == 1.0 for score in ours) > 300, (
+            "the answers must be right often enough to compare anything"
+        )

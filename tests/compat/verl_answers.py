@@ -1,6 +1,6 @@
 """Answers to score, made by chance from what scorers stumble over, and verl's own scores of them.
 
-    VERL_PYTHON tests/compat/verl_answers.py        scores of both modules as JSON, by the verl of that interpreter
+VERL_PYTHON tests/compat/verl_answers.py        scores of both modules as JSON, by the verl of that interpreter
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def answers(module: str, count: int = COUNT) -> list[tuple[str, str, str]]:
     for _ in range(count):
         truth = chance.choice(values)
         near = [truth, truth, chance.choice(values)]
-        text = " ".join(chance.choice(parts).format(n=chance.choice(near)) for _ in range(chance.randint(1, 4)))
+        text = " ".join(
+            chance.choice(parts).format(n=chance.choice(near)) for _ in range(chance.randint(1, 4))
+        )
         method = chance.choice(["strict", "flexible"]) if module == "gsm8k" else ""
         made.append((text, truth.replace(",", "") if method else truth, method))
     return made

@@ -42,18 +42,30 @@ def test_defaults_are_valid_and_come_from_default() -> None:
 
 
 def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
-    write(tmp_path / "task.yaml", "name: p\ndefaults: {train: {lr: 0.1, steps: 11, betas: [0.5, 0.5]}, seed: 11}\n")
+    write(
+        tmp_path / "task.yaml",
+        "name: p\ndefaults: {train: {lr: 0.1, steps: 11, betas: [0.5, 0.5]}, seed: 11}\n",
+    )
     first = write(tmp_path / "agentrl.yaml", "train:\n  lr: 0.2\n  steps: 22\n  warmup_steps: 22\n")
     second = write(tmp_path / "more.yaml", "train: {lr: 0.3, warmup_steps: 33}\n")
     env = {"AGENTRL_TRAIN__LR": "0.4", "AGENTRL_TRAIN__KEEP_LAST": "44", "OTHER": "1"}
     sets = ["train.lr=0.5", "train.eval_every=55"]
-    config, sources = load_config([first, second], sets, env, {"train.lr": 0.6, "train.steps": None})
+    config, sources = load_config(
+        [first, second], sets, env, {"train.lr": 0.6, "train.steps": None}
+    )
     assert config.train.lr == 0.6 and sources["train.lr"] == "flag"
     assert config.train.eval_every == 55 and sources["train.eval_every"] == "--set"
-    assert config.train.keep_last == 44 and sources["train.keep_last"] == "env:AGENTRL_TRAIN__KEEP_LAST"
+    assert (
+        config.train.keep_last == 44
+        and sources["train.keep_last"] == "env:AGENTRL_TRAIN__KEEP_LAST"
+    )
     assert config.train.warmup_steps == 33 and sources["train.warmup_steps"] == f"file:{second}:1"
     assert config.train.steps == 22 and sources["train.steps"] == f"file:{first}:3"
-    assert config.train.betas == (0.5, 0.5) and config.seed == 11 and sources["seed"] == f"pack:{tmp_path.name}"
+    assert (
+        config.train.betas == (0.5, 0.5)
+        and config.seed == 11
+        and sources["seed"] == f"pack:{tmp_path.name}"
+    )
     assert sources["train.schedule"] == "default"
 
 
@@ -75,9 +87,16 @@ def test_set_reads_numbers(text: str, expected: float) -> None:
 
 def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
     """Also in the stored settings of a run, with which it is resumed."""
-    file = write(tmp_path / "a.yaml", "cluster:\n  resources: {CPU: 4, rollout: 1}\ntrainer:\n  options: {a: {b: 1}}\n")
-    config, _ = load_config(files=[file], sets=["cluster.resources.CPU=0.5", "model.template_variables={x: y}"])
-    assert config.cluster.resources == {"CPU": 0.5, "rollout": 1.0} and config.trainer.options == {"a": {"b": 1}}
+    file = write(
+        tmp_path / "a.yaml",
+        "cluster:\n  resources: {CPU: 4, rollout: 1}\ntrainer:\n  options: {a: {b: 1}}\n",
+    )
+    config, _ = load_config(
+        files=[file], sets=["cluster.resources.CPU=0.5", "model.template_variables={x: y}"]
+    )
+    assert config.cluster.resources == {"CPU": 0.5, "rollout": 1.0} and config.trainer.options == {
+        "a": {"b": 1}
+    }
     assert config.model.template_variables == {"x": "y"}
     assert load_config(files=[write(tmp_path / "b.yaml", full_yaml(config))])[0] == config
 
@@ -94,9 +113,17 @@ def test_empty_file_and_empty_section_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "near"),
-    [("train.lrr", "train.lr"), ("lr", "train.lr"), ("trian.lr", "train.lr"), ("trian", "train"), ("sede", "seed")],
+    [
+        ("train.lrr", "train.lr"),
+        ("lr", "train.lr"),
+        ("trian.lr", "train.lr"),
+        ("trian", "train"),
+        ("sede", "seed"),
+    ],
 )
-def test_unknown_key_names_the_nearest_with_file_and_line(tmp_path: Path, key: str, near: str) -> None:
+def test_unknown_key_names_the_nearest_with_file_and_line(
+    tmp_path: Path, key: str, near: str
+) -> None:
     section, _, leaf = key.rpartition(".")
     text = f"{section}:\n  {leaf}: 1\n" if section else f"\n{leaf}: 1\n"
     file = write(tmp_path / "a.yaml", text)
@@ -104,7 +131,10 @@ def test_unknown_key_names_the_nearest_with_file_and_line(tmp_path: Path, key: s
 
 
 def test_unknown_keys_of_environment_and_set() -> None:
-    assert problem(env={"AGENTRL_SEDE": "1"}) == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
+    assert (
+        problem(env={"AGENTRL_SEDE": "1"})
+        == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
+    )
     assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
     assert "did you mean sandbox.memory_mb or rollout.memory?" in problem(sets=["sandbox.memory=1"])
     others = {"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x", "AGENTRL_TOKEN": "x", "AGENTRL_SCREENS": "x"}
@@ -112,7 +142,10 @@ def test_unknown_keys_of_environment_and_set() -> None:
 
 
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.yaml", "seed: many\ntrain:\n  steps: 0\n  betas: [1, 2]\nmodel: qwen\nrewards: 3\n")
+    file = write(
+        tmp_path / "a.yaml",
+        "seed: many\ntrain:\n  steps: 0\n  betas: [1, 2]\nmodel: qwen\nrewards: 3\n",
+    )
     lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
     assert sorted(line.removeprefix(f"{file}:").split(": ")[0:2] for line in lines) == [
         ["1", "seed"],
@@ -160,7 +193,13 @@ def test_a_packs_bad_default_names_its_file(tmp_path: Path) -> None:
 
 
 def test_written_yaml_loads_back(tmp_path: Path) -> None:
-    sets = ["train.lr=1e-5", "rewards.tests=2", "task.families=[a, b]", "model.name='yes: #1'", "adapter.path=null"]
+    sets = [
+        "train.lr=1e-5",
+        "rewards.tests=2",
+        "task.families=[a, b]",
+        "model.name='yes: #1'",
+        "adapter.path=null",
+    ]
     config, sources = load_config(sets=sets)
     file = write(tmp_path / "a.yaml", to_yaml(non_defaults(config, sources)))
     assert load_config([file])[0] == config
@@ -171,8 +210,16 @@ def test_written_yaml_loads_back(tmp_path: Path) -> None:
 def test_rows_list_every_key_once() -> None:
     config, sources = load_config(sets=["rewards.a=1"])
     listed = [key for key, _, _ in rows(config, sources)]
-    options = ["algo.advantage.eps", "algo.loss.clip_low", "algo.loss.clip_high", "algo.loss.clip_dual"]
-    assert len(listed) == len(set(listed)) and set(listed) - {"rewards.a"} | {"rewards"} == {*keys(), *options}
+    options = [
+        "algo.advantage.eps",
+        "algo.loss.clip_low",
+        "algo.loss.clip_high",
+        "algo.loss.clip_dual",
+    ]
+    assert len(listed) == len(set(listed)) and set(listed) - {"rewards.a"} | {"rewards"} == {
+        *keys(),
+        *options,
+    }
     assert ("rewards.a", 1.0, "--set") in rows(config, sources)
 
 
@@ -187,7 +234,9 @@ def test_assignment_is_checked() -> None:
 
 
 def test_options_under_their_name_in_every_layer(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.yaml", "algo:\n  loss: {name: clip_cov, fraction: 0.1}\n  advantage: gae\n")
+    file = write(
+        tmp_path / "a.yaml", "algo:\n  loss: {name: clip_cov, fraction: 0.1}\n  advantage: gae\n"
+    )
     env = {"AGENTRL_ALGO__ADVANTAGE__LAMBDA": "0.9"}
     config, sources = load_config([file], ["algo.loss.low=0.5"], env)
     assert config.algo.loss.model_dump() == {
@@ -202,7 +251,9 @@ def test_options_under_their_name_in_every_layer(tmp_path: Path) -> None:
 
 
 def test_another_name_drops_the_options_of_the_first(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.yaml", "algo: {advantage: {name: gae, lambda: 0.9}, loss: {clip_low: 0.1}}\n")
+    file = write(
+        tmp_path / "a.yaml", "algo: {advantage: {name: gae, lambda: 0.9}, loss: {clip_low: 0.1}}\n"
+    )
     config, _ = load_config([file], ["algo.advantage=rloo", "algo.loss=gspo"])
     assert config.algo.advantage.model_dump() == {"name": "rloo"}
     assert config.algo.loss.model_dump()["clip_low"] == 3e-4
@@ -210,7 +261,9 @@ def test_another_name_drops_the_options_of_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", OLD)
-def test_an_old_key_is_accepted_and_the_warning_names_the_new_one(old: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_key_is_accepted_and_the_warning_names_the_new_one(
+    old: str, caplog: pytest.LogCaptureFixture
+) -> None:
     choice, option = OLD[old]
     table = CHOICES[choice][0]
     name = next(name for name, record in table.items() if option in option_names(record.options))
@@ -219,17 +272,35 @@ def test_an_old_key_is_accepted_and_the_warning_names_the_new_one(old: str, capl
     assert getattr(config.algo, choice).model_dump()[option] == value
     assert f"algo.{old} is now algo.{choice}.{option}." in caplog.text
     assert sources[f"algo.{choice}.{option}"] == f"--set (algo.{old})"
-    assert load_config(env={f"AGENTRL_ALGO__{old.upper()}": str(value)}, sets=[f"algo.{choice}={name}"])[0] == config
+    assert (
+        load_config(
+            env={f"AGENTRL_ALGO__{old.upper()}": str(value)}, sets=[f"algo.{choice}={name}"]
+        )[0]
+        == config
+    )
     later = [f"algo.{choice}={name}", f"algo.{old}={value}", f"algo.{choice}.{option}={2 * value}"]
     assert load_config(sets=[later[0], later[2], later[1]])[0] == config, "the later layer wins"
     if value == 3:
         assert getattr(load_config(sets=later)[0].algo, choice).model_dump()[option] == 6
 
 
-def test_an_old_key_of_another_choice_is_ignored_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_key_of_another_choice_is_ignored_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert load_config(sets=["algo.sapo_positive=2"])[0] == Config()
-    assert "algo.sapo_positive is now algo.loss.positive, which ppo_clip does not have: ignored." in caplog.text
-    stored = {"algo": {"advantage": "grpo", "loss": "gspo", "clip_low": None, "cov_fraction": None, "lam": 1.0}}
+    assert (
+        "algo.sapo_positive is now algo.loss.positive, which ppo_clip does not have: ignored."
+        in caplog.text
+    )
+    stored = {
+        "algo": {
+            "advantage": "grpo",
+            "loss": "gspo",
+            "clip_low": None,
+            "cov_fraction": None,
+            "lam": 1.0,
+        }
+    }
     caplog.clear()
     assert load_config(run=stored)[0] == Config.model_validate({"algo": {"loss": "gspo"}})
     assert not caplog.text, "the stored settings of a run are not to be changed"

@@ -29,7 +29,11 @@ def test_a_pack_by_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     assert paths.pack_path("./mine", tmp_path) is None
     (tmp_path / "mine" / "task.yaml").touch()
-    assert paths.pack_path("./mine", tmp_path) == paths.pack_path("mine", tmp_path) == tmp_path / "mine"
+    assert (
+        paths.pack_path("./mine", tmp_path)
+        == paths.pack_path("mine", tmp_path)
+        == tmp_path / "mine"
+    )
     assert paths.pack_path(".", tmp_path / "mine") == tmp_path / "mine"
 
 
@@ -50,7 +54,11 @@ def test_the_store_is_the_projects_unless_said_otherwise(tmp_path: Path) -> None
     assert find_db(project, must_exist=False) == project / "runs" / "agentrl.db"
     assert open_project(project).db == project / "runs" / "agentrl.db"
     (project / "agentrl.yaml").write_text("store: {path: elsewhere/s.db}\n")
-    assert find_db(project, must_exist=False) == open_project(project).db == project / "elsewhere" / "s.db"
+    assert (
+        find_db(project, must_exist=False)
+        == open_project(project).db
+        == project / "elsewhere" / "s.db"
+    )
     assert find_db(project, tmp_path / "x.db", must_exist=False) == tmp_path / "x.db"
     with pytest.raises(NotFound, match="No store"):
         find_db(project)

@@ -38,9 +38,13 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 async def test_tools_answer_calls_and_a_turn_without_one_ends() -> None:
     env = ToolEnv([as_tool(add)])
-    assert await env.reset(TASK) == list(TASK.prompt) and env.schemas[0]["function"]["name"] == "add"
+    assert (
+        await env.reset(TASK) == list(TASK.prompt) and env.schemas[0]["function"]["name"] == "add"
+    )
     step = await env.step(turn(call("add", a=2, b=3)))
-    assert step.messages == [{"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}]
+    assert step.messages == [
+        {"role": "tool", "tool_call_id": "c-add", "name": "add", "content": "5"}
+    ]
     assert not step.terminated and step.reward is None
     last = await env.step(turn(content="5"))
     assert last.terminated and last.messages == ()
@@ -128,7 +132,9 @@ async def test_a_tool_can_end_the_episode_and_have_an_opinion() -> None:
     await env.reset(TASK)
     step = await env.step(turn(call("silent"), call("done")))
     assert step.terminated and [result.text for result in step.results] == ["silent", "done"]
-    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [("tool:done", 0.5, 0.0)]
+    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
+        ("tool:done", 0.5, 0.0)
+    ]
     await env.close()
     assert seen == ["create done", "create silent", "release done", "release silent"]
 
@@ -229,7 +235,9 @@ async def test_a_simulated_user_is_asked_when_no_tool_is_called() -> None:
         *(("user", "Hi."), ("assistant", ""), ("tool", "3"), ("assistant", "0"), ("user", "No.")),
         *(("assistant", "1"), ("user", "No."), ("assistant", "2")),
     ]
-    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [("interaction", 1.0, 0.0)]
+    assert [(part.name, part.value, part.weight) for part in await env.rewards()] == [
+        ("interaction", 1.0, 0.0)
+    ]
     await env.close()
     assert user.stopped == 1
 
@@ -274,12 +282,16 @@ REWARDS = {"right": right}
 
 def guess_rollout(tmp_path: Path, replies: list[str], row: str = "") -> tuple[Rollout, Job]:
     (tmp_path / "data").mkdir()
-    (tmp_path / "task.yaml").write_text("{name: guess, sandbox: false, rewards: {right: {primary: true}}}")
+    (tmp_path / "task.yaml").write_text(
+        "{name: guess, sandbox: false, rewards: {right: {primary: true}}}"
+    )
     (tmp_path / "task.py").write_text(GUESS)
     (tmp_path / "data" / "train.jsonl").write_text('{"id": "a", "prompt": "p"' + row + "}\n")
     pack = load_pack(str(tmp_path))
     config = Config.model_validate({"rewards": {"env": 1.0}})
-    return Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"guess": pack}, config), Job(pack.tasks("train")[0], 0)
+    return Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"guess": pack}, config), Job(
+        pack.tasks("train")[0], 0
+    )
 
 
 async def test_an_env_of_a_pack(tmp_path: Path) -> None:

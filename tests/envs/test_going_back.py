@@ -85,7 +85,10 @@ async def test_an_environment_rolls_back_to_before_a_turn(sandbox: Sandbox, keep
     assert await env.back(3) == () and env.context.state == {}
     assert await answer(env, 3, "bash", command="ls; cat f") == "f\na"
     assert await env.back(2) == ()
-    assert await answer(env, 2, "run_python", code="import os; x, os.listdir('.')") == "(1, ['.shm', '.tmp'])"
+    assert (
+        await answer(env, 2, "run_python", code="import os; x, os.listdir('.')")
+        == "(1, ['.shm', '.tmp'])"
+    )
     assert await env.back(0) == ()  # before the session was opened: its set-up stays
     assert await answer(env, 0, "run_python", code="x") == "0"
     assert await env.back(5) == ()
@@ -102,7 +105,10 @@ async def test_what_cannot_be_taken_back_is_said() -> None:
     assert [(part.name, part.value) for part in await env.rewards()] == [("interaction", 1.0)]
     assert await env.back(2) == ()
     assert await env.back(1) == ("what send did stays done",)
-    assert await env.back(0) == ("what the simulated user did stays done",) and await env.rewards() == ()
+    assert (
+        await env.back(0) == ("what the simulated user did stays done",)
+        and await env.rewards() == ()
+    )
     assert SENT == ["hi"]
     await env.close()
 
@@ -114,10 +120,26 @@ def python(code: str) -> str:
 
 async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
     tokenizer, events = ByteTokenizer(), list[dict[str, Any]]()
-    env = ToolEnv([as_tool("run_python"), as_tool(send)], open_session=partial(sandbox.session, keep=4))
+    env = ToolEnv(
+        [as_tool("run_python"), as_tool(send)], open_session=partial(sandbox.session, keep=4)
+    )
     outside = '<tool_call>\n{"name": "send", "arguments": {"text": "hi"}}\n</tool_call>'
-    replies = [python("x = 1"), "done", python("x += 1\nopen('f', 'w').write('2')"), "done", outside, "done"]
-    made = Session(ScriptedPolicy(replies, tokenizer), Chat(tokenizer), env, events.append, TASK, sandboxed=True)
+    replies = [
+        python("x = 1"),
+        "done",
+        python("x += 1\nopen('f', 'w').write('2')"),
+        "done",
+        outside,
+        "done",
+    ]
+    made = Session(
+        ScriptedPolicy(replies, tokenizer),
+        Chat(tokenizer),
+        env,
+        events.append,
+        TASK,
+        sandboxed=True,
+    )
     await made.begin([])
     for text in ("a", "b"):
         await made.user(text)
@@ -140,34 +162,59 @@ def fill(path: Path) -> str:
     async def make() -> str:
         with Store.open(path) as store:
             store.tokenizers.add(
-                tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+                tokenizer.hash,
+                tokenizer.json,
+                tokenizer.chat_template or "",
+                dict(tokenizer.specials),
             )
             store.tasks.add([task])
             settings = config.model_dump(mode="json")
-            row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings))
+            row = store.runs.add(
+                RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings)
+            )
             policy = ScriptedPolicy([python("x = 1"), "Answer: 1"], tokenizer)
             async with await Sandbox.open(config.sandbox) as sandbox:
-                rollout = Rollout(policy, Chat(tokenizer), {pack.name: pack}, config, store=store, sandbox=sandbox)
+                rollout = Rollout(
+                    policy, Chat(tokenizer), {pack.name: pack}, config, store=store, sandbox=sandbox
+                )
                 return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
 
     return asyncio.run(make())
 
 
-async def test_samples_of_a_what_if_share_a_world_that_goes_back(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_samples_of_a_what_if_share_a_world_that_goes_back(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     db, script, out = tmp_path / "a.db", tmp_path / "script.json", io.StringIO()
     episode = await asyncio.to_thread(fill, db)
     with Store.open(db, readonly=True) as store:
-        turn = next(turn.index for turn in store.episodes.get(episode).turns if turn.role == "tool") + 1
+        turn = (
+            next(turn.index for turn in store.episodes.get(episode).turns if turn.role == "tool")
+            + 1
+        )
     script.write_text(json.dumps([python("x += 1; x"), "Answer: 2"]))
-    given = ["--db", str(db), "--episode", episode, "--turn", str(turn), "--samples", str(PARALLEL + 3)]
+    given = [
+        "--db",
+        str(db),
+        "--episode",
+        episode,
+        "--turn",
+        str(turn),
+        "--samples",
+        str(PARALLEL + 3),
+    ]
     assert await run([*given, "--model", "scripted", "--script", str(script)], out) == 0
     children = [json.loads(line) for line in out.getvalue().splitlines() if '"child"' in line]
     with Store.open(db, readonly=True) as store:
-        seen = [store.episodes.get(child["episode"]).turns[turn + 1].results[0] for child in children]
+        seen = [
+            store.episodes.get(child["episode"]).turns[turn + 1].results[0] for child in children
+        ]
     assert [(result.text, result.level) for result in seen] == [("2", "ns")] * (PARALLEL + 3)
 
 
-async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     code = {"code": "import random; random.random()"}
     seen = []
     for key in ("a", "b"):

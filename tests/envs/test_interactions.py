@@ -50,7 +50,9 @@ def pack(user: Any, row: dict[str, Any], function: Any = rules.interaction) -> P
 
 
 async def play(made: Pack, said: list[str], store: Store | None = None) -> Episode:
-    rollout = Rollout(ScriptedPolicy(said, CHAT.tokenizer), CHAT, {"p": made}, Config(), store=store)
+    rollout = Rollout(
+        ScriptedPolicy(said, CHAT.tokenizer), CHAT, {"p": made}, Config(), store=store
+    )
     return await rollout.episode(Job(made.tasks("train")[0], 1))
 
 
@@ -63,9 +65,19 @@ async def test_a_script_and_a_rule() -> None:
 
     async def rule(messages: Sequence[Message], row: Task) -> Any:
         said = messages[-1]["content"]
-        return {"a": None, "b": "More.", "c": ("No.", -1.0), "d": Reply("Bye.", row.data["worth"], True)}[said]
+        return {
+            "a": None,
+            "b": "More.",
+            "c": ("No.", -1.0),
+            "d": Reply("Bye.", row.data["worth"], True),
+        }[said]
 
-    expected = [(None, None, False), ("More.", None, False), ("No.", -1.0, False), ("Bye.", 2.0, True)]
+    expected = [
+        (None, None, False),
+        ("More.", None, False),
+        ("No.", -1.0, False),
+        ("Bye.", 2.0, True),
+    ]
     assert await talk(Ruled(rule), "abcd", worth=2.0) == expected
     assert await talk(Ruled(lambda messages, row: f"{len(messages)}"), ["a", "b"]) == [
         ("2", None, False),
@@ -88,8 +100,14 @@ async def test_guess_the_number() -> None:
 
 async def test_gsm8k() -> None:
     wrong = (Gsm8k.WRONG, 0.0, False)
-    assert await talk(Gsm8k(), ["#### 4", "it is 1,002.0"], answer="1002") == [wrong, (None, 1.0, True)]
-    assert await talk(Gsm8k(2), ["4", "5"], interaction_kwargs={"ground_truth": 6}) == [wrong, (None, 0.0, True)]
+    assert await talk(Gsm8k(), ["#### 4", "it is 1,002.0"], answer="1002") == [
+        wrong,
+        (None, 1.0, True),
+    ]
+    assert await talk(Gsm8k(2), ["4", "5"], interaction_kwargs={"ground_truth": 6}) == [
+        wrong,
+        (None, 0.0, True),
+    ]
     with pytest.raises(EnvError, match="no ground_truth"):
         await talk(Gsm8k(), ["1"])
 
@@ -107,7 +125,11 @@ async def test_turns_of_the_user_are_stored_with_their_rewards(tmp_path: Path) -
     ]
     assert all(Origin.USER in kept.tokens.origin[turn.start : turn.end] for turn in users)
     part = next(part for part in kept.reward_parts if part.name == "interaction")
-    assert part.value == pytest.approx(1.2) and part.weight == 0 and part.detail == "by turn: 0.1, 0.1, 1"
+    assert (
+        part.value == pytest.approx(1.2)
+        and part.weight == 0
+        and part.detail == "by turn: 0.1, 0.1, 1"
+    )
 
 
 async def test_a_user_that_ends_with_a_word_is_heard(tmp_path: Path) -> None:
@@ -120,7 +142,9 @@ async def test_a_user_that_ends_with_a_word_is_heard(tmp_path: Path) -> None:
 
 
 async def test_a_user_that_crashes_masks_the_episode() -> None:
-    done = await play(pack(lambda: Ruled(lambda messages, row: 1 / 0), {"prompt": "Hi."}), ["Hello."])
+    done = await play(
+        pack(lambda: Ruled(lambda messages, row: 1 / 0), {"prompt": "Hi."}), ["Hello."]
+    )
     assert done.outcome is Outcome.ENV_ERROR and "ZeroDivisionError" in done.error
 
 
@@ -141,16 +165,28 @@ def endpoint() -> Iterator[tuple[str, list[Any], list[str]]]:
         yield f"{url}/v1", bodies, answers
 
 
-async def test_a_model_plays_the_user(tmp_path: Path, endpoint: tuple[str, list[Any], list[str]]) -> None:
+async def test_a_model_plays_the_user(
+    tmp_path: Path, endpoint: tuple[str, list[Any], list[str]]
+) -> None:
     url, bodies, answers = endpoint
     answers += ["I want a refund.", "Thank you. [DONE]"]
-    entry = {"name": "user", "model": {"url": url, "model": "m", "persona": "You are curt.", "cache": None}}
+    entry = {
+        "name": "user",
+        "model": {"url": url, "model": "m", "persona": "You are curt.", "cache": None},
+    }
     maker = load_interactions(tmp_path, [entry])["user"]
-    replies = await talk(maker(), ["How can I help?", "Done."], interaction_kwargs={"goal": "a refund"})
+    replies = await talk(
+        maker(), ["How can I help?", "Done."], interaction_kwargs={"goal": "a refund"}
+    )
     assert replies == [("I want a refund.", None, False), ("Thank you.", None, True)]
     system, *said = bodies[1]["messages"]
     assert system["role"] == "system" and "You are curt.\nYour goal: a refund" in system["content"]
-    assert [message["role"] for message in said] == ["assistant", "user", "assistant", "user"]  # the roles are swapped
+    assert [message["role"] for message in said] == [
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]  # the roles are swapped
 
 
 async def test_a_model_that_cannot_be_reached_masks_the_episode(tmp_path: Path) -> None:
@@ -180,7 +216,13 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
     ]
     made = {name: maker() for name, maker in load_interactions(tmp_path, entries).items()}
     kinds = {name: type(user).__name__ for name, user in made.items()}
-    assert kinds == {"guess_number": "GuessNumber", "g": "Gsm8k", "kind": "Kind", "rule": "Ruled", "talk": "Scripted"}
+    assert kinds == {
+        "guess_number": "GuessNumber",
+        "g": "Gsm8k",
+        "kind": "Kind",
+        "rule": "Ruled",
+        "talk": "Scripted",
+    }
     assert made["g"].tries == 5 and made["kind"].mood == "bad"  # type: ignore[attr-defined]
     assert load_interactions(tmp_path, None) == {}
 
@@ -192,13 +234,19 @@ def test_entries_by_name_script_and_path(tmp_path: Path) -> None:
         ([{"nme": "a"}], ConfigError, "an interaction takes"),
         ([{"name": "a"}], ConfigError, "needs class_name, function, script or model"),
         ([{"script": ["a"]}], ConfigError, "needs a name"),
-        (["guess_number", "guess_number"], ConfigError, "two interactions are named 'guess_number'"),
+        (
+            ["guess_number", "guess_number"],
+            ConfigError,
+            "two interactions are named 'guess_number'",
+        ),
         ([{"name": "a", "function": "gsm8k", "config": {"trys": 1}}], ConfigError, "trys"),
         (["gess_number"], NotFound, "'gess_number'"),
         ("missing.yaml", ConfigError, "does not exist"),
         ([{"name": "a", "model": {"url": "http://x"}}], ConfigError, "model missing"),
     ],
 )
-def test_entries_that_cannot_be(tmp_path: Path, value: Any, error: type[Exception], words: str) -> None:
+def test_entries_that_cannot_be(
+    tmp_path: Path, value: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         load_interactions(tmp_path, value)

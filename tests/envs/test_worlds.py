@@ -73,7 +73,9 @@ def door(folder: Path) -> Pack:
     (folder / "data").mkdir(parents=True)
     (folder / "task.yaml").write_text(TASK_YAML)
     (folder / "task.py").write_text(textwrap.dedent(TASK_PY))
-    rows = [{"id": word, "family": "door", "prompt": "?", "word": word} for word in ("sesame", "crash")]
+    rows = [
+        {"id": word, "family": "door", "prompt": "?", "word": word} for word in ("sesame", "crash")
+    ]
     (folder / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_pack(str(folder))
 
@@ -84,16 +86,28 @@ def config() -> Config:
     return made
 
 
-async def play(path: Path, pack: Pack, task: Task, said: list[str], weights: dict[str, float]) -> str:
+async def play(
+    path: Path, pack: Pack, task: Task, said: list[str], weights: dict[str, float]
+) -> str:
     """A store with one episode of a scripted model; returns its id."""
     tokenizer, settings = ByteTokenizer(), config()
     settings.rewards = weights
     with Store.open(path) as store:
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        store.tokenizers.add(
+            tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+        )
         store.tasks.add([task])
         run_config = settings.model_dump(mode="json")
-        row = store.runs.add(RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config))
-        rollout = Rollout(ScriptedPolicy(said, tokenizer), Chat(tokenizer), {pack.name: pack}, settings, store=store)
+        row = store.runs.add(
+            RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=run_config)
+        )
+        rollout = Rollout(
+            ScriptedPolicy(said, tokenizer),
+            Chat(tokenizer),
+            {pack.name: pack},
+            settings,
+            store=store,
+        )
         return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
 
 
@@ -111,11 +125,20 @@ def scripted(folder: Path, *said: str) -> list[str]:
 
 def guess(secret: int = 12) -> tuple[Pack, Task]:
     pack = load_pack("guess-task")
-    row = {"id": "x", "family": "small", "prompt": "From 1 to 20.", "low": 1, "high": 20, "secret": secret}
+    row = {
+        "id": "x",
+        "family": "small",
+        "prompt": "From 1 to 20.",
+        "low": 1,
+        "high": 20,
+        "secret": secret,
+    }
     return pack, pack.task(row, "train")
 
 
-async def test_the_simulated_user_is_asked_again_and_the_rewards_are_the_same(tmp_path: Path) -> None:
+async def test_the_simulated_user_is_asked_again_and_the_rewards_are_the_same(
+    tmp_path: Path,
+) -> None:
     db, (pack, task) = tmp_path / "a.db", guess()
     episode = await play(db, pack, task, ["10", "15", "12"], {"quick": 0.25, "interaction": 0.5})
     code, events = await what_if(db, episode, "--rerun")
@@ -137,7 +160,9 @@ async def test_a_reroll_continues_with_the_simulated_user_from_where_it_was(tmp_
     episode = await play(db, pack, task, ["10", "15", "1", "1", "1", "1"], {})
     with Store.open(db, readonly=True) as store:
         assert store.episodes.get(episode).outcome is Outcome.TRUNCATED_TURNS
-    code, events = await what_if(db, episode, "--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12"))
+    code, events = await what_if(
+        db, episode, "--turn", "4", "--samples", "18", *scripted(tmp_path, "11", "12")
+    )
     children = [event for event in events if event["ev"] == "child"]
     assert code == 0 and [event["outcome"] for event in children] == ["solved"] * 18, events[-1]
     assert not [event for event in events if event["ev"] == "diverged"]
@@ -175,10 +200,15 @@ async def test_a_world_that_answers_otherwise_diverges(tmp_path: Path) -> None:
     reported = [event["diverged"] for event in events if event["ev"] == "diverged"]
     assert code == 0 and reported == ["diverged at turn 2 (the user)"]
     with Store.open(db, readonly=True) as store:
-        kept = store.episodes.get(next(event["episode"] for event in events if event["ev"] == "child"))
+        kept = store.episodes.get(
+            next(event["episode"] for event in events if event["ev"] == "child")
+        )
     assert [turn.index for turn in kept.turns if turn.diverged] == [3] and "DIVERGED" in kept.flags
     (flag,) = [flag for flag in find_flags(kept) if flag.name == "DIVERGED"]
-    assert (flag.turn, flag.evidence) == (3, "diverged at turn 3: run again, the user said otherwise")
+    assert (flag.turn, flag.evidence) == (
+        3,
+        "diverged at turn 3: run again, the user said otherwise",
+    )
 
 
 async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path) -> None:
@@ -190,7 +220,9 @@ async def test_an_environment_of_the_packs_own_works_in_what_ifs(tmp_path: Path)
     code, events = await what_if(db, episode, "--rerun", *project)
     assert code == 0, events
     rewards = next(event for event in events if event["ev"] == "rewards")
-    assert rewards["same"] and rewards["total_after"] == pytest.approx(rewards["total_before"]) == pytest.approx(2.6)
+    assert rewards["same"] and rewards["total_after"] == pytest.approx(
+        rewards["total_before"]
+    ) == pytest.approx(2.6)
     given = ["--turn", "3", "--samples", "2", *project, *scripted(tmp_path, "no", "sesame")]
     code, events = await what_if(db, episode, *given)
     assert code == 0, events
@@ -208,7 +240,11 @@ async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
     (tmp_path / "agentrl.yaml").write_text(f"task: {{packs: [{tmp_path / 'door'}]}}\n")
     given = ["--project", str(tmp_path), "--task", "crash", "--db", str(tmp_path / "c.db")]
     code, events = await serve([], *given, *scripted(tmp_path, "x"))
-    assert pack.name == "door-task" and code == 1 and "ValueError: no such door" in events[-1]["message"], events[-1]
+    assert (
+        pack.name == "door-task"
+        and code == 1
+        and "ValueError: no such door" in events[-1]["message"]
+    ), events[-1]
 
 
 def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[str, Any]]]:
@@ -217,7 +253,9 @@ def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[st
     pack = load_pack("guess-task")
     limits = Sampling(max_new_tokens=100)
     policy = ScriptedPolicy(list(said), tokenizer)
-    return Session(policy, Chat(tokenizer), env, events.append, task, pack.rewards, sampling=limits), events
+    return Session(
+        policy, Chat(tokenizer), env, events.append, task, pack.rewards, sampling=limits
+    ), events
 
 
 async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
@@ -231,7 +269,10 @@ async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
     def said() -> list[str]:
         return [turn.messages[0]["content"] for turn in made.turns if turn.role == "user"]
 
-    assert said() == ["From 1 to 20.", "higher", "lower"] and "stopped after 2 turns" in events[-1]["text"]
+    assert (
+        said() == ["From 1 to 20.", "higher", "lower"]
+        and "stopped after 2 turns" in events[-1]["text"]
+    )
     made.simulate = False
     await made.retry()
     assert made.turns[-1].messages[0]["content"] == "19"
@@ -295,7 +336,9 @@ async def test_undo_makes_an_environment_of_its_own_again(tmp_path: Path) -> Non
     code, events = await serve(requests, *given, *replies)
     ready = events[0]
     assert code == 0 and ready["user"] is True and ready["tools"] == []
-    said = [event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"]
+    said = [
+        event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
+    ]
     # six turns of its own at first: max_turns; then one, one, one taken back, one
     assert said[0] == "A door. Say the word." and said[-1].endswith("wrong")
     assert any(event["ev"] == "error" and "x" in event["message"] for event in events)
@@ -307,17 +350,35 @@ async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
     task = pack.tasks("train", limit=1)[0]
     given = ["--pack", "sql-task", "--task", task.id, "--db", str(tmp_path / "c.db")]
     code, events = await serve([], *given, *scripted(tmp_path, "I do not know."))
-    first = next(event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user")
+    first = next(
+        event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
+    )
     env = make_env(config(), pack, task, None, 0)
     wanted = (await env.reset(task))[-1]["content"]
     await env.close()
     assert code == 0 and first == wanted and "create table" in first
 
 
-def test_a_chat_in_one_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
-    command = ["chat", "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *scripted(tmp_path, call, "54.", "no")]
-    assert main([*command, "--json", "--say", "12*4.5?\nPlease.", "--say", "/tokens", "--say", "/save"]) == 0
+def test_a_chat_in_one_command_speaks_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = (
+        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
+    )
+    command = [
+        "chat",
+        "--pack",
+        "calc-task",
+        "--db",
+        str(tmp_path / "c.db"),
+        *scripted(tmp_path, call, "54.", "no"),
+    ]
+    assert (
+        main(
+            [*command, "--json", "--say", "12*4.5?\nPlease.", "--say", "/tokens", "--say", "/save"]
+        )
+        == 0
+    )
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     turns = [event for event in events if event["ev"] == "turn"]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "tool", "assistant"]
@@ -329,7 +390,18 @@ def test_a_chat_in_one_command_speaks_json(tmp_path: Path, capsys: pytest.Captur
     assert "no command /bogus" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
     assert main([*command, "--say", "12*4.5?"]) == 0
     assert "54." in capsys.readouterr().out
-    broken = ["chat", "--json", "--say", "x", "--model", "scripted", "--task", "y", "--db", str(tmp_path / "c.db")]
+    broken = [
+        "chat",
+        "--json",
+        "--say",
+        "x",
+        "--model",
+        "scripted",
+        "--task",
+        "y",
+        "--db",
+        str(tmp_path / "c.db"),
+    ]
     assert main(broken) == 2
     (last,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert last["ev"] == "fatal" and "needs a pack" in last["message"]
@@ -344,18 +416,26 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
             return 200, {"data": []}
         seen.append(body)
         if path == "/v1/chat/completions":
-            return 200, {"choices": [{"message": {"content": "It is 54."}, "finish_reason": "stop"}]}
+            return 200, {
+                "choices": [{"message": {"content": "It is 54."}, "finish_reason": "stop"}]
+            }
         return 200, {"choices": [{"text": "It is 54.", "finish_reason": "stop"}]}
 
     async with server(answer) as url:
-        sets = [f"remote.backend=openai,remote.url={url},remote.mode={mode},remote.model=m".split(",")]
+        sets = [
+            f"remote.backend=openai,remote.url={url},remote.mode={mode},remote.model=m".split(",")
+        ]
         given = [word for text in sets[0] for word in ("--set", text)]
         requests: list[dict[str, Any] | str] = [{"op": "user", "text": "12*4.5?"}]
-        code, events = await serve(requests, "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *given)
+        code, events = await serve(
+            requests, "--pack", "calc-task", "--db", str(tmp_path / "c.db"), *given
+        )
     assert code == 0, events
     last = [event for event in events if event["ev"] == "turn"][-1]
     assert last["content"] == "It is 54." and set(last["logp"]) == {None}
     if mode == "chat":
-        assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"] and seen[0]["tools"]
+        assert [message["role"] for message in seen[0]["messages"]] == ["system", "user"] and seen[
+            0
+        ]["tools"]
     else:
         assert "12*4.5?" in seen[0]["prompt"] and "calculator" in seen[0]["prompt"]

@@ -74,7 +74,9 @@ def test_wilson_by_hand() -> None:
 
 def test_effective_trials_lie_between_tasks_and_attempts() -> None:
     assert effective_trials([0, 1, 1, 0], 16) == 4  # attempts at a task agree: one trial a task
-    assert effective_trials([1, 1, 1], 12) == 3 and effective_trials([0.5, 0.5], 8) == 2  # no spread says nothing
+    assert (
+        effective_trials([1, 1, 1], 12) == 3 and effective_trials([0.5, 0.5], 8) == 2
+    )  # no spread says nothing
     # mean 0.5, variance (2 × 0.0625) / 4: 0.25 × 4 / 0.03125 = 32 trials, more than the 16 attempts
     assert effective_trials([0.25, 0.5, 0.5, 0.75], 16) == 16
     # mean 0.5, variance 0.125: 0.25 × 4 / 0.125
@@ -86,7 +88,9 @@ def test_estimate_of_single_attempts_is_wilsons() -> None:
     assert (one.value, one.n) == (0.8, 10)
     assert (one.low, one.high) == pytest.approx((0.49016, 0.94331), abs=1e-5)
     perfect = estimate([1.0] * 150, 600)
-    assert (perfect.value, perfect.high) == (1.0, 1.0) and perfect.low == pytest.approx(0.97503, abs=1e-5)
+    assert (perfect.value, perfect.high) == (1.0, 1.0) and perfect.low == pytest.approx(
+        0.97503, abs=1e-5
+    )
     nothing = estimate([])
     assert nothing.n == 0 and math.isnan(nothing.value)
 
@@ -116,13 +120,28 @@ def test_mcnemar_by_hand() -> None:
 
 
 def attempts(
-    task: str, outcomes: str, *, split: str = "test", family: str = "f", prefix: str = "", pack: str = "pack"
+    task: str,
+    outcomes: str,
+    *,
+    split: str = "test",
+    family: str = "f",
+    prefix: str = "",
+    pack: str = "pack",
 ) -> list[Attempt]:
     """One attempt a letter: s solved with a call, f failed, e an infrastructure error."""
     known = {"s": Outcome.SOLVED, "f": Outcome.FAILED, "e": Outcome.SANDBOX_ERROR}
     return [
         Attempt(
-            *(task, pack, family, split, n, f"{prefix}{task}{n}", known[letter], float(letter == "s")),
+            *(
+                task,
+                pack,
+                family,
+                split,
+                n,
+                f"{prefix}{task}{n}",
+                known[letter],
+                float(letter == "s"),
+            ),
             *(None if letter == "e" else float(letter == "s"), int(letter == "s"), 0, 10),
         )
         for n, letter in enumerate(outcomes)
@@ -130,7 +149,9 @@ def attempts(
 
 
 def result(name: str, *groups: Sequence[Attempt], k: int = 4) -> EvalResult:
-    return EvalResult(name, k, 0, 1.0, True, tuple(attempt for group in groups for attempt in group))
+    return EvalResult(
+        name, k, 0, 1.0, True, tuple(attempt for group in groups for attempt in group)
+    )
 
 
 def test_scores_by_hand() -> None:
@@ -147,7 +168,9 @@ def test_errors_are_counted_apart_and_never_scored() -> None:
     found = score([*attempts("a", "sse"), *attempts("b", "eee"), *attempts("c", "ffs")], 3)
     assert (found.n_tasks, found.n_attempts, found.errors) == (2, 5, {"sandbox_error": 4})
     assert found.pass_at[1].value == pytest.approx((1 + 1 / 3) / 2) and found.pass_at[1].n == 2
-    assert found.pass_at[3].value == 1.0 and found.pass_at[3].n == 1  # only c has three graded attempts
+    assert (
+        found.pass_at[3].value == 1.0 and found.pass_at[3].n == 1
+    )  # only c has three graded attempts
     nothing = score(attempts("a", "ee"), 2)
     assert math.isnan(nothing.pass_rate) and nothing.n_tasks == 0
 
@@ -162,9 +185,16 @@ def test_splits_and_families_stand_apart() -> None:
     )
     assert found.splits == ("test", "heldout") and found.pass_rate == 0.5
     assert found.scores["heldout"].pass_rate == 0.5
-    assert {name: one.pass_rate for name, one in found.families("test").items()} == {"sum": 1.0, "word": 0.0}
+    assert {name: one.pass_rate for name, one in found.families("test").items()} == {
+        "sum": 1.0,
+        "word": 0.0,
+    }
     metrics = found.metrics
-    assert metrics["pass@1"] == 0.5 and metrics["heldout/pass@2"] == 1.0 and metrics["heldout/family/rest"] == 0.5
+    assert (
+        metrics["pass@1"] == 0.5
+        and metrics["heldout/pass@2"] == 1.0
+        and metrics["heldout/family/rest"] == 0.5
+    )
     row = found.row()
     assert (row.split, row.n_tasks, row.n_samples, row.pass_rate) == ("test", 2, 2, 0.5)
     assert row.low is not None and row.high is not None and 0 < row.low < 0.5 < row.high < 1
@@ -307,29 +337,52 @@ async def test_an_evaluation_is_a_run_of_its_own(packs: dict[str, Pack], tmp_pat
     with Store.open(tmp_path / "a.db") as store:
         found = await evaluate(candidate, packs, config, store, tasks=tasks, on_done=seen.append)
         (run,) = store.runs.all()
-        assert (run.kind, run.status, run.model, run.pack) == ("eval", "finished", "scripted", "words")
+        assert (run.kind, run.status, run.model, run.pack) == (
+            "eval",
+            "finished",
+            "scripted",
+            "words",
+        )
         (row,) = store.runs.evals(run.id)
         episodes = store.episodes.rows(store.episodes.ids(run=run.id))
-        assert store.tokenizers.get(run.tokenizer) is not None and store.tasks.get("words/t0") is not None
+        assert (
+            store.tokenizers.get(run.tokenizer) is not None
+            and store.tasks.get("words/t0") is not None
+        )
     assert found.pass_rate == (1 + 1 + 0.5 + 0) / 4 and found.score.pass_at[2].value == 0.75
     assert found.scores["heldout"].pass_rate == 1.0 and len(seen) == len(found.attempts) == 10
-    assert (row.pass_rate, row.n_tasks, row.n_samples, row.split, row.name) == (0.625, 4, 2, "test", "scripted")
+    assert (row.pass_rate, row.n_tasks, row.n_samples, row.split, row.name) == (
+        0.625,
+        4,
+        2,
+        "test",
+        "scripted",
+    )
     assert row.metrics["heldout/pass@1"] == 1.0 and row.metrics["family/one"] == 0.75
     assert len(episodes) == 10 and {episode.kind for episode in episodes} == {"eval"}
     assert sorted(e.id for e in episodes) == sorted(a.episode_id for a in found.attempts)
 
 
-async def test_seeds_depend_on_task_and_attempt_alone(packs: dict[str, Pack], tmp_path: Path) -> None:
+async def test_seeds_depend_on_task_and_attempt_alone(
+    packs: dict[str, Pack], tmp_path: Path
+) -> None:
     tasks = pick_tasks(packs, ["test"])
     seeds = []
     with Store.open(tmp_path / "a.db") as store:
         for name, some in (("a", tasks), ("b", tasks[::-1])):
             found = await evaluate(Scripted(right(), name=name), packs, quiet(), store, tasks=some)
-            seeds.append({(a.task_id, a.sample): store.episodes.row(a.episode_id).seed for a in found.attempts})
+            seeds.append(
+                {
+                    (a.task_id, a.sample): store.episodes.row(a.episode_id).seed
+                    for a in found.attempts
+                }
+            )
     assert seeds[0] == seeds[1] and len(set(seeds[0].values())) == 8
 
 
-async def test_an_interrupted_evaluation_goes_on_where_it_stopped(packs: dict[str, Pack], tmp_path: Path) -> None:
+async def test_an_interrupted_evaluation_goes_on_where_it_stopped(
+    packs: dict[str, Pack], tmp_path: Path
+) -> None:
     config, tasks = quiet(), pick_tasks(packs, ["test"])
     with Store.open(tmp_path / "a.db") as store:
         with pytest.raises(PolicyError, match="out of memory"):
@@ -352,30 +405,44 @@ async def test_an_interrupted_evaluation_goes_on_where_it_stopped(packs: dict[st
 
 
 @pytest.mark.parametrize(
-    "changed", [Settings(2, 0.5), Settings(2, 1.0, 1), Settings(1), Settings(2, with_tools=False)], ids=str
+    "changed",
+    [Settings(2, 0.5), Settings(2, 1.0, 1), Settings(1), Settings(2, with_tools=False)],
+    ids=str,
 )
-async def test_other_settings_are_another_evaluation(packs: dict[str, Pack], tmp_path: Path, changed: Settings) -> None:
+async def test_other_settings_are_another_evaluation(
+    packs: dict[str, Pack], tmp_path: Path, changed: Settings
+) -> None:
     tasks = pick_tasks(packs, ["test"])
     with Store.open(tmp_path / "a.db") as store:
         with pytest.raises(PolicyError):
             await evaluate(Scripted(right(), fail_after=3), packs, quiet(), store, tasks=tasks)
-        found = await evaluate(Scripted(right()), packs, quiet(), store, tasks=tasks, settings=changed)
+        found = await evaluate(
+            Scripted(right()), packs, quiet(), store, tasks=tasks, settings=changed
+        )
         assert found.reused == 0 and len(store.runs.all()) == 2
 
 
-async def test_changed_weights_or_rewards_are_another_evaluation(packs: dict[str, Pack], tmp_path: Path) -> None:
+async def test_changed_weights_or_rewards_are_another_evaluation(
+    packs: dict[str, Pack], tmp_path: Path
+) -> None:
     tasks, weights = pick_tasks(packs, ["test"]), tmp_path / "weights"
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(b"1")
     with Store.open(tmp_path / "a.db") as store:
         await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks)
         (weights / "model.safetensors").write_bytes(b"12")
-        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        found = await evaluate(
+            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
+        )
         assert found.reused == 0
         (packs["words"].dir / "task.py").write_text(TASK_PY + "# changed\n")
-        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        found = await evaluate(
+            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
+        )
         assert found.reused == 0
-        found = await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True)
+        found = await evaluate(
+            Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
+        )
         assert found.reused == 8
 
 
@@ -392,10 +459,14 @@ async def test_errors_are_tried_once_more(packs: dict[str, Pack], tmp_path: Path
     assert "the grader broke" in found.attempts[0].error
 
 
-async def test_nothing_graded_is_a_failure_not_a_zero(packs: dict[str, Pack], tmp_path: Path) -> None:
+async def test_nothing_graded_is_a_failure_not_a_zero(
+    packs: dict[str, Pack], tmp_path: Path
+) -> None:
     candidate = Scripted({n: ["boom"] for n in range(4)})
     with Store.open(tmp_path / "a.db") as store:
-        with pytest.raises(RunFailed, match=r"None of the 8 attempts could be graded.*the grader broke"):
+        with pytest.raises(
+            RunFailed, match=r"None of the 8 attempts could be graded.*the grader broke"
+        ):
             await evaluate(candidate, packs, quiet(), store, tasks=pick_tasks(packs, ["test"]))
         assert store.runs.all()[0].status == "failed"
 
@@ -410,8 +481,13 @@ async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], tmp_p
         later = await evaluate_policy(rollout, tasks, 1, 0, run_id=run.id, step=20)
         assert (first.pass_rate, again.reused, again.attempts == first.attempts) == (0.625, 8, True)
         assert later.reused == 0
-        assert [(row.step, row.name) for row in store.runs.evals(run.id)] == [(10, "step-10"), (20, "step-20")]
-        assert store.episodes.finished(run.id, 10) == {}  # nothing that a resume would take for episodes of training
+        assert [(row.step, row.name) for row in store.runs.evals(run.id)] == [
+            (10, "step-10"),
+            (20, "step-20"),
+        ]
+        assert (
+            store.episodes.finished(run.id, 10) == {}
+        )  # nothing that a resume would take for episodes of training
     bare = await evaluate_policy(
         Rollout(Scripted(right()).policy, CHAT, packs, quiet()), tasks, 1, 0, run_id=None, step=None
     )
@@ -420,11 +496,18 @@ async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], tmp_p
 
 def test_tasks_are_taken_evenly(packs: dict[str, Pack]) -> None:
     assert [task.id for task in pick_tasks(packs, ["test"], limit=2)] == ["words/t0", "words/t2"]
-    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], limit=1)] == ["words/t0", "words/h0"]
-    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], families=["three"])] == ["words/h0"]
+    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], limit=1)] == [
+        "words/t0",
+        "words/h0",
+    ]
+    assert [t.id for t in pick_tasks(packs, ["test", "heldout"], families=["three"])] == [
+        "words/h0"
+    ]
     assert len(pick_tasks(packs, ["test"], limit=99)) == 4
     many = pick_tasks(packs, ["test"]) * 25
-    assert [many.index(task) for task in spread(many, 4)] == [0, 1, 2, 3] and len(spread(many, 7)) == 7
+    assert [many.index(task) for task in spread(many, 4)] == [0, 1, 2, 3] and len(
+        spread(many, 7)
+    ) == 7
     with pytest.raises(NotFound, match="thre"):
         pick_tasks(packs, ["test"], families=["thre"])
     with pytest.raises(NotFound, match="tets"):
@@ -453,9 +536,19 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
             assert checkpoint_folder(store, "fox", which, Config(), base=tmp_path) == tmp_path
         store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "best")
         assert full_name(store, None) == "fox@best" and full_name(store, "20") == "fox@20"
-        assert full_name(store, "owl@last") == "owl@last" and full_name(store, "./folder") == "./folder"
-        assert trained_by(store, "fox@best") == (store.runs.get("fox"), 20) == trained_by(store, "fox@20")
-        assert trained_by(store, "fox@base") == (store.runs.get("fox"), 0) and trained_by(store, "tiny") is None
+        assert (
+            full_name(store, "owl@last") == "owl@last"
+            and full_name(store, "./folder") == "./folder"
+        )
+        assert (
+            trained_by(store, "fox@best")
+            == (store.runs.get("fox"), 20)
+            == trained_by(store, "fox@20")
+        )
+        assert (
+            trained_by(store, "fox@base") == (store.runs.get("fox"), 0)
+            and trained_by(store, "tiny") is None
+        )
 
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -465,7 +558,9 @@ Cli = Callable[..., tuple[int, str, str]]
 def cli(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
     """`cli(...)` runs a command in a project whose model says "Hello." to everything; (code, stdout, stderr)."""
     project = write_pack(tmp_path / "project", ["Hello.", "bee", "Hello.", "dog", "Hello."])
-    (project / "agentrl.yaml").write_text("model: {name: scripted}\ntask: {packs: ['.']}\neval: {k: 2}\n")
+    (project / "agentrl.yaml").write_text(
+        "model: {name: scripted}\ntask: {packs: ['.']}\neval: {k: 2}\n"
+    )
 
     def call(*args: str) -> tuple[int, str, str]:
         code = main([*args, "--project", str(project)])
@@ -485,11 +580,17 @@ def test_eval_without_a_training_evaluates_the_base(cli: Cli) -> None:
 
 
 def test_eval_gate_json_and_split(cli: Cli) -> None:
-    code, out, err = cli("eval", "--json", "--fail-under", "0.7", "--split", "test", "-k", "1", "-n", "3")
+    code, out, err = cli(
+        "eval", "--json", "--fail-under", "0.7", "--split", "test", "-k", "1", "-n", "3"
+    )
     read = json.loads(out)
     assert code == 4 and "under 0.7" in err
-    assert read["gate"] == {"fail_under": 0.7, "met": False} and read["settings"]["splits"] == ["test"]
-    assert read["results"][0]["splits"]["test"]["pass_at"]["1"]["value"] == pytest.approx(1 / 3)  # t0, t1, t3
+    assert read["gate"] == {"fail_under": 0.7, "met": False} and read["settings"]["splits"] == [
+        "test"
+    ]
+    assert read["results"][0]["splits"]["test"]["pass_at"]["1"]["value"] == pytest.approx(
+        1 / 3
+    )  # t0, t1, t3
     assert read["results"][0]["splits"]["test"]["tasks"] == 3 and read["comparisons"] == []
     assert cli("eval", "--fail-under", "0.6")[0] == 0
 
@@ -513,7 +614,9 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     with served(lambda path, asked: completion("ant", id="1", model="robot", usage=usage)) as url:
         robot = f"robot@{url}/v1"
         given = ("--endpoint", robot, "--split", "test", "--svg", str(tmp_path / "x.svg"))
-        code, _, err = cli("eval", "--endpoint", robot.replace("robot@", "robot-2@"), *given, "--fail-under", "0.1")
+        code, _, err = cli(
+            "eval", "--endpoint", robot.replace("robot@", "robot-2@"), *given, "--fail-under", "0.1"
+        )
         assert code == 4 and "under 0.1: robot-2 0.000, robot 0.000" in err  # each of them
         code, out, err = cli("eval", "--model", "scripted", *given)
         assert code == 0, err

@@ -27,10 +27,14 @@ def test_generated_pages_are_current(name: str) -> None:
 
 def test_every_table_and_column_is_described(tmp_path: Path) -> None:
     Store.open(tmp_path / "a.db").close()
-    tables = {name: [column for column, _ in columns] for _, name, columns in schema(tmp_path / "a.db")}
+    tables = {
+        name: [column for column, _ in columns] for _, name, columns in schema(tmp_path / "a.db")
+    }
     texts = described()
     assert {name: list(columns) for name, (_, columns) in texts.items()} == tables
-    assert [name for name, (text, columns) in texts.items() if not text or not all(columns.values())] == []
+    assert [
+        name for name, (text, columns) in texts.items() if not text or not all(columns.values())
+    ] == []
 
 
 def test_every_part_of_the_store_is_on_its_page() -> None:

@@ -19,7 +19,9 @@ def test_docstrings_of_functions_begin_with_a_verb() -> None:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             functions += 1
-            attribute = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+            attribute = any(
+                "property" in ast.unparse(decorator) for decorator in node.decorator_list
+            )
             if not attribute and NOUN.match(ast.get_docstring(node) or ""):
                 nouns.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert len(nouns) <= SHARE * functions, "\n".join(nouns)

@@ -28,7 +28,10 @@ def test_all_is_sorted_and_agrees_with_the_table() -> None:
 def test_type_checkers_see_the_same_names_from_the_same_places() -> None:
     block = next(node for node in ast.parse(INIT.read_text()).body if isinstance(node, ast.If))
     seen = {
-        alias.name: node.module for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name: node.module
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert seen == agentrl_cli._WHERE
 
@@ -46,5 +49,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_import_is_silent_and_light() -> None:
     code = "import sys, agentrl_cli; print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -53,7 +53,21 @@ MAY_BE_HEAVY = (
 CIRCLES: set[frozenset[str]] = set()
 """Circles that are still to be dissolved. Nothing is added here."""
 
-READERS = ("ls", "show", "replay", "watch", "grep", "query", "export", "runs", "db", "config", "init", "doctor", "chat")
+READERS = (
+    "ls",
+    "show",
+    "replay",
+    "watch",
+    "grep",
+    "query",
+    "export",
+    "runs",
+    "db",
+    "config",
+    "init",
+    "doctor",
+    "chat",
+)
 
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -104,7 +118,9 @@ def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
 
 def test_a_package_imports_only_what_stands_to_its_left() -> None:
     rooms = {file.parts[0].removesuffix(".py") for file in FILES}
-    assert rooms == set(ORDER), "give a new package its place in ORDER, and say in DESIGN 2 what it is for"
+    assert rooms == set(ORDER), (
+        "give a new package its place in ORDER, and say in DESIGN 2 what it is for"
+    )
     wrong = []
     for file in FILES:
         mine = file.parts[0].removesuffix(".py")
@@ -117,7 +133,10 @@ def test_a_package_imports_only_what_stands_to_its_left() -> None:
 
 def test_there_are_no_circles() -> None:
     """Neither at import nor hidden by an import inside a function or under TYPE_CHECKING."""
-    graph = {module: {name for _, name in own_imports(file)} & MODULES.keys() for module, file in MODULES.items()}
+    graph = {
+        module: {name for _, name in own_imports(file)} & MODULES.keys()
+        for module, file in MODULES.items()
+    }
     graph.pop("")
     found = {frozenset(circle) for circle in circles(graph)}
     assert found <= CIRCLES, [sorted(circle) for circle in found - CIRCLES]
@@ -154,10 +173,16 @@ def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
 def test_heavy_packages_are_imported_inside_functions() -> None:
     wrong = []
     for file in FILES:
-        found = [(line, name.split(".")[0]) for node in top_level(parsed(file)) for line, name in imports(node)]
+        found = [
+            (line, name.split(".")[0])
+            for node in top_level(parsed(file))
+            for line, name in imports(node)
+        ]
         heavy = set() if str(file).startswith(MAY_BE_HEAVY) else HEAVY
         screens = set() if file.parts[0] in ("tui", "plugins") else {"textual"}
-        wrong += [f"{file}:{line} imports {name}" for line, name in found if name in heavy | screens]
+        wrong += [
+            f"{file}:{line} imports {name}" for line, name in found if name in heavy | screens
+        ]
     assert not wrong
 
 
@@ -170,8 +195,14 @@ def test_what_runs_in_the_sandbox_uses_the_standard_library_alone() -> None:
 
 
 def test_readers_import_no_torch() -> None:
-    names = [f"agentrl_cli.commands.{name}" for name in READERS if (PACKAGE / "commands" / f"{name}.py").exists()]
+    names = [
+        f"agentrl_cli.commands.{name}"
+        for name in READERS
+        if (PACKAGE / "commands" / f"{name}.py").exists()
+    ]
     code = f"import sys, importlib\nfor n in {names!r}: importlib.import_module(n)\n"
     code += f"print(sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout == "[]\n"

@@ -49,7 +49,9 @@ class Machine:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.place / "bin"), "PLACE": str(self.place), "HOME": str(self.place)}
-        return subprocess.run(command, cwd=self.place, env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=self.place, env=env, capture_output=True, text=True, check=False
+        )
 
     @property
     def calls(self) -> list[str]:
@@ -64,8 +66,13 @@ class Machine:
             shutil.copy(ROOT / name, self.place / name)
         for name in ("pyproject.toml", "constraints.txt"):
             (self.place / name).touch()
-        self.program(".venv/bin/agentrl", '[ "$1" != demo ] || [ ! -e "$PLACE/weak" ] || [ -n "$3" ] || exit 7')
-        self.program(".venv/bin/python", '[ "$2" != tests.helpers.template ] || [ ! -e "$PLACE/offline" ]')
+        self.program(
+            ".venv/bin/agentrl",
+            '[ "$1" != demo ] || [ ! -e "$PLACE/weak" ] || [ -n "$3" ] || exit 7',
+        )
+        self.program(
+            ".venv/bin/python", '[ "$2" != tests.helpers.template ] || [ ! -e "$PLACE/offline" ]'
+        )
         for name in (".venv/.base", ".venv/.dev"):
             (self.place / name).touch()
 
@@ -81,7 +88,9 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "sudo"), [(0, False), (1000, True)])
-def test_who_may_install_gets_it_installed_and_is_shown_it(tmp_path: Path, user: int, sudo: bool) -> None:
+def test_who_may_install_gets_it_installed_and_is_shown_it(
+    tmp_path: Path, user: int, sudo: bool
+) -> None:
     machine = Machine(tmp_path, user, sudo)
     done = machine.run(NEED, "bubblewrap")
     assert done.returncode == 0 and "Missing: bubblewrap. Installing with" in done.stderr
@@ -101,7 +110,9 @@ def test_an_installation_that_fails_gets_the_line_too(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0, sudo=False)
     (tmp_path / "broken").touch()
     done = machine.run(NEED, "bubblewrap")
-    assert done.returncode == 1 and done.stderr.endswith(f"Still missing: bubblewrap. To install: {LINE}\n")
+    assert done.returncode == 1 and done.stderr.endswith(
+        f"Still missing: bubblewrap. To install: {LINE}\n"
+    )
     (tmp_path / "bin" / "apt-get").unlink()
     assert "There is no apt-get here" in machine.run(NEED, "bubblewrap").stderr
 
@@ -109,7 +120,11 @@ def test_an_installation_that_fails_gets_the_line_too(tmp_path: Path) -> None:
 def demo(machine: Machine, *more: str) -> tuple[int, str, Sequence[str]]:
     machine.checkout()
     done = machine.run("make", "demo", *more)
-    return done.returncode, done.stderr, [call for call in machine.calls if call.startswith("agentrl")]
+    return (
+        done.returncode,
+        done.stderr,
+        [call for call in machine.calls if call.startswith("agentrl")],
+    )
 
 
 def test_the_demo_installs_what_it_misses(tmp_path: Path) -> None:
@@ -153,20 +168,34 @@ def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> Non
         if not offline:
             (tmp_path / "offline").unlink(missing_ok=True)
         done = machine.run("make", "test")
-        assert done.returncode == 0 and "The strong sandbox is not tested." in done.stderr and LINE in done.stderr
+        assert (
+            done.returncode == 0
+            and "The strong sandbox is not tested." in done.stderr
+            and LINE in done.stderr
+        )
     python = [call.strip() for call in machine.calls if call.startswith("python")]
-    assert python == [fetching, suite, fetching, suite, suite], "fetched once, and tried again where that failed"
+    assert python == [fetching, suite, fetching, suite, suite], (
+        "fetched once, and tried again where that failed"
+    )
 
 
-def test_templates_are_fetched_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_are_fetched_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     links, kept = tmp_path / "links", tmp_path / "kept"
     links.mkdir()
-    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(links)), ("PIP_CONFIG_FILE", os.devnull)):
+    for name, value in (
+        ("PIP_NO_INDEX", "1"),
+        ("PIP_FIND_LINKS", str(links)),
+        ("PIP_CONFIG_FILE", os.devnull),
+    ):
         monkeypatch.setenv(name, value)
     with pytest.raises(NotFetched, match="No matching distribution"):
         fetch("trl", kept)
     with zipfile.ZipFile(links / "trl-1.16.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("trl-1.16.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n")
+        wheel.writestr(
+            "trl-1.16.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n"
+        )
         wheel.writestr("trl-1.16.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
     with pytest.raises(NotFetched, match="SHA-256"):
         fetch("trl", kept)

@@ -36,13 +36,25 @@ def fresh_venv(folder: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
+    site = Path(
+        subprocess.run(
+            [python, "-c", where], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    )
     (site / "zz_lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
 def pip(python: Path, *args: str) -> None:
-    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "--disable-pip-version-check",
+        "install",
+    ]
     # An editable install of the tests' own environment is lent, too, and must not count as the package being there.
     command += ["--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", *args]
     subprocess.run(command, check=True, capture_output=True)
@@ -81,10 +93,19 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
     for pack in ("code-task", "calc-task", "echo-task"):
         assert f"agentrl_cli/_data/tasks/{pack}/task.yaml" in inside
         assert f"agentrl_cli/_data/tasks/{pack}/task.py" in inside
-    for file in ("main.py", "isolation/seccomp.py", "filesystem/files.py", "protocol/framing.py", "attacks.txt"):
+    for file in (
+        "main.py",
+        "isolation/seccomp.py",
+        "filesystem/files.py",
+        "protocol/framing.py",
+        "attacks.txt",
+    ):
         assert f"agentrl_cli/_data/sandbox/{file}" in inside
     assert {"agentrl_cli/py.typed", "agentrl_cli/models/tiny-agent/config.json"} <= inside
-    assert {name.split("/")[0] for name in inside} == {"agentrl_cli", f"agentrl_cli-{version()}.dist-info"}
+    assert {name.split("/")[0] for name in inside} == {
+        "agentrl_cli",
+        f"agentrl_cli-{version()}.dist-info",
+    }
     assert not [name for name in inside if "__pycache__" in name or name.endswith((".db", ".pyc"))]
     assert not [name for name in inside if "tiny_tools" in name], "recipes/ is in the sdist alone"
 
@@ -93,11 +114,17 @@ def test_the_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
     python = fresh_venv(tmp_path / "venv")
     pip(python, str(wheel))
     module, packs, sandbox = where_is(python, tmp_path)
-    assert module.is_relative_to(tmp_path) and packs.is_relative_to(tmp_path) and sandbox.is_relative_to(tmp_path)
+    assert (
+        module.is_relative_to(tmp_path)
+        and packs.is_relative_to(tmp_path)
+        and sandbox.is_relative_to(tmp_path)
+    )
     assert agentrl(python, "--version", cwd=tmp_path) == f"agentrl {version()}\n"
     assert "code-task" in agentrl(python, "init", "--list", cwd=tmp_path)
     agentrl(python, "init", "echo-task", "mine", "--min-level", "ns", cwd=tmp_path)
-    assert (tmp_path / "mine" / "task.py").read_bytes() == (ROOT / "tasks" / "echo-task" / "task.py").read_bytes()
+    assert (tmp_path / "mine" / "task.py").read_bytes() == (
+        ROOT / "tasks" / "echo-task" / "task.py"
+    ).read_bytes()
     assert "agentrl.yaml" in agentrl(python, "config", "show", cwd=tmp_path / "mine")
     command = [str(python.parent / "agentrl"), "sft", "out", "--recipe", "tiny-tools"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -127,7 +154,11 @@ def test_an_editable_install_uses_the_checkout(tmp_path: Path) -> None:
 
 
 def test_every_dependency_is_pinned_once() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pins = dict(line.split("==") for line in lines)
     assert len(pins) == len(lines) and "+" not in "".join(lines)
     assert pins["torch"] == "2.13.0"
@@ -139,9 +170,13 @@ def test_every_dependency_is_pinned_once() -> None:
 
 def test_the_vllm_of_the_extra_is_the_one_that_is_tested() -> None:
     """pyproject, pins, documentation and the client name one release."""
-    assert PROJECT["optional-dependencies"]["vllm"] == [f"vllm>={VLLM},<{_next(VLLM)}; sys_platform == 'linux'"]
+    assert PROJECT["optional-dependencies"]["vllm"] == [
+        f"vllm>={VLLM},<{_next(VLLM)}; sys_platform == 'linux'"
+    ]
     assert f"\nvllm=={VLLM}." in (ROOT / "constraints.txt").read_text()
-    reported = re.findall(r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text())
+    reported = re.findall(
+        r"(?:vLLM|itself\s\()\s*(\d+\.\d+)", (ROOT / "docs" / "rollout.md").read_text()
+    )
     assert len(reported) >= 2 and set(reported) == {VLLM}
     assert VLLM in VLLMPolicy.start and "agentrl-cli[vllm]" in VLLMPolicy.start
 

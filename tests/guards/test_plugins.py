@@ -14,7 +14,9 @@ from agentrl_cli.registry.plugins import PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl_cli"
-FOLDERS = sorted(path.name for path in (PACKAGE / "plugins").iterdir() if (path / "__init__.py").is_file())
+FOLDERS = sorted(
+    path.name for path in (PACKAGE / "plugins").iterdir() if (path / "__init__.py").is_file()
+)
 NAMED = re.compile(r"agentrl_cli[./]plugins[./](\w+)")
 LINES = 15
 """Lines of a plugin's README."""
@@ -37,7 +39,11 @@ def test_every_plugin_has_its_line_its_page_and_its_tests() -> None:
 def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
     """Neither by an import nor by a text that is resolved later."""
     own = PACKAGE / "registry" / "plugins.py"
-    core = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "plugins" not in path.parents and path != own]
+    core = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if PACKAGE / "plugins" not in path.parents and path != own
+    ]
     assert [str(path) for path in core if names_of_plugins(path)] == []
     for name in FOLDERS:
         for path in (PACKAGE / "plugins" / name).rglob("*.py"):

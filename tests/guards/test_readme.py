@@ -34,7 +34,10 @@ def test_the_script_runs_and_the_agent_learns(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "library-grpo finished in" in done.stdout
-    calls = [float(share) for share in re.findall(r"^\d+ reward .* calls (\d\.\d\d)$", done.stdout, re.MULTILINE)]
+    calls = [
+        float(share)
+        for share in re.findall(r"^\d+ reward .* calls (\d\.\d\d)$", done.stdout, re.MULTILINE)
+    ]
     assert len(calls) == 12
     assert sum(calls[-5:]) > sum(calls[:5])
     assert (tmp_path / "runs" / "agentrl.db").is_file()
@@ -59,10 +62,16 @@ def test_the_clone_comes_first_until_the_package_is_published(page: str) -> None
 def test_the_map_names_what_is_there() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     block = page.split("## Where things are")[1].split("```")[1]
-    for name in re.findall(r"^\s*((?:[a-z_]+(?:/|\.py)?(?:[a-z.-]+/)?[ ]?)+)  ", block, re.MULTILINE):
+    for name in re.findall(
+        r"^\s*((?:[a-z_]+(?:/|\.py)?(?:[a-z.-]+/)?[ ]?)+)  ", block, re.MULTILINE
+    ):
         for part in name.split():
             inside = part if part.endswith((".py", "/")) else f"{part}"
-            found = [ROOT / inside, ROOT / "agentrl_cli" / inside, ROOT / "agentrl_cli" / f"{inside}.py"]
+            found = [
+                ROOT / inside,
+                ROOT / "agentrl_cli" / inside,
+                ROOT / "agentrl_cli" / f"{inside}.py",
+            ]
             assert any(path.exists() for path in found), part
 
 
@@ -76,7 +85,9 @@ def test_the_translation_shows_the_same_commands() -> None:
 
 def test_translated_pages_show_the_commands_of_the_pages_that_run_in_tests() -> None:
     def blocks(page: Path) -> list[str]:
-        return re.findall(r"```(?:console|yaml|python)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL)
+        return re.findall(
+            r"```(?:console|yaml|python)\n.*?```", page.read_text(encoding="utf-8"), re.DOTALL
+        )
 
     for page in ("tutorial.md", "your-own-task.md", "real-run.md"):
         assert blocks(ROOT / "docs" / "zh" / page) == blocks(ROOT / "docs" / page) != [], page

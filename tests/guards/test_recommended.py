@@ -36,8 +36,24 @@ FILLED = re.compile(r"(?<![-\w])[A-Z]+\b")
 """What a user replaces: `--steps N`."""
 KEYS = {key for key, _ in fields()}
 SECTIONS = sorted({key.partition(".")[0] for key in KEYS if "." in key})
-SETTING = re.compile(rf"(?<![\w./-])((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_]+)*)(?![\w(/])(=[^\s`),;:|]+)?")
-FILES = {"py", "yaml", "yml", "jsonl", "json", "md", "db", "toml", "parquet", "lua", "pt", "safetensors", "sock"}
+SETTING = re.compile(
+    rf"(?<![\w./-])((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_]+)*)(?![\w(/])(=[^\s`),;:|]+)?"
+)
+FILES = {
+    "py",
+    "yaml",
+    "yml",
+    "jsonl",
+    "json",
+    "md",
+    "db",
+    "toml",
+    "parquet",
+    "lua",
+    "pt",
+    "safetensors",
+    "sock",
+}
 OTHER = {"task.prompt", "store.runs"}
 """A text that `agentrl optimize` improves, and an attribute in Python."""
 FOREIGN = re.compile(r"agentrl_cli/(plugins/lightning|compat|config/verl)|docs/lightning")
@@ -50,7 +66,9 @@ def words_of(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values
+        )
     return None
 
 
@@ -58,7 +76,12 @@ def in_code(file: Path) -> Iterator[Place]:
     """(place, text, whether it is a docstring) of each string of a Python file."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         text = None if id(node) in parts else words_of(node)
         if text:
@@ -82,8 +105,17 @@ def in_pages(file: Path) -> Iterator[Place]:
 @cache
 def texts() -> list[Place]:
     """Every text of the package, of the packs and of the pages."""
-    code = [*ROOT.glob("agentrl_cli/**/*.py"), *ROOT.glob("tasks/*/task.py"), *ROOT.glob("examples/**/*.py")]
-    pages = {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tasks/*/*.md"), *ROOT.glob("benchmarks/*.md")}
+    code = [
+        *ROOT.glob("agentrl_cli/**/*.py"),
+        *ROOT.glob("tasks/*/task.py"),
+        *ROOT.glob("examples/**/*.py"),
+    ]
+    pages = {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("tasks/*/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    }
     pages -= {ROOT / "docs" / "cli.md"}  # generated: it shows forms, `agentrl demo [DIR] [OPTIONS]`
     found = [place for file in sorted(code) for place in in_code(file)]
     return found + [place for file in sorted(pages) for place in in_pages(file)]
@@ -115,7 +147,9 @@ def problem_of(line: str, mention: bool) -> str:
         words = shlex.split(one)
         if words[:1] != ["agentrl"] or words[1:2] in ([], ["COMMAND"]):
             continue
-        filled = [re.sub(rf"(?<=\w){HOLE}", value, FILLED.sub("1", one)) for value in ("", " --json", "1")]
+        filled = [
+            re.sub(rf"(?<=\w){HOLE}", value, FILLED.sub("1", one)) for value in ("", " --json", "1")
+        ]
         filled = [OPEN.sub(value, words) for words in filled for value in ("1", "solved")]
         tried = [_try(shlex.split(words)[1:], mention) for words in dict.fromkeys([one, *filled])]
         if all(tried):
@@ -140,7 +174,9 @@ def _try(words: list[str], mention: bool) -> str:
     except typer.Exit:  # --help
         return ""
     except typer.TyperException as error:
-        needs = re.match(r"Missing (argument|parameter)|Option .* requires an argument", error.format_message())
+        needs = re.match(
+            r"Missing (argument|parameter)|Option .* requires an argument", error.format_message()
+        )
         return "" if mention and needs else error.format_message()
     return _values(given)
 
@@ -182,7 +218,12 @@ def test_every_setting_that_a_text_names_exists() -> None:
 def _setting(key: str, value: str) -> str:
     if key not in KEYS and not key.startswith(tuple(f"{name}." for name in KEYS)):
         return "there is no such setting"
-    if not value or FILLED.search(value) or OPEN.search(value) or key.startswith(("algo.advantage.", "algo.loss.")):
+    if (
+        not value
+        or FILLED.search(value)
+        or OPEN.search(value)
+        or key.startswith(("algo.advantage.", "algo.loss."))
+    ):
         return ""
     try:
         load_config([], [f"{key}={value}"], {})
@@ -195,7 +236,10 @@ def _setting(key: str, value: str) -> str:
     ("text", "named"),
     [
         ("agentrl ls -f flag:MASK lists them", ["agentrl ls -f flag:MASK lists them"]),
-        ("Look: agentrl ls -f flag:MASK. Then `agentrl eval`, again", ["agentrl eval", "agentrl ls -f flag:MASK"]),
+        (
+            "Look: agentrl ls -f flag:MASK. Then `agentrl eval`, again",
+            ["agentrl eval", "agentrl ls -f flag:MASK"],
+        ),
         ("agentrl watch   1   reading …", []),
     ],
 )
@@ -204,8 +248,19 @@ def test_commands_are_found(text: str, named: list[str]) -> None:
 
 
 def test_what_cannot_be_typed_is_a_problem() -> None:
-    for line in ("agentrl eval A B", "agentrl ls -f flg:X", "agentrl eval --set algo.kl=0.01", "agentrl runs show"):
+    for line in (
+        "agentrl eval A B",
+        "agentrl ls -f flg:X",
+        "agentrl eval --set algo.kl=0.01",
+        "agentrl runs show",
+    ):
         assert problem_of(line, mention=True), line
-    assert problem_of("agentrl doctor --template", mention=False) and not problem_of("agentrl sft", mention=True)
-    assert _setting("algo.kl", "0.01") and _setting("algo.kll", "") and not _setting("algo.kl_coef", "0.01")
+    assert problem_of("agentrl doctor --template", mention=False) and not problem_of(
+        "agentrl sft", mention=True
+    )
+    assert (
+        _setting("algo.kl", "0.01")
+        and _setting("algo.kll", "")
+        and not _setting("algo.kl_coef", "0.01")
+    )
     assert not _setting("train.checkpointing", "on")  # YAML's `on` is a boolean

@@ -36,4 +36,6 @@ def test_every_picture_is_there_and_shown_and_asks_for_nothing() -> None:
     assert set(re.findall(r"\(screens/([\w-]+)\.svg\)", page)) == set(DOCUMENTED)
     for name in DOCUMENTED:
         text = (DOCS / "screens" / f"{name}.svg").read_text("utf-8")
-        assert text.startswith("<svg") and not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@font-face|href", text)
+        assert text.startswith("<svg") and not re.search(
+            r"https?://(?!www\.w3\.org/2000/svg)|@font-face|href", text
+        )

@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("agentrl_cli", "sandbox", "tasks", "recipes")
-FILES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def test_budgets() -> None:
@@ -17,7 +19,9 @@ def test_budgets() -> None:
         if text.count("\n") > 400:
             over.append(f"{file} is too long: split it where a reader would")
         for node in ast.walk(ast.parse(text)):
-            most = {ast.FunctionDef: 50, ast.AsyncFunctionDef: 50, ast.ClassDef: 250}.get(type(node))
+            most = {ast.FunctionDef: 50, ast.AsyncFunctionDef: 50, ast.ClassDef: 250}.get(
+                type(node)
+            )
             if most and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > most:

@@ -27,7 +27,9 @@ PLACES = {"wait": 0, "timeout": 0, "join": 0, "acquire": 1, "wait_for": 1}
 """Where some of them take it as an argument without a name."""
 CLIENTS = {f"httpx2.{name}" for name in ("Client", "AsyncClient", "get", "post", "put", "stream")}
 """They give up after five seconds by default."""
-LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["timeout"]
+LIMIT: float = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
+    "ini_options"
+]["timeout"]
 EXPECTED = {
     "helpers/growth.py::exponent": "compares two sizes",
     "policies/test_remote.py::test_a_lost_server_is_waited_for_with_patience": "waited for so long at least",
@@ -42,8 +44,14 @@ def _constants(tree: ast.Module) -> dict[str, float]:
     found = {}
     for node in tree.body:
         value = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.Assign) and isinstance(value, ast.Constant) and isinstance(value.value, (int, float)):
-            found.update({one.id: float(value.value) for one in node.targets if isinstance(one, ast.Name)})
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(value, ast.Constant)
+            and isinstance(value.value, (int, float))
+        ):
+            found.update(
+                {one.id: float(value.value) for one in node.targets if isinstance(one, ast.Name)}
+            )
     return found
 
 
@@ -61,17 +69,25 @@ def _limit(call: ast.Call, named: dict[str, float]) -> float | None:
         return 5.0 if name in CLIENTS and None not in given else None
     if isinstance(limit, ast.Name):
         return named.get(limit.id)
-    return float(limit.value) if isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float)) else None
+    return (
+        float(limit.value)
+        if isinstance(limit, ast.Constant) and isinstance(limit.value, (int, float))
+        else None
+    )
 
 
-def faults(node: ast.AST, named: dict[str, float], where: str = "") -> Iterator[tuple[str, int, str]]:
+def faults(
+    node: ast.AST, named: dict[str, float], where: str = ""
+) -> Iterator[tuple[str, int, str]]:
     """Yield the place, the line and the text of everything in a file that reads a clock or gives up early."""
     for child in ast.iter_child_nodes(node):
         inside = where
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inside = where or child.name
         elif isinstance(child, (ast.Name, ast.Attribute)):
-            if (child.id if isinstance(child, ast.Name) else child.attr).removesuffix("_ns") in CLOCKS:
+            if (child.id if isinstance(child, ast.Name) else child.attr).removesuffix(
+                "_ns"
+            ) in CLOCKS:
                 yield inside, child.lineno, f"reads {ast.unparse(child)}"
         elif isinstance(child, ast.Compare) and re.search(r"time\(\) -", ast.unparse(child)):
             yield inside, child.lineno, f"asserts seconds: {ast.unparse(child)}"

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("agentrl_cli", "sandbox", "tasks", "benchmarks", "recipes", "docs", "tests", "README.md", "CONTRIBUTING.md")
+ROOMS = (
+    "agentrl_cli",
+    "sandbox",
+    "tasks",
+    "benchmarks",
+    "recipes",
+    "docs",
+    "tests",
+    "README.md",
+    "CONTRIBUTING.md",
+)
 LISTS = {"docs/style.md", "tests/guards/test_words.py"}
 """Files that name the words."""
 MODEL = {
@@ -35,7 +45,9 @@ def words() -> dict[str, str]:
     for line in table.splitlines():
         if line.startswith("| ") and "---" not in line and not line.startswith("| instead of"):
             left, right = (cell.strip() for cell in line.strip("|").split("|")[:2])
-            phrases = [phrase.strip().lower() for phrase in re.sub(r"\([^)]*\)", "", left).split(",")]
+            phrases = [
+                phrase.strip().lower() for phrase in re.sub(r"\([^)]*\)", "", left).split(",")
+            ]
             found |= {phrase: right for phrase in phrases if not phrase.endswith("*")}
     return found
 
@@ -63,7 +75,9 @@ def files(rooms: set[str]) -> Iterator[Path]:
                 yield file
 
 
-def problems(name: str, text: str, phrases: dict[str, str], wanted: re.Pattern[str]) -> Iterator[str]:
+def problems(
+    name: str, text: str, phrases: dict[str, str], wanted: re.Pattern[str]
+) -> Iterator[str]:
     """`file:line: phrase: write …` for each use."""
     for found in wanted.finditer(text.lower()):
         phrase = next(p for p in phrases if re.fullmatch(_expression(p), found[0]))
@@ -88,7 +102,9 @@ def test_every_phrase_of_the_table_is_found() -> None:
     assert len(phrases) > 50
     for phrase, better in phrases.items():
         text = f"x = 1\n# Here {phrase.replace(' x', ' store')} stands.\n"
-        assert list(problems("a.py", text, phrases, pattern(phrases))) == [f"a.py:2: {phrase!r}: write {better}"]
+        assert list(problems("a.py", text, phrases, pattern(phrases))) == [
+            f"a.py:2: {phrase!r}: write {better}"
+        ]
     for text in (
         "a shelfish name",
         "told_you = nobody_else",

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome-headless-shell")
+BROWSERS = (
+    "chromium",
+    "chromium-headless-shell",
+    "chromium-browser",
+    "google-chrome",
+    "chrome-headless-shell",
+)
 
 
 def browser(folder: Path) -> list[str]:
@@ -77,7 +83,12 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
     """A tab of a browser of its own, which ends with it."""
     import aiohttp
 
-    command = [*browser(folder), "--remote-debugging-port=0", f"--window-size={size}", "about:blank"]
+    command = [
+        *browser(folder),
+        "--remote-debugging-port=0",
+        f"--window-size={size}",
+        "about:blank",
+    ]
     process = await asyncio.create_subprocess_exec(
         *command, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
     )
@@ -89,7 +100,9 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
         port = where.read_text().split()[0]
         async with aiohttp.ClientSession() as session:
             tabs = await (await session.get(f"http://127.0.0.1:{port}/json/list")).json()
-            async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            async with session.ws_connect(
+                tabs[0]["webSocketDebuggerUrl"], max_msg_size=0
+            ) as socket:
                 page = Page(socket)
                 listening = asyncio.create_task(page.listen())
                 for domain in ("Page", "Network", "Runtime"):
@@ -98,5 +111,7 @@ async def tab(folder: Path, size: str = "1200,800") -> AsyncIterator[Page]:
                 listening.cancel()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # Debian's command is a script around the browser
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # Debian's command is a script around the browser
         await process.wait()

@@ -19,7 +19,10 @@ def schema(name: str, parameters: dict[str, str], description: str = "Do it.") -
     """A function schema whose parameters are all required."""
     properties = {key: {"type": type_} for key, type_ in parameters.items()}
     wanted = {"type": "object", "properties": properties, "required": list(parameters)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": wanted}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": wanted},
+    }
 
 
 @cache
@@ -45,7 +48,9 @@ GPT_OSS_ENDS = ("<|return|>", "<|endoftext|>", "<|call|>")
 """End tokens of gpt-oss's generation config; the first is its tokenizer's own."""
 
 
-def tokenizer_for(template: str, more: Sequence[str] = (), ends: Sequence[str] = ()) -> ByteTokenizer:
+def tokenizer_for(
+    template: str, more: Sequence[str] = (), ends: Sequence[str] = ()
+) -> ByteTokenizer:
     """A byte tokenizer whose control tokens are those that a template's source names, and `more`.
 
     `ends`: the model's end tokens, its tokenizer's own first; guessed from the source where none are given.

@@ -76,9 +76,20 @@ def openai_chat(base: str, key: str) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=base, api_key="unused")
-    tools: Any = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}]
-    messages: Any = [{"role": "system", "content": "Use the tool."}, {"role": "user", "content": TASK}]
-    _chat_loop(lambda: client.chat.completions.create(model=MODEL, messages=messages, tools=tools), messages)
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA},
+        }
+    ]
+    messages: Any = [
+        {"role": "system", "content": "Use the tool."},
+        {"role": "user", "content": TASK},
+    ]
+    _chat_loop(
+        lambda: client.chat.completions.create(model=MODEL, messages=messages, tools=tools),
+        messages,
+    )
 
 
 def _chat_loop(ask: Callable[[], Any], messages: Any) -> None:
@@ -100,7 +111,12 @@ def openai_stream(base: str, key: str) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=base, api_key="unused")
-    tools: Any = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}]
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA},
+        }
+    ]
     messages: Any = [{"role": "user", "content": TASK}]
 
     def ask() -> Any:
@@ -119,10 +135,20 @@ def openai_responses(base: str, key: str) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=base, api_key="unused")
-    tools: Any = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": True}]
+    tools: Any = [
+        {
+            "type": "function",
+            "name": "add",
+            "description": "Adds.",
+            "parameters": SCHEMA,
+            "strict": True,
+        }
+    ]
     items: Any = [{"role": "user", "content": TASK}]
     while True:
-        response = client.responses.create(model=MODEL, input=items, tools=tools, instructions="Use the tool.")
+        response = client.responses.create(
+            model=MODEL, input=items, tools=tools, instructions="Use the tool."
+        )
         items += response.output
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
@@ -130,7 +156,9 @@ def openai_responses(base: str, key: str) -> None:
             return
         for made in calls:
             output = str(add(**json.loads(made.arguments)))
-            items.append({"type": "function_call_output", "call_id": made.call_id, "output": output})
+            items.append(
+                {"type": "function_call_output", "call_id": made.call_id, "output": output}
+            )
 
 
 def openai_previous(base: str, key: str) -> None:
@@ -140,18 +168,30 @@ def openai_previous(base: str, key: str) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=base, api_key="unused")
-    tools: Any = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": True}]
+    tools: Any = [
+        {
+            "type": "function",
+            "name": "add",
+            "description": "Adds.",
+            "parameters": SCHEMA,
+            "strict": True,
+        }
+    ]
     items: Any = [{"role": "user", "content": TASK}]
     previous = None
     while True:
-        with client.responses.stream(model=MODEL, input=items, tools=tools, previous_response_id=previous) as stream:
+        with client.responses.stream(
+            model=MODEL, input=items, tools=tools, previous_response_id=previous
+        ) as stream:
             for _ in stream:
                 pass
             response = stream.get_final_response()
         previous, items = response.id, []
         for made in (item for item in response.output if item.type == "function_call"):
             output = str(add(**json.loads(made.arguments)))
-            items.append({"type": "function_call_output", "call_id": made.call_id, "output": output})
+            items.append(
+                {"type": "function_call_output", "call_id": made.call_id, "output": output}
+            )
         if not items:
             assert response.output_text == "It is 50."
             return
@@ -172,8 +212,12 @@ def _agents(base: str, kind: str) -> None:
     from openai import AsyncOpenAI
 
     agents.set_tracing_disabled(True)
-    model = getattr(agents, kind)(model=MODEL, openai_client=AsyncOpenAI(base_url=base, api_key="unused"))
-    agent: Any = agents.Agent(name="Adder", instructions="Use it.", model=model, tools=[agents.function_tool(add)])
+    model = getattr(agents, kind)(
+        model=MODEL, openai_client=AsyncOpenAI(base_url=base, api_key="unused")
+    )
+    agent: Any = agents.Agent(
+        name="Adder", instructions="Use it.", model=model, tools=[agents.function_tool(add)]
+    )
     assert agents.Runner.run_sync(agent, TASK).final_output == "It is 50."
 
 
@@ -200,8 +244,19 @@ def _anthropic(base: str, ask: Callable[..., Any]) -> None:
     client = Anthropic(base_url=base.removesuffix("/v1"), api_key="unused")
     tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
     messages: Any = [{"role": "user", "content": TASK}]
-    given: Any = {"model": MODEL, "max_tokens": 500, "system": "Use the tool.", "tools": tools, "messages": messages}
-    assert client.messages.count_tokens(**{k: v for k, v in given.items() if k != "max_tokens"}).input_tokens > 100
+    given: Any = {
+        "model": MODEL,
+        "max_tokens": 500,
+        "system": "Use the tool.",
+        "tools": tools,
+        "messages": messages,
+    }
+    assert (
+        client.messages.count_tokens(
+            **{k: v for k, v in given.items() if k != "max_tokens"}
+        ).input_tokens
+        > 100
+    )
     while True:
         message = ask(client, **given)
         messages.append({"role": "assistant", "content": message.content})
@@ -209,7 +264,10 @@ def _anthropic(base: str, ask: Callable[..., Any]) -> None:
         if not uses:
             assert message.content[-1].text == "It is 50." and message.stop_reason == "end_turn"
             return
-        results = [{"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))} for use in uses]
+        results = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
+            for use in uses
+        ]
         messages.append({"role": "user", "content": results})
 
 
@@ -242,7 +300,9 @@ def smolagents_tools(base: str, key: str) -> None:
     import smolagents
 
     model = smolagents.OpenAIServerModel(model_id=MODEL, api_base=base, api_key="unused")
-    agent = smolagents.ToolCallingAgent(tools=[smolagents.tool(add)], model=model, verbosity_level=0)
+    agent = smolagents.ToolCallingAgent(
+        tools=[smolagents.tool(add)], model=model, verbosity_level=0
+    )
     assert agent.run(TASK) == "50"
 
 
@@ -313,7 +373,9 @@ async def main(names: Sequence[str] = ()) -> None:
             print(f"{name:20} FAILED {type(error).__name__}: {str(error)[:600]}")
             continue
         kinds = [drift.kind for drift in trace.drift]
-        print(f"{name:20} calls {trace.calls} forks {trace.forks} turns {len(trace.turns)} drift {kinds}")
+        print(
+            f"{name:20} calls {trace.calls} forks {trace.forks} turns {len(trace.turns)} drift {kinds}"
+        )
 
 
 if __name__ == "__main__":

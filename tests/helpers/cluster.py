@@ -19,7 +19,9 @@ Play = Callable[[Order, Relay], Episode | None]
 class ScriptedLink:
     """A worker that answers each order at once, with what `play` records."""
 
-    def __init__(self, play: Play, delay: float = 0.0, pack: Callable[[list[Message]], list[Message]] = list) -> None:
+    def __init__(
+        self, play: Play, delay: float = 0.0, pack: Callable[[list[Message]], list[Message]] = list
+    ) -> None:
         """`delay`: seconds an episode takes; `pack`: what the messages go through on their way."""
         self.play = play
         self.delay = delay

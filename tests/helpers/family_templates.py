@@ -100,9 +100,9 @@ def chatml(generation: str, history: str = "") -> str:
 {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
 {%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\nGIVEN' }}{% endif %}""".replace("HISTORY", history).replace(
-        "GIVEN", generation
-    )
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\nGIVEN' }}{% endif %}""".replace(
+        "HISTORY", history
+    ).replace("GIVEN", generation)
 
 
 GIVEN = {

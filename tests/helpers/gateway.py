@@ -49,11 +49,21 @@ def call(name: str, /, **arguments: Any) -> str:
 
 def session_of(replies: Any, key: str = "k", **limits: Any) -> Session:
     """A session over given texts, without HTTP."""
-    policy = replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies, CHAT.tokenizer)
-    return Session(key, CHAT, policy, Sampling(), Limits(**{"max_tokens": 32000, "max_new_tokens": 2000, **limits}))
+    policy = (
+        replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies, CHAT.tokenizer)
+    )
+    return Session(
+        key,
+        CHAT,
+        policy,
+        Sampling(),
+        Limits(**{"max_tokens": 32000, "max_new_tokens": 2000, **limits}),
+    )
 
 
-def world_of(replies: Any = ("Hello.",), *, policy: Policy | None = None, chat: Chat = CHAT, **more: Any) -> World:
+def world_of(
+    replies: Any = ("Hello.",), *, policy: Policy | None = None, chat: Chat = CHAT, **more: Any
+) -> World:
     """A gateway over given texts or a policy; `token` and `keep_alive` are the gateway's, the rest are limits."""
     policy = policy or ScriptedPolicy(replies, chat.tokenizer)
     given = {name: more.pop(name) for name in ("token", "keep_alive") if name in more}

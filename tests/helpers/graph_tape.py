@@ -17,8 +17,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 Mode: Any = TorchDispatchMode  # torch does not say its types
 REFUSED = (
-    *("_local_scalar_dense", "is_nonzero", "equal", "allclose", "item", "isclose"),  # the host waits for a number
-    *("nonzero", "masked_select", "unique", "_unique2", "bincount", "argwhere", "repeat_interleave.Tensor"),  # shapes
+    *(
+        "_local_scalar_dense",
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "item",
+        "isclose",
+    ),  # the host waits for a number
+    *(
+        "nonzero",
+        "masked_select",
+        "unique",
+        "_unique2",
+        "bincount",
+        "argwhere",
+        "repeat_interleave.Tensor",
+    ),  # shapes
 )
 
 

@@ -20,14 +20,29 @@ TURNS = 3
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "qwen2": ("Qwen2", {}),
-    "llama": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    "llama": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
     "minimind": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True, "rope_theta": 1e6}),
     "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 8}),
-    "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    "qwen2-sliding": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
     "gemma2": (
         "Gemma2",
-        {"head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0}
-        | {"final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attn_implementation": "eager"},
+        {
+            "head_dim": 8,
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+        }
+        | {
+            "final_logit_softcapping": 8.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attn_implementation": "eager",
+        },
     ),
     "gpt-oss": (
         "GptOss",
@@ -86,7 +101,9 @@ def forced(
     """What greedy decoding says, seen in one forward over what was said: the likeliest token at every position."""
     given = torch.tensor([[*ids, *said]])
     with torch.no_grad():
-        logp = torch.log_softmax(model(input_ids=given, use_cache=False).logits[0, len(ids) - 1 : -1].float(), -1)
+        logp = torch.log_softmax(
+            model(input_ids=given, use_cache=False).logits[0, len(ids) - 1 : -1].float(), -1
+        )
     best = logp.argmax(-1).tolist()
     end = best.index(stop) + 1 if stop in best[:count] else count
     return best[:end], logp.max(-1).values.tolist()[:end]
@@ -119,7 +136,9 @@ async def converse(
     rng = np.random.default_rng(number)
     ids, said = list(prompt), []
     for turn in range(TURNS):
-        sampling = Sampling(temperature=0, max_new_tokens=4 + more + (number + turn) % 5, stop_ids=(STOP,))
+        sampling = Sampling(
+            temperature=0, max_new_tokens=4 + more + (number + turn) % 5, stop_ids=(STOP,)
+        )
         generation = await policy.generate(key, ids, sampling, group="")
         said.append((list(ids), generation))
         ids += generation.ids.tolist() + rng.integers(0, VOCAB, 2 + number % 4).tolist()
@@ -129,7 +148,9 @@ async def converse(
     return said
 
 
-async def check_against_generate(model: Any, count: int = 16, more: int = 0, **changes: Any) -> LocalPolicy:
+async def check_against_generate(
+    model: Any, count: int = 16, more: int = 0, **changes: Any
+) -> LocalPolicy:
     """`count` conversations at once; every token and log-probability is what `generate` gives alone."""
     policy = policy_of(model, **changes)
     everything = await asyncio.gather(
@@ -138,11 +159,18 @@ async def check_against_generate(model: Any, count: int = 16, more: int = 0, **c
     await policy.close()
     for number, episode in enumerate(everything):
         for turn, (ids, said) in enumerate(episode):
-            judge = greedy if number % 5 == 0 else forced  # `generate` is slow; one forward tells the same
-            tokens, logps = judge(model, ids, 4 + more + (number + turn) % 5, STOP, said=said.ids.tolist())
+            judge = (
+                greedy if number % 5 == 0 else forced
+            )  # `generate` is slow; one forward tells the same
+            tokens, logps = judge(
+                model, ids, 4 + more + (number + turn) % 5, STOP, said=said.ids.tolist()
+            )
             assert said.ids.tolist() == tokens, (number, turn)
             assert np.abs(said.logp_policy - np.array(logps)).max() < 1e-4
             assert said.logp_sampled.tolist() == [0.0] * len(tokens)  # a greedy choice is certain
             assert (said.stop_reason is StopReason.STOP) == (tokens[-1] == STOP)
-            assert (said.top_ids[:, 0] == said.ids).all() and said.top_ids.shape == (len(tokens), TOP_K)
+            assert (said.top_ids[:, 0] == said.ids).all() and said.top_ids.shape == (
+                len(tokens),
+                TOP_K,
+            )
     return policy

@@ -19,13 +19,45 @@ from agentrl_cli.types import Generation, Sampling, StopReason
 
 KNOWN = {
     "vllm": {
-        *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "include_stop_str_in_output"),
+        *(
+            "model",
+            "prompt",
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "stop",
+            "stop_token_ids",
+        ),
+        *(
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "include_stop_str_in_output",
+        ),
         *("skip_special_tokens", "logprobs", "return_tokens_as_token_ids", "return_token_ids"),
     },
     "sglang": {
-        *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "sampling_seed", "stop", "stop_token_ids"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "no_stop_trim"),
+        *(
+            "max_new_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "sampling_seed",
+            "stop",
+            "stop_token_ids",
+        ),
+        *(
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "no_stop_trim",
+        ),
         "skip_special_tokens",
     },
 }
@@ -52,7 +84,12 @@ async def server(handler: Handler) -> AsyncIterator[str]:
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(
-            (int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0
+            (
+                int(line.split(":")[1])
+                for line in head.split("\r\n")
+                if line.lower().startswith("content-length")
+            ),
+            0,
         )
         body = json.loads(await reader.readexactly(length)) if length else {}
         body["_headers"] = head
@@ -64,7 +101,10 @@ async def server(handler: Handler) -> AsyncIterator[str]:
         if writer.is_closing():  # the client has disconnected
             return
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+        writer.write(
+            f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+            + data
+        )
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -79,16 +119,26 @@ async def server(handler: Handler) -> AsyncIterator[str]:
         await asyncio.gather(*(task for task in running if task is not None))
 
 
-def vllm_answer(ids: list[int], logps: list[float], finish: str = "stop", *, new: bool = True) -> dict[str, Any]:
+def vllm_answer(
+    ids: list[int], logps: list[float], finish: str = "stop", *, new: bool = True
+) -> dict[str, Any]:
     """A completion in vLLM's wire format with return_tokens_as_token_ids."""
     tokens = [f"token_id:{id_}" for id_ in ids]
-    tops = [{f"token_id:{id_}": logp, "token_id:7": logp - 1} for id_, logp in zip(ids, logps, strict=True)]
+    tops = [
+        {f"token_id:{id_}": logp, "token_id:7": logp - 1}
+        for id_, logp in zip(ids, logps, strict=True)
+    ]
     choice: dict[str, Any] = {
         "index": 0,
         "text": "…",
         "finish_reason": finish,
         "stop_reason": ids[-1] if finish == "stop" else None,
-        "logprobs": {"tokens": tokens, "token_logprobs": logps, "top_logprobs": tops, "text_offset": []},
+        "logprobs": {
+            "tokens": tokens,
+            "token_logprobs": logps,
+            "top_logprobs": tops,
+            "text_offset": [],
+        },
     }
     if new:
         choice |= {"token_ids": ids, "prompt_token_ids": [1]}
@@ -99,7 +149,9 @@ def sglang_answer(said: Generation, version: str) -> dict[str, Any]:
     """An answer of SGLang's /generate with return_logprob."""
     ids, logps = said.ids.tolist(), said.logp_policy.tolist()
     stopped = said.stop_reason is StopReason.STOP
-    finish = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
+    finish = (
+        {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
+    )
     meta = {
         "id": "0",
         "finish_reason": finish,
@@ -142,7 +194,8 @@ class StandIn:
         from agentrl_cli.models.load import load_model
 
         return LocalPolicy(
-            load_model(folder, ModelConfig(device="cpu", dtype="float32"), base=folder), context_length=256
+            load_model(folder, ModelConfig(device="cpu", dtype="float32"), base=folder),
+            context_length=256,
         )
 
     async def handle(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -155,23 +208,44 @@ class StandIn:
             return await self._generate(body)
         name = str(body.get("lora_name"))
         vllm = self.kind == "vllm"
-        if path.removeprefix("/v1") == "/load_lora_adapter" and (path != "/load_lora_adapter") == vllm:
+        if (
+            path.removeprefix("/v1") == "/load_lora_adapter"
+            and (path != "/load_lora_adapter") == vllm
+        ):
             if name in self.policies:
                 text = f"The lora adapter '{name}' has already been loaded."
-                return (400, {"error": {"message": text}}) if vllm else (400, {"success": False, "error_message": text})
+                return (
+                    (400, {"error": {"message": text}})
+                    if vllm
+                    else (400, {"success": False, "error_message": text})
+                )
             self.policies[name] = self._policy(Path(body["lora_path"]))
-            return 200, f"Success: LoRA adapter '{name}' added successfully.".encode() if vllm else {"success": True}
-        if path.removeprefix("/v1") == "/unload_lora_adapter" and (path != "/unload_lora_adapter") == vllm:
+            return (
+                200,
+                f"Success: LoRA adapter '{name}' added successfully.".encode()
+                if vllm
+                else {"success": True},
+            )
+        if (
+            path.removeprefix("/v1") == "/unload_lora_adapter"
+            and (path != "/unload_lora_adapter") == vllm
+        ):
             if name not in self.policies:
                 return 404, {"error": {"message": f"The lora adapter '{name}' cannot be found."}}
             await self.policies.pop(name).close()
             return 200, b"Success" if vllm else {"success": True}
-        if (path == "/collective_rpc" and vllm) or (path == "/update_weights_from_disk" and not vllm):
+        if (path == "/collective_rpc" and vllm) or (
+            path == "/update_weights_from_disk" and not vllm
+        ):
             folder = body["kwargs"]["weights_path"] if vllm else body["model_path"]
             assert not vllm or body["method"] == "reload_weights"
             self.policies["base"] = self._policy(Path(folder))
             self.version = str(body.get("weight_version"))
-            return 200, {"results": [None]} if vllm else {"success": True, "message": "", "num_paused_requests": 0}
+            return 200, {"results": [None]} if vllm else {
+                "success": True,
+                "message": "",
+                "num_paused_requests": 0,
+            }
         if path == "/reset_prefix_cache" and vllm:
             return 200, b""
         return 404, {"error": "Not Found"}
@@ -190,11 +264,21 @@ class StandIn:
         name = (body["model"] if vllm else body.get("lora_path")) or "base"
         if name not in self.policies:
             return 404, {
-                "error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError", "code": 404}
+                "error": {
+                    "message": f"The model `{name}` does not exist.",
+                    "type": "NotFoundError",
+                    "code": 404,
+                }
             }
         odd = set(params) - KNOWN[self.kind] - {"_headers"}
         if odd:
-            return 400, {"error": {"message": f"Unexpected {sorted(odd)}", "type": "BadRequestError", "code": 400}}
+            return 400, {
+                "error": {
+                    "message": f"Unexpected {sorted(odd)}",
+                    "type": "BadRequestError",
+                    "code": 400,
+                }
+            }
         drawn = {name: params.get(name, silent) for name, silent in SILENT.items()}
         sampling = Sampling(
             **{**drawn, "top_k": max(0, drawn["top_k"])},

@@ -14,9 +14,17 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "npu"
-FREE = {"copy_", "_to_copy", "to", "index", "index_put", "index_put_", "_index_put_impl_", "set_", "detach"} | {
-    "_has_compatible_shallow_copy_type"
-}
+FREE = {
+    "copy_",
+    "_to_copy",
+    "to",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "set_",
+    "detach",
+} | {"_has_compatible_shallow_copy_type"}
 """Operations that may mix devices: they are how data moves, and indices may be anywhere."""
 PRODUCTS = {"mm", "addmm", "bmm", "matmul", "linear"}
 _waited = threading.local()
@@ -32,7 +40,11 @@ class Apart(torch.Tensor):
     @staticmethod
     def __new__(cls, data: torch.Tensor) -> Any:
         make: Any = torch.Tensor._make_wrapper_subclass
-        where = {"strides": data.stride(), "storage_offset": data.storage_offset(), "device": torch.device(NAME, 0)}
+        where = {
+            "strides": data.stride(),
+            "storage_offset": data.storage_offset(),
+            "device": torch.device(NAME, 0),
+        }
         return make(cls, data.shape, dtype=data.dtype, **where)
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -54,12 +66,20 @@ class Apart(torch.Tensor):
         to_cpu = target is not None and target.type == "cpu"
         into_cpu = name == "copy_" and not isinstance(args[0], Apart)
         if name not in FREE:
-            wrong = [t for t in leaves if isinstance(t, torch.Tensor) and not isinstance(t, Apart) and t.dim()]
-            assert not wrong, f"{func}: a tensor {tuple(wrong[0].shape)} of the CPU among those of {NAME}"
+            wrong = [
+                t
+                for t in leaves
+                if isinstance(t, torch.Tensor) and not isinstance(t, Apart) and t.dim()
+            ]
+            assert not wrong, (
+                f"{func}: a tensor {tuple(wrong[0].shape)} of the CPU among those of {NAME}"
+            )
         _wait(name, name == "_local_scalar_dense", to_cpu or into_cpu)
         given = {id(leaf.data_there): leaf for leaf in leaves if isinstance(leaf, Apart)}
         out = func(*tree_map(_there, args), **tree_map(_there, kwargs or {}))
-        return out if to_cpu or into_cpu else tree_map(lambda one: given.get(id(one), _here(one)), out)
+        return (
+            out if to_cpu or into_cpu else tree_map(lambda one: given.get(id(one), _here(one)), out)
+        )
 
 
 def _there(one: Any) -> Any:
@@ -79,7 +99,9 @@ def _wait(name: str, reads: bool, moves: bool) -> None:
     if name in PRODUCTS:
         _waited.once = False
     if moves or reads:
-        assert not reads and not getattr(_waited, "once", False), f"a step waits for the device by {name}"
+        assert not reads and not getattr(_waited, "once", False), (
+            f"a step waits for the device by {name}"
+        )
         _waited.once = True
 
 

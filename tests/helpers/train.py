@@ -40,7 +40,11 @@ def write_tokenizer(folder: Path, template: str | None = None) -> None:
         token["special"] = token["content"].startswith("<|")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if template != "":
         (folder / "chat_template.jinja").write_text(template or tiny_template())
@@ -110,13 +114,18 @@ REWARDS = {"even": even, "length": length}
 """
 
 
-def write_pack(folder: Path, *, rows: int = 6, code: str = TASK_PY, prompt: str = "Go {n}.") -> Path:
+def write_pack(
+    folder: Path, *, rows: int = 6, code: str = TASK_PY, prompt: str = "Go {n}."
+) -> Path:
     """The bandit: half of all tokens have even ids, so a random model gets about one half."""
     (folder / "data").mkdir(parents=True)
     (folder / "task.yaml").write_text(TASK_YAML)
     (folder / "task.py").write_text(code)
     for split in ("train", "test"):
-        lines = [json.dumps({"id": f"{split}{n}", "family": "even", "prompt": prompt.format(n=n)}) for n in range(rows)]
+        lines = [
+            json.dumps({"id": f"{split}{n}", "family": "even", "prompt": prompt.format(n=n)})
+            for n in range(rows)
+        ]
         (folder / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -144,7 +153,11 @@ def write_project(folder: Path, model: Path, **sections: Any) -> Path:
 
 @asynccontextmanager
 async def trainer_of(
-    project: Path, folder: Path, hooks: Sequence[object] = (), run: RunRow | None = None, **sections: Any
+    project: Path,
+    folder: Path,
+    hooks: Sequence[object] = (),
+    run: RunRow | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Trainer]:
     """A trainer of the model in `folder` over the bandit in `project`; `run` is one to continue."""
     from agentrl_cli.trainer import build_trainer
@@ -162,7 +175,13 @@ async def trainer_of(
             tokenizer=runtime.loaded.hash,
         )
         yield build_trainer(
-            config, row, runtime.loaded, runtime.packs, runtime.store, sandbox=runtime.sandbox, hooks=runtime.hooks
+            config,
+            row,
+            runtime.loaded,
+            runtime.packs,
+            runtime.store,
+            sandbox=runtime.sandbox,
+            hooks=runtime.hooks,
         )
 
 
@@ -212,7 +231,9 @@ class Started:
         return self.process.exitcode, self.log.read_text()
 
 
-def start(project: Path, *args: str, log: str = "output.txt", before: Callable[[], None] | None = None) -> Started:
+def start(
+    project: Path, *args: str, log: str = "output.txt", before: Callable[[], None] | None = None
+) -> Started:
     """As `spawn`, without waiting; `log` is the file in `project` that takes what it writes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -223,7 +244,9 @@ def start(project: Path, *args: str, log: str = "output.txt", before: Callable[[
     return started
 
 
-def agentrl_process(project: str, log: str, args: list[str], before: Callable[[], None] | None = None) -> None:
+def agentrl_process(
+    project: str, log: str, args: list[str], before: Callable[[], None] | None = None
+) -> None:
     """What the process runs: `agentrl ARGS` in `project`, its output to `log`."""
     import torch
 

@@ -8,9 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.types import ROOT, Episode, Float32, Origin, Outcome, RewardPart, StopReason, Tokens, Turn
+from agentrl_cli.types import (
+    ROOT,
+    Episode,
+    Float32,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Tokens,
+    Turn,
+)
 
-ORIGINS = {"system": Origin.SYSTEM, "user": Origin.USER, "tool": Origin.TOOL, "assistant": Origin.MODEL}
+ORIGINS = {
+    "system": Origin.SYSTEM,
+    "user": Origin.USER,
+    "tool": Origin.TOOL,
+    "assistant": Origin.MODEL,
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,9 @@ def chain() -> list[Said]:
     ]
 
 
-def episode(said: Sequence[Said], name: str = "e", reward: float = 1.0, logp: float = -1.5, **fields: Any) -> Episode:
+def episode(
+    said: Sequence[Said], name: str = "e", reward: float = 1.0, logp: float = -1.5, **fields: Any
+) -> Episode:
     """An episode of such turns; `logp` is that of every sampled token."""
     turns, parts, start = [], [], 0
     for index, one in enumerate(said):

@@ -33,7 +33,14 @@ from agentrl_cli.types import (
     Turn,
 )
 
-SPECIALS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+SPECIALS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 _WORD = re.compile(r"<\|?/?\w+\|?>| ?[^\W\d]+| ?\d|\n|[^\w\n]|\d")
 
 
@@ -59,7 +66,11 @@ class Words:
         """The text of a tokenizer.json."""
         added = [{"id": n, "content": name} for name, n in self.special.items()]
         return json.dumps(
-            {"model": {"type": "BPE", "vocab": self.vocab}, "added_tokens": added, "decoder": {"type": "ByteLevel"}}
+            {
+                "model": {"type": "BPE", "vocab": self.vocab},
+                "added_tokens": added,
+                "decoder": {"type": "ByteLevel"},
+            }
         )
 
 
@@ -78,11 +89,17 @@ class Writer:
         self.parts.append(tokens)
         self.at += len(tokens)
 
-    def given(self, role: str, text: str, origin: Origin, results: Sequence[ToolResult] = ()) -> None:
+    def given(
+        self, role: str, text: str, origin: Origin, results: Sequence[ToolResult] = ()
+    ) -> None:
         """A system, user or tool turn."""
         before = self.words.encode(f"<|im_start|>{'user' if role == 'tool' else role}\n")
-        body = self.words.encode(f"<tool_response>\n{text}\n</tool_response>" if role == "tool" else text)
-        after = self.words.encode("<|im_end|>\n" + ("<|im_start|>assistant\n" if role != "system" else ""))
+        body = self.words.encode(
+            f"<tool_response>\n{text}\n</tool_response>" if role == "tool" else text
+        )
+        after = self.words.encode(
+            "<|im_end|>\n" + ("<|im_start|>assistant\n" if role != "system" else "")
+        )
         kinds = [0] * len(before) + [int(origin)] * len(body) + [0] * len(after)
         message = {"role": role, "content": text}
         turn = Turn(len(self.turns), role, (message,), 0, 0, results=tuple(results), seconds=0.01)
@@ -99,7 +116,8 @@ class Writer:
             others = self.rng.integers(33, 126, TOP_K - 1)
             share = (1 - p[i]) * np.array([0.5, 0.25, 0.125, 0.06])
             rows = sorted(
-                [(float(p[i]), int(ids[i])), *zip(share.tolist(), others.tolist(), strict=True)], reverse=True
+                [(float(p[i]), int(ids[i])), *zip(share.tolist(), others.tolist(), strict=True)],
+                reverse=True,
             )
             top_p[i], top_ids[i] = [r[0] for r in rows], [r[1] for r in rows]
         logp = np.log(p)
@@ -123,13 +141,17 @@ class Writer:
         return Tokens.concat(self.parts)
 
 
-def call(name: str, arguments: dict[str, object] | None, raw: str = "", error: str | None = None) -> ToolCall:
+def call(
+    name: str, arguments: dict[str, object] | None, raw: str = "", error: str | None = None
+) -> ToolCall:
     """A call as the model wrote it."""
     text = raw or json.dumps({"name": name, "arguments": arguments})
     return ToolCall("call_0", name, arguments, text, error)
 
 
-def episode(words: Words, sample: int, *, solved: bool, step: int = 120, run_id: str = "run7") -> Episode:
+def episode(
+    words: Words, sample: int, *, solved: bool, step: int = 120, run_id: str = "run7"
+) -> Episode:
     """One attempt at the invented task: right, or with a comma in the number."""
     w = Writer(words, sample)
     w.given("system", "You can use tools.\n# Tools\n<tools>\ncalculator\n</tools>", Origin.SYSTEM)
@@ -147,7 +169,12 @@ def episode(words: Words, sample: int, *, solved: bool, step: int = 120, run_id:
         w.assistant("The total is 57.9")
     else:
         error = "SyntaxError: expected one number, got 4,5"
-        w.given("tool", error, Origin.TOOL, [ToolResult(error, error="bad_arguments", seconds=0.012, level="ns")])
+        w.given(
+            "tool",
+            error,
+            Origin.TOOL,
+            [ToolResult(error, error="bad_arguments", seconds=0.012, level="ns")],
+        )
         w.assistant("The tool failed. I will guess the answer: 52.9", stop=sample % 2 == 0)
     parts = (
         RewardPart("correct", 1.0 if solved else 0.0, 1.0, primary=True, detail="expected 57.9"),
@@ -185,16 +212,28 @@ def signals_of(ep: Episode) -> TrainSignals:
     ratio = np.where(mask, np.exp(rng.normal(0, 0.08, n)), nan).astype(np.float32)
     advantage = np.where(mask, ep.advantage or 0.0, nan).astype(np.float32)
     clipped = (mask & (ratio > 1.15)).astype(np.int8)
-    weight = np.where(mask, advantage * ratio * (clipped == 0) * rng.uniform(0.2, 1, n) / 219, nan).astype(np.float32)
+    weight = np.where(
+        mask, advantage * ratio * (clipped == 0) * rng.uniform(0.2, 1, n) / 219, nan
+    ).astype(np.float32)
     gap = rng.normal(0, 0.02, n)
     logp_train = np.where(mask, ep.tokens.logp_policy + gap, nan).astype(np.float32)
-    return TrainSignals(advantage, logp_train, ratio, clipped, weight, logp_ref=(logp_train + 0.1).astype(np.float32))
+    return TrainSignals(
+        advantage,
+        logp_train,
+        ratio,
+        clipped,
+        weight,
+        logp_ref=(logp_train + 0.1).astype(np.float32),
+    )
 
 
 def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
     """Writes the invented run into a store and returns its id; the last step's group has tokens and signals."""
     words = Words()
-    episodes = [episode(words, sample, solved=sample in (1, 4, 6), step=steps) for sample in range(1, group + 1)]
+    episodes = [
+        episode(words, sample, solved=sample in (1, 4, 6), step=steps)
+        for sample in range(1, group + 1)
+    ]
     with Store.open(path) as store:
         store.tokenizers.add("words", words.json(), "", {})
         run = store.runs.add(
@@ -214,13 +253,24 @@ def fill(path: Path, *, steps: int = 120, group: int = 8) -> str:
             store.runs.add_step(run.id, step, metrics_of(step))
         for step in range(0, steps + 1, 20):
             rate = 0.1 + 0.34 * (1 - math.exp(-step / 50))
-            store.runs.add_eval(EvalRow(run.id, step, f"step-{step}", "test", 150, 4, rate, rate - 0.05, rate + 0.05))
+            store.runs.add_eval(
+                EvalRow(
+                    run.id, step, f"step-{step}", "test", 150, 4, rate, rate - 0.05, rate + 0.05
+                )
+            )
         for ep in episodes:
             store.episodes.finish(ep)
             store.signals.add(ep.id, signals_of(ep))
-        store.runs.add_checkpoint(run.id, 100, "grpo-07/checkpoints/step_100", {"eval": 0.44}, "best")
+        store.runs.add_checkpoint(
+            run.id, 100, "grpo-07/checkpoints/step_100", {"eval": 0.44}, "best"
+        )
         store.journal.add_alert(
-            run.id, "warn", "tool_errors", 0.09, 0.05, "tool error rate 3% to 9% since step 60 (BADARG)"
+            run.id,
+            "warn",
+            "tool_errors",
+            0.09,
+            0.05,
+            "tool error rate 3% to 9% since step 60 (BADARG)",
         )
         store.journal.add_log(run.id, "info", f"step {steps} reward 0.41 kl 0.021 len 812 37.1s")
         running = replace(

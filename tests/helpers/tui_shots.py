@@ -38,7 +38,16 @@ def fill_still(path: Path) -> None:
     """The invented run and a small earlier one, finished, every time of day the same."""
     demo.fill(path)
     with Store.open(path) as store:
-        store.runs.add(RunRow("run6", "grpo-06", model="tiny", pack="calc-task", status="finished", total_steps=400))
+        store.runs.add(
+            RunRow(
+                "run6",
+                "grpo-06",
+                model="tiny",
+                pack="calc-task",
+                status="finished",
+                total_steps=400,
+            )
+        )
         for step in range(1, 41):
             store.runs.add_step("run6", step, {"reward": 0.3})
         store.runs.update("run7", status="finished")
@@ -81,7 +90,10 @@ class Scripted(ChatClient):
 def turn_event(episode: Episode, turn: Turn, decoder: TokenTexts) -> Event:
     """One turn as the chat's child process reports it."""
     tokens = episode.tokens.slice(turn.start, turn.end)
-    results = [{"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level} for r in turn.results]
+    results = [
+        {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level}
+        for r in turn.results
+    ]
     return {
         "ev": "turn", "index": turn.index, "role": turn.role, "text": decoder.text(tokens.ids),
         "content": str(turn.messages[0]["content"]).partition("\n<tool_call>")[0], "ids": tokens.ids.tolist(),
@@ -129,13 +141,26 @@ def again(call: int, turn: int, expression: str, before: str, after: str) -> Eve
 
 
 def reroll(reader: Reader) -> Screen[Any]:
-    arguments = ["--turn", "2", "--samples", "4", "--temperature", "1.0", "--seed", "0", "--model", "grpo-07@last"]
+    arguments = [
+        "--turn",
+        "2",
+        "--samples",
+        "4",
+        "--temperature",
+        "1.0",
+        "--seed",
+        "0",
+        "--model",
+        "grpo-07@last",
+    ]
     start = {**child(3, 0.0, -0.77, "", "BADARG"), "ev": "from", "episode": EP}
     events: list[Event] = [
         {"ev": "ready", "model": "grpo-07@last", "weights": "grpo-07@last", "note": ""},
         start,
         child(0, 1.2, 0.87, "The total is 57.9"),
-        child(1, 0.0, -0.87, "The tool failed. I will guess the answer: 52.9", "BADARG", "AFTERERR"),
+        child(
+            1, 0.0, -0.87, "The tool failed. I will guess the answer: 52.9", "BADARG", "AFTERERR"
+        ),
         child(2, 1.2, 0.87, "The total is 57.9"),
         child(3, 0.0, -0.87, "The answer is 54", "NOTOOL"),
         {"ev": "done"},

@@ -11,11 +11,28 @@ import torch
 
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 
-MARKS = {"qwen": "<|vision_start|><|image_pad|><|vision_end|>", "gemma": "<start_of_image>", "image": "<image>"}
+MARKS = {
+    "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma": "<start_of_image>",
+    "image": "<image>",
+}
 """What templates write for an image."""
 CONTROL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
-    *("<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<fake_token_around_image>"),
+    *(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+    ),
+    *(
+        "<image>",
+        "<start_of_image>",
+        "<end_of_image>",
+        "<image_soft_token>",
+        "<fake_token_around_image>",
+    ),
     *("<global-img>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))),
 )
 TEMPLATE = """\
@@ -67,7 +84,9 @@ def tokenizer_json(tokenizer: ByteTokenizer) -> str:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    known = [n for n in range(33, 127)] + [n for n in range(161, 173)] + [n for n in range(174, 256)]
+    known = (
+        [n for n in range(33, 127)] + [n for n in range(161, 173)] + [n for n in range(174, 256)]
+    )
     chars = {n: chr(n) for n in known}
     extra = 0
     for n in range(256):
@@ -79,7 +98,9 @@ def tokenizer_json(tokenizer: ByteTokenizer) -> str:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_tokens([AddedToken(token.text, special=token.special) for token in tokenizer.added])
-    assert [made.token_to_id(token.text) for token in tokenizer.added] == [token.id for token in tokenizer.added]
+    assert [made.token_to_id(token.text) for token in tokenizer.added] == [
+        token.id for token in tokenizer.added
+    ]
     text: str = made.to_str()
     return text
 
@@ -96,7 +117,12 @@ TEXT: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-EYE: dict[str, Any] = {"patch_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+EYE: dict[str, Any] = {
+    "patch_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 def _qwen(kind: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -120,11 +146,17 @@ def _qwen(kind: str) -> tuple[Any, Any, dict[str, Any]]:
     ids = {f"{name}_token_id": tokenizer.id_of(f"<|{text}|>") for name, text in
            (("image", "image_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end"))}  # fmt: skip
     config = getattr(auto, f"{kind}Config")
-    given = config(text_config=text, vision_config=vision, **ids, video_token_id=tokenizer.vocab_size - 1)
+    given = config(
+        text_config=text, vision_config=vision, **ids, video_token_id=tokenizer.vocab_size - 1
+    )
     model = getattr(auto, f"{kind}ForConditionalGeneration")(given)
     processor: Any = Qwen2VLImageProcessorPil
     pixels = processor(size={"shortest_edge": 64, "longest_edge": 4096}, patch_size=4)
-    name = {"Qwen2VL": "Qwen2VLProcessor", "Qwen2_5_VL": "Qwen2_5_VLProcessor", "Qwen3VL": "Qwen3VLProcessor"}[kind]
+    name = {
+        "Qwen2VL": "Qwen2VLProcessor",
+        "Qwen2_5_VL": "Qwen2_5_VLProcessor",
+        "Qwen3VL": "Qwen3VLProcessor",
+    }[kind]
     return model, pixels, {"processor_class": name}
 
 
@@ -143,7 +175,9 @@ def _gemma() -> tuple[Any, Any, dict[str, Any]]:
     eye = {**EYE, "hidden_size": 16, "image_size": 16, "model_type": "siglip_vision_model"}
     ids = {name: tokenizer.id_of(token) for name, token in names.items()}
     model = made(config(text_config=text, vision_config=eye, mm_tokens_per_image=4, **ids))
-    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)  # zeros otherwise
+    torch.nn.init.normal_(
+        model.model.multi_modal_projector.mm_input_projection_weight, std=0.3
+    )  # zeros otherwise
     processor: Any = Gemma3ImageProcessorPil
     pixels = processor(size={"height": 16, "width": 16})
     return model, pixels, {"processor_class": "Gemma3Processor", "image_seq_length": 4}
@@ -160,7 +194,11 @@ def _smol() -> tuple[Any, Any, dict[str, Any]]:
     text = {**TEXT, "vocab_size": tokenizer.vocab_size, "model_type": "llama"}
     eye = {**EYE, "hidden_size": 16, "image_size": 16, "initializer_range": 0.15}
     ids = {"image_token_id": tokenizer.id_of("<image>"), "pad_token_id": 0}
-    model = made(config(text_config=text, vision_config=eye, scale_factor=2, tie_word_embeddings=False, **ids))
+    model = made(
+        config(
+            text_config=text, vision_config=eye, scale_factor=2, tie_word_embeddings=False, **ids
+        )
+    )
     processor: Any = SmolVLMImageProcessorPil
     pixels = processor(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
     return model, pixels, {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}
@@ -180,7 +218,11 @@ def _llava() -> tuple[Any, Any, dict[str, Any]]:
     model = made(config(text_config=text, vision_config=eye, **ids))
     processor: Any = CLIPImageProcessorPil
     pixels = processor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    rule = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    rule = {
+        "patch_size": 4,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
     return model, pixels, {"processor_class": "LlavaProcessor", **rule}
 
 
@@ -192,7 +234,11 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "SmolVLM": (_smol, "image"),
     "LLaVA": (_llava, "image"),
 }
-EXTRA = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+EXTRA = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
 
 
 def vision_folder(folder: Path, family: str = "Qwen2-VL") -> Path:
@@ -206,7 +252,11 @@ def vision_folder(folder: Path, family: str = "Qwen2-VL") -> Path:
     (folder / "processor_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer_json(tokenizer), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(str(tokenizer.chat_template), encoding="utf-8")
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    names = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     more = {"extra_special_tokens": EXTRA} if family == "Gemma 3" else {}
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, **more}), encoding="utf-8")
     return folder

@@ -22,7 +22,9 @@ def served(answer: Answer) -> Iterator[str]:
             self._answer(answer(self.path, None))
 
         def do_POST(self) -> None:
-            self._answer(answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self._answer(
+                answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            )
 
         def _answer(self, found: Any) -> None:
             status, value = found if isinstance(found, tuple) else (200, found)

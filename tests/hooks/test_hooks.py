@@ -149,12 +149,19 @@ def test_the_jsonl_logger_writes_plain_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0] == {"step": 1, "loss": 0.25, "kl": None}
     assert lines[1]["eval"]["value"] == 0.5
-    assert lines[2]["step"] == 2 and lines[2]["eval"]["name"] == "fox@1" and "attempts" not in lines[2]["eval"]
+    assert (
+        lines[2]["step"] == 2
+        and lines[2]["eval"]["name"] == "fox@1"
+        and "attempts" not in lines[2]["eval"]
+    )
 
 
 @pytest.mark.parametrize("run", [None, RunRow(id="1", name="a")])
 def test_the_jsonl_logger_without_a_folder_writes_nothing(
-    run: RunRow | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: RunRow | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     hooks = load_hooks(["jsonl"])
@@ -177,7 +184,9 @@ async def test_every_event_has_the_run_and_the_end_of_a_rollout_its_context() ->
 
 
 def test_hooks_by_name_and_by_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("class Mine:\n    def on_run_start(self, run): run.append('mine')\n")
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def on_run_start(self, run): run.append('mine')\n"
+    )
     run: list[str] = []
     load_hooks(["mine.py:Mine"], base=tmp_path).notify("on_run_start", run=run)
     assert run == ["mine"]

@@ -23,7 +23,9 @@ from agentrl_cli.rollout.parts import open_parts
 from agentrl_cli.store import RunRow
 from tests.helpers.train import trainer_of, write_model
 
-RUN = RunRow("id1", "name-1", config={"train": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3, "rewards": {}})
+RUN = RunRow(
+    "id1", "name-1", config={"train": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3, "rewards": {}}
+)
 METRICS: dict[str, Any] = {
     "reward": 0.5,
     "facts/skipped:zero_variance": 8.0,
@@ -57,7 +59,12 @@ def run_in(folder: Path) -> RunRow:
 
 def test_numbers_and_flat_settings() -> None:
     assert finite(METRICS) == {"reward": 0.5, "facts/skipped:zero_variance": 8.0}
-    assert flat(RUN.config) == {"train.lr": 0.1, "train.betas": [0.9, 0.95], "seed": 3, "rewards": {}}
+    assert flat(RUN.config) == {
+        "train.lr": 0.1,
+        "train.betas": [0.9, 0.95],
+        "seed": 3,
+        "rewards": {},
+    }
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
@@ -87,7 +94,9 @@ class FakeRun:
 
 
 @pytest.mark.parametrize(("cls", "name"), [(Wandb, "wandb"), (Trackio, "trackio")])
-def test_wandb_and_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Logger], name: str) -> None:
+def test_wandb_and_trackio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: type[Logger], name: str
+) -> None:
     made: list[FakeRun] = []
     fake: Any = types.ModuleType(name)
     fake.__spec__ = types.SimpleNamespace()
@@ -102,9 +111,15 @@ def test_wandb_and_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls:
     logger = cls()
     drive(logger, run_in(tmp_path), RuntimeError("x"))
     (run,) = made
-    assert run.given["project"] == "mine" and run.given["name"] == "name-1" and run.given["resume"] == "allow"
+    assert (
+        run.given["project"] == "mine"
+        and run.given["name"] == "name-1"
+        and run.given["resume"] == "allow"
+    )
     assert run.rows[0] == (1, {"reward": 0.5, "facts/skipped:zero_variance": 8.0})
-    assert run.rows[1] == (1, {"eval/solved": 0.25, "eval/test/tool_rate": 0.5}) and run.rows[2] == (
+    assert run.rows[1] == (1, {"eval/solved": 0.25, "eval/test/tool_rate": 0.5}) and run.rows[
+        2
+    ] == (
         2,
         {"reward": 0.75},
     )
@@ -148,7 +163,11 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drive(logger, run_in(tmp_path / "run"))
     (client,) = made
     assert client.uri == (tmp_path / "mlruns").as_uri()
-    assert client.calls[0] == ("create", "e-agentrl", {"run_name": "name-1", "tags": {"agentrl_id": "id1"}})
+    assert client.calls[0] == (
+        "create",
+        "e-agentrl",
+        {"run_name": "name-1", "tags": {"agentrl_id": "id1"}},
+    )
     assert ("log_param", "r1", "train.lr", "0.1", {}) in client.calls
     assert ("log_metric", "r1", "facts/skipped_zero_variance", 8.0, {"step": 1}) in client.calls
     assert client.calls[-1] == ("set_terminated", "r1", "FINISHED", {})
@@ -187,20 +206,28 @@ class Hanging(Logger):
         self.go.wait()
 
 
-async def test_a_failing_logger_never_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_logger_never_stops_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = write_model(tmp_path / "model")
     broken, closed = Broken(), NeverOpen()
     with caplog.at_level(logging.WARNING, "agentrl.hooks"):
-        async with trainer_of(tmp_path / "p", model, [broken, closed], train={"steps": 2}) as trainer:
+        async with trainer_of(
+            tmp_path / "p", model, [broken, closed], train={"steps": 2}
+        ) as trainer:
             run = await trainer.train()
-            assert (run.status, run.step) == ("finished", 2) and len(trainer.store.runs.steps(run.id)) == 2
+            assert (run.status, run.step) == ("finished", 2) and len(
+                trainer.store.runs.steps(run.id)
+            ) == 2
     reported = [record.getMessage() for record in caplog.records if record.name == "agentrl.hooks"]
     assert len(reported) == 2, "each is reported once"
     assert any("broken failed (ConnectionError: no server)" in text for text in reported)
     assert any("closed failed (PermissionError: no key)" in text for text in reported)
 
 
-async def test_a_logger_that_cannot_be_made_never_stops_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_logger_that_cannot_be_made_never_stops_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "mine.py").write_text(
         "class Unmade:\n    def __init__(self):\n        raise RuntimeError('no account')\n"
         "class Good:\n    seen = []\n    def on_update(self, metrics, step):\n        self.seen.append(step)\n"

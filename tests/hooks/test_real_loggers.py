@@ -16,7 +16,12 @@ import pytest
 from agentrl_cli.hooks.loggers import MLflow, Trackio, Wandb
 from tests.hooks.test_loggers import drive, run_in
 
-EXPECTED = {("reward", 1, 0.5), ("reward", 2, 0.75), ("eval/solved", 1, 0.25), ("eval/test/tool_rate", 1, 0.5)}
+EXPECTED = {
+    ("reward", 1, 0.5),
+    ("reward", 2, 0.75),
+    ("eval/solved", 1, 0.25),
+    ("eval/test/tool_rate", 1, 0.5),
+}
 
 
 SLOW = 100.0
@@ -71,8 +76,14 @@ def test_wandb_offline(folder: Path) -> None:
     exits = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
     seen = set()
     for record in records:
-        items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-        seen |= {(name, int(items["_step"]), float(value)) for name, value in items.items() if name[0] != "_"}
+        items = {
+            item.key or "/".join(item.nested_key): item.value_json for item in record.history.item
+        }
+        seen |= {
+            (name, int(items["_step"]), float(value))
+            for name, value in items.items()
+            if name[0] != "_"
+        }
     assert seen >= EXPECTED and exits == [0]
 
 
@@ -98,5 +109,7 @@ def test_trackio_files(folder: Path, tmp_path: Path) -> None:
     (path,) = (tmp_path / "trackio").rglob("agentrl*.db")
     with sqlite3.connect(path) as db:
         rows = db.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
-    seen = {(name, step, value) for _, step, text in rows for name, value in json.loads(text).items()}
+    seen = {
+        (name, step, value) for _, step, text in rows for name, value in json.loads(text).items()
+    }
     assert seen >= EXPECTED and {row[0] for row in rows} == {"name-1"}

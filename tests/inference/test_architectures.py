@@ -45,9 +45,16 @@ def test_every_other_class_is_computed_or_refused(name: str) -> None:
 
 def test_what_a_cache_can_do() -> None:
     """Found by trying: Mamba does not add several tokens to a state; what compresses its keys is not batched."""
-    found = {name: Abilities.of(CachedForward(build(f"{name}ForCausalLM"))) for name in ("Lfm2", "Mamba", "DeepseekV4")}
+    found = {
+        name: Abilities.of(CachedForward(build(f"{name}ForCausalLM")))
+        for name in ("Lfm2", "Mamba", "DeepseekV4")
+    }
     assert found["Lfm2"].extends and found["Lfm2"].pads and not found["Lfm2"].limits
-    assert not found["Mamba"].extends and found["Mamba"].batches == "any" and not found["Mamba"].columns
+    assert (
+        not found["Mamba"].extends
+        and found["Mamba"].batches == "any"
+        and not found["Mamba"].columns
+    )
     assert found["DeepseekV4"].batches == "single" and "one sequence" in found["DeepseekV4"].limits
 
 

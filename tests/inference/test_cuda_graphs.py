@@ -24,13 +24,17 @@ from agentrl_cli.types import Sampling
 from tests.helpers.graph_tape import record, tapes
 from tests.helpers.local import check_against_generate, forced, policy_of, prompts, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 Step = Callable[[], None]
 taped = partial(GraphRunner, make=tapes)
 
 
 def graphs(policy: LocalPolicy) -> GraphRunner:
-    assert isinstance(policy._engine, PagedEngine) and isinstance(policy._engine.runner, GraphRunner)
+    assert isinstance(policy._engine, PagedEngine) and isinstance(
+        policy._engine.runner, GraphRunner
+    )
     return policy._engine.runner
 
 
@@ -48,7 +52,10 @@ def test_the_tape_plays_operations_not_python() -> None:
     play = record(step)
     given.copy_(torch.tensor([5.0, 6.0]))
     play()
-    assert called == [1] and out.tolist() == [6.0, 7.0]  # read again from where it lay; the factor is the first one's
+    assert called == [1] and out.tolist() == [
+        6.0,
+        7.0,
+    ]  # read again from where it lay; the factor is the first one's
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,9 @@ def test_the_tape_plays_operations_not_python() -> None:
         lambda given: given + torch.tensor([1.0, 2.0]),
     ],
 )
-def test_the_tape_refuses_what_a_graph_cannot_hold(wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_the_tape_refuses_what_a_graph_cannot_hold(
+    wrong: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     given = torch.tensor([3.0, 4.0])
     with pytest.raises(RuntimeError, match="cannot be recorded"):
         record(lambda: wrong(given).sum())  # type: ignore[arg-type]
@@ -95,7 +104,9 @@ async def test_new_weights_keep_graphs_and_a_pool_elsewhere_drops_them() -> None
     assert len((await policy.generate("b", list(range(6, 46)) * 1, long)).ids) == 200
     many = [policy.generate(f"c{n}", [7 + n] * 200, sampling) for n in range(8)]
     await asyncio.gather(*many)
-    assert not set(map(id, first)) & set(map(id, graphs(policy).graphs.values())), "the pool has grown"
+    assert not set(map(id, first)) & set(map(id, graphs(policy).graphs.values())), (
+        "the pool has grown"
+    )
     await policy.close()
 
 
@@ -108,12 +119,19 @@ async def test_what_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFi
         return record(step)
 
     model = tiny()
-    policy = policy_of(model, runner=partial(GraphRunner, make=lambda: capture), memory=64 * BLOCK * 2 * 2 * 2 * 8 * 4)
+    policy = policy_of(
+        model,
+        runner=partial(GraphRunner, make=lambda: capture),
+        memory=64 * BLOCK * 2 * 2 * 2 * 8 * 4,
+    )
     works[0] = False
     with caplog.at_level(logging.WARNING):
         said = await policy.generate("a", [7] * 40, Sampling(temperature=0, max_new_tokens=6))
     assert said.ids.tolist() == forced(model, [7] * 40, 6, said=said.ids.tolist())[0]
-    assert "capturing a step failed (RuntimeError: no more)" in policy.describe() and "slower" in caplog.text
+    assert (
+        "capturing a step failed (RuntimeError: no more)" in policy.describe()
+        and "slower" in caplog.text
+    )
     await policy.close()
 
 
@@ -149,7 +167,9 @@ def test_nothing_is_captured_by_default() -> None:
     auto = {"cuda_graphs": "auto"}
     assert not made("cuda") and made("cuda", rollout=auto) and not made("cpu", rollout=auto)
     assert not made("cuda", rollout=auto, deterministic=True)
-    assert not made("cuda", rollout={**auto, "async_staleness": 1}, adapter={"enabled": True, "dropout": 0.1})
+    assert not made(
+        "cuda", rollout={**auto, "async_staleness": 1}, adapter={"enabled": True, "dropout": 0.1}
+    )
 
 
 # --- capturing on a GPU ----------------------------------------------------------------------------------------------
@@ -163,7 +183,8 @@ class StandIn:
         self.breaks = breaks
         self.current = "main"
         state = SimpleNamespace(
-            clone_state=lambda: "copy", graphsafe_set_state=lambda other: self.log.append(f"generator is a {other}")
+            clone_state=lambda: "copy",
+            graphsafe_set_state=lambda other: self.log.append(f"generator is a {other}"),
         )
         self.default_generators = (None, state)
 
@@ -171,11 +192,14 @@ class StandIn:
         return 1
 
     def Stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(name="side", wait_stream=lambda other: self.log.append(f"side waits for {other.name}"))
+        return SimpleNamespace(
+            name="side", wait_stream=lambda other: self.log.append(f"side waits for {other.name}")
+        )
 
     def current_stream(self, device: torch.device) -> Any:
         return SimpleNamespace(
-            name=self.current, wait_stream=lambda other: self.log.append(f"main waits for {other.name}")
+            name=self.current,
+            wait_stream=lambda other: self.log.append(f"main waits for {other.name}"),
         )
 
     def graph_pool_handle(self) -> str:
@@ -206,8 +230,17 @@ class StandIn:
 
 def test_a_cuda_graph_is_warmed_up_and_recorded_beside() -> None:
     cuda = StandIn()
-    play = CudaCapture(torch.device("cuda"), cuda)(lambda: cuda.log.append(f"step on {cuda.current}"))
-    assert cuda.log == ["side waits for main", "step on side", "begin", "step on side", "end", "main waits for side"]
+    play = CudaCapture(torch.device("cuda"), cuda)(
+        lambda: cuda.log.append(f"step on {cuda.current}")
+    )
+    assert cuda.log == [
+        "side waits for main",
+        "step on side",
+        "begin",
+        "step on side",
+        "end",
+        "main waits for side",
+    ]
     play()
     assert cuda.log[-1] == "replay" and cuda.current == "main"
     cuda = StandIn(breaks=True)

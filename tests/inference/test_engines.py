@@ -23,15 +23,28 @@ from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.policies.load import make_policy
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Sampling
-from tests.helpers.local import KINDS, VOCAB, check_against_generate, forced, greedy, policy_of, prompts, tiny
+from tests.helpers.local import (
+    KINDS,
+    VOCAB,
+    check_against_generate,
+    forced,
+    greedy,
+    policy_of,
+    prompts,
+    tiny,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
 def with_lora(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).eval()
+    return get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    ).eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,10 +65,16 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     policy = policy_of(model, memory=5 * BLOCK * 2 * 2 * 2 * dim * 4)
     sampling = Sampling(temperature=0, max_new_tokens=80)
     everyone = prompts()[:4]
-    several = await asyncio.gather(*(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone)))
+    several = await asyncio.gather(
+        *(policy.generate(f"e{n}", ids, sampling) for n, ids in enumerate(everyone))
+    )
     await policy.close()
     for number, (ids, said) in enumerate(zip(everyone, several, strict=True)):
-        wanted, logps = greedy(model, ids, 80, None) if number == 3 else forced(model, ids, 80, said=said.ids.tolist())
+        wanted, logps = (
+            greedy(model, ids, 80, None)
+            if number == 3
+            else forced(model, ids, 80, said=said.ids.tolist())
+        )
         assert said.ids.tolist() == wanted[:80] and abs(said.logp_policy - logps).max() < 1e-4
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5
@@ -106,7 +125,9 @@ async def test_layers_with_a_state_take_the_fallback(caplog: pytest.LogCaptureFi
     assert "linear_attention" in caplog.text and "fallback" in caplog.text
 
 
-async def test_caches_of_the_fallback_stay_within_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+async def test_caches_of_the_fallback_stay_within_their_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     policy = await check_against_generate(linear_attention(), count=3, more=60, memory=30_000)
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_bytes_peak"] < 36_000
@@ -127,11 +148,15 @@ class Wrong(ModelRunner):
         return super().run(ids, view)
 
 
-async def test_an_engine_that_differs_from_the_model_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_differs_from_the_model_is_not_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         policy = await check_against_generate(tiny(), count=2, runner=Wrong)
     assert policy.engine == "fallback" and "nats from the model's own forward" in policy.engine_why
-    assert policy.describe() == f"fallback ({policy.engine_why})" and policy.engine_why in caplog.text
+    assert (
+        policy.describe() == f"fallback ({policy.engine_why})" and policy.engine_why in caplog.text
+    )
 
 
 def test_what_the_attention_does_not_know_is_refused() -> None:
@@ -156,9 +181,24 @@ async def test_latent_attention_takes_the_fallback() -> None:
 
     torch.manual_seed(0)
     make: Any = DeepseekV3ForCausalLM
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 8}
-    widths: dict[str, Any] = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+    }
+    widths: dict[str, Any] = {
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 2,
+    }
     model = make(DeepseekV3Config(**sizes, **heads, **widths, initializer_range=0.15)).eval()
     policy = await check_against_generate(model, count=2)
     assert policy.engine == "fallback"
@@ -197,7 +237,10 @@ async def test_memory_follows_the_tokens_not_the_longest_row() -> None:
     policy = policy_of(tiny(), rows=8, context_length=512)
     lengths = [400, *[10] * 7]
     await asyncio.gather(
-        *(policy.generate(f"e{n}", [7 + n] * size, Sampling(max_new_tokens=8)) for n, size in enumerate(lengths))
+        *(
+            policy.generate(f"e{n}", [7 + n] * size, Sampling(max_new_tokens=8))
+            for n, size in enumerate(lengths)
+        )
     )
     # 408 tokens are 13 blocks, seven times 18 one each; eight rows of 408 would be 104.
     assert policy.metrics["rollout/kv_blocks_peak"] <= 13 + 7
@@ -219,14 +262,24 @@ async def test_a_common_prompt_is_kept_once(kind: str) -> None:
     await policy.close()
 
 
-@pytest.mark.parametrize(("shared", "most"), [(True, 9 * 256), (False, 9 * 256), (None, 64 + 9 * 224)])
-async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | None, most: int) -> None:
+@pytest.mark.parametrize(
+    ("shared", "most"), [(True, 9 * 256), (False, 9 * 256), (None, 64 + 9 * 224)]
+)
+async def test_what_is_kept_stays_within_what_the_plan_counts(
+    shared: bool | None, most: int
+) -> None:
     """Eight episodes of two turns to their last position: the bytes that are there, seen after every token.
 
     Nothing is computed twice for that, and none is preempted. None: `response_tokens` is set.
     """
     known = {"response_tokens": 192} if shared is None else {}
-    sizes = {"group_size": 8, "prompts_per_step": 1, "max_tokens": 256, "max_new_tokens": 100, **known}
+    sizes = {
+        "group_size": 8,
+        "prompts_per_step": 1,
+        "max_tokens": 256,
+        "max_new_tokens": 100,
+        **known,
+    }
     policy = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
     position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
     rng = np.random.default_rng(4)
@@ -239,7 +292,9 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | Non
             seen.append(engine.pool.bytes)
 
         ids = begins[0 if shared in (True, None) else n]
-        first = await policy.generate(str(n), ids, Sampling(seed=n, max_new_tokens=100), on_token=look)
+        first = await policy.generate(
+            str(n), ids, Sampling(seed=n, max_new_tokens=100), on_token=look
+        )
         context = [*ids, *first.ids.tolist(), *ids[:20]]
         rest = Sampling(seed=n, max_new_tokens=256 - len(context))
         assert len((await policy.generate(str(n), context, rest, on_token=look)).ids) == 72
@@ -248,7 +303,9 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(shared: bool | Non
     assert max(seen) <= most * position
     assert policy.metrics["rollout/preemptions"] == 0
     first = 63 if shared in (True, None) else 8 * 63
-    assert policy.prefill_tokens == first + 8 * 20, "the first prompts, and what came between the turns"
+    assert policy.prefill_tokens == first + 8 * 20, (
+        "the first prompts, and what came between the turns"
+    )
     await policy.close()
 
 
@@ -256,14 +313,23 @@ def test_blocks_that_many_share_are_listed_more_than_once() -> None:
     """Ten sequences share a block, two of them another; the rest is their own."""
     tables = [[5, 6, 10 + n] if n < 2 else [5, 20 + n] for n in range(MEMBERS + 2)]
     ids = [np.zeros(BLOCK * (len(table) - 1) + 1 + n, np.int32) for n, table in enumerate(tables)]
-    batch = decode_batch([TokenSequence(key="", ids=i, block_table=t) for i, t in zip(ids, tables, strict=True)])
+    batch = decode_batch(
+        [TokenSequence(key="", ids=i, block_table=t) for i, t in zip(ids, tables, strict=True)]
+    )
     layout = batch.layout
     assert layout.shared.tolist() == [5, 5, 6] and layout.shape.parts == 3
     first = layout.shape.blocks
     spots = layout.spots[first:].reshape(3, MEMBERS)
-    assert spots[0].tolist() == [3 * n for n in range(MEMBERS)] and spots[1, :2].tolist() == [3 * 8, 3 * 9]
+    assert spots[0].tolist() == [3 * n for n in range(MEMBERS)] and spots[1, :2].tolist() == [
+        3 * 8,
+        3 * 9,
+    ]
     assert spots[2, :2].tolist() == [1, 3 + 1]
-    assert layout.parts[1].tolist() == [first + 1, first + 2 * MEMBERS + 1, layout.blocks.tolist().index(11)]
+    assert layout.parts[1].tolist() == [
+        first + 1,
+        first + 2 * MEMBERS + 1,
+        layout.blocks.tolist().index(11),
+    ]
     assert layout.parts[9, :2].tolist() == [first + MEMBERS + 1, layout.blocks.tolist().index(29)]
     assert batch.step[2].tolist() == [table[-1] * BLOCK + n for n, table in enumerate(tables)]
     assert layout.spots[layout.blocks.tolist().index(29)] == 3 * 9 + 1

@@ -29,7 +29,9 @@ from agentrl_cli.types import Sampling
 from benchmarks.architectures import build
 from tests.helpers.local import VOCAB, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
 Mode: Any = TorchDispatchMode  # torch does not say its types
@@ -43,11 +45,15 @@ class OneDevice(Mode):  # type: ignore[misc]  # a class of torch
     """These may: they are how data moves, and indices may be anywhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, torch.Tensor) and t.dim()]
+        tensors = [
+            t for t in tree_leaves((args, kwargs or {})) if isinstance(t, torch.Tensor) and t.dim()
+        ]
         if not any(name in str(func) for name in self.FREE):
             assert len({t.device for t in tensors}) <= 1, f"{func} on {[t.device for t in tensors]}"
         if "mm" in str(func) or "scaled_dot" in str(func):
-            assert len({t.dtype for t in tensors if t.is_floating_point()}) <= 1, f"{func} of two dtypes"
+            assert len({t.dtype for t in tensors if t.is_floating_point()}) <= 1, (
+                f"{func} of two dtypes"
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -97,7 +103,11 @@ def test_prompts_and_steps_stay_on_the_gpu(kind: str, adapter: bool) -> None:
             logits = runner.decode(cache.pool, sequences)
             for sequence in sequences:
                 sequence.out.append(7)
-    assert logits.device.type == "meta" and logits.shape == (3, VOCAB) and logits.dtype == torch.bfloat16
+    assert (
+        logits.device.type == "meta"
+        and logits.shape == (3, VOCAB)
+        and logits.dtype == torch.bfloat16
+    )
     for store in (*cache.pool.keys, *cache.pool.values):
         assert store is not None and store.device.type == "meta" and store.dtype == torch.bfloat16
 
@@ -106,7 +116,9 @@ FALLBACK = ("Qwen3_5", "Lfm2", "Mamba2", "DeepseekV3")  # Qwen4-Exp's indexer co
 
 
 @pytest.mark.parametrize("name", FALLBACK)
-async def test_the_fallback_engine_stays_on_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fallback_engine_stays_on_the_gpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts of two lengths, two of them equal, steps, one that leaves, and a later turn of it.
 
     Transformers asks whether a mask is full, as in its own `generate`; that is answered. Any other number fails.
@@ -114,13 +126,23 @@ async def test_the_fallback_engine_stays_on_the_gpu(name: str, monkeypatch: pyte
     model = build(f"{name}ForCausalLM")
     abilities = BatchedForward(model).abilities
     forward = BatchedForward(model.to("meta", torch.bfloat16), abilities)
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # a meta tensor has no values to ask
+    monkeypatch.setattr(
+        torch.Tensor, "__bool__", lambda self: False
+    )  # a meta tensor has no values to ask
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def request(n: int, length: int) -> Request:
         ids = np.arange(length, dtype=np.int32)
         sampling = Sampling(max_new_tokens=8)
-        return Request(key=str(n), ids=ids, sampling=sampling, future=future, uniforms=[0.5] * 8, started=0.0, order=n)
+        return Request(
+            key=str(n),
+            ids=ids,
+            sampling=sampling,
+            future=future,
+            uniforms=[0.5] * 8,
+            started=0.0,
+            order=n,
+        )
 
     requests = [request(n, length) for n, length in enumerate((20, 20, 33))]
     with torch.inference_mode(), OneDevice():
@@ -137,21 +159,38 @@ async def test_the_fallback_engine_stays_on_the_gpu(name: str, monkeypatch: pyte
         whole = forward.joined([rest, *later])
     assert sum(len(batch.requests) for batch in whole) == 3
     for batch in whole:
-        assert batch.logits is not None and batch.logits.device.type == "meta" and batch.logits.shape[1] == VOCAB
+        assert (
+            batch.logits is not None
+            and batch.logits.device.type == "meta"
+            and batch.logits.shape[1] == VOCAB
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("Qwen3", "packed"), ("Gemma3", "packed"), ("Qwen3_5", "padded"), ("Lfm2", "padded"), ("Bert", "whole")],
+    [
+        ("Qwen3", "packed"),
+        ("Gemma3", "packed"),
+        ("Qwen3_5", "padded"),
+        ("Lfm2", "padded"),
+        ("Bert", "whole"),
+    ],
 )
 def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, backward and AdamW of two groups, one of which shares a prompt; a prefix from the cache too."""
-    model = build({"Bert": "BertLMHeadModel"}.get(name, f"{name}ForCausalLM")).to("meta", torch.bfloat16)
+    model = build({"Bert": "BertLMHeadModel"}.get(name, f"{name}ForCausalLM")).to(
+        "meta", torch.bfloat16
+    )
     prompt, lengths = np.arange(30, dtype=np.int32), (7, 12)
     ids = [np.concatenate([prompt, np.arange(n, 2 * n, dtype=np.int32)]) for n in lengths]
-    groups = [[Segment(each, np.arange(len(each)) >= 30) for each in ids], [Segment(prompt, prompt >= 1)]]
+    groups = [
+        [Segment(each, np.arange(len(each)) >= 30) for each in ids],
+        [Segment(prompt, prompt >= 1)],
+    ]
     packed = pack(groups)
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # transformers asks for packed positions
+    monkeypatch.setattr(
+        torch.Tensor, "__bool__", lambda self: False
+    )  # transformers asks for packed positions
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     with OneDevice():
         out = WAYS[way](model, packed, 0.7, None, False)
@@ -168,7 +207,9 @@ def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.Mon
 
 def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but one question of the drawing asks for no number; that one is answered for it."""
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: False)  # a meta tensor has no values to ask
+    monkeypatch.setattr(
+        torch.Tensor, "__bool__", lambda self: False
+    )  # a meta tensor has no values to ask
     samplings = [
         Sampling(temperature=0.7, top_p=0.9, top_k=3),
         Sampling(temperature=0.0, bad_ids=(1, 2)),
@@ -181,5 +222,11 @@ def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             steered, forced = steer(logits, samplings, context, [None, None, [3, 4]])
             assert steered is not None and steered.device.type == "meta" and forced == [False] * 3
             found = draw(logits, samplings, torch.empty(3, dtype=torch.float64), steered)
-        for tensor in (found.ids, found.logp_sampled, found.logp_policy, found.entropy, found.top_ids):
+        for tensor in (
+            found.ids,
+            found.logp_sampled,
+            found.logp_policy,
+            found.entropy,
+            found.top_ids,
+        ):
             assert tensor.device.type == "meta" and tensor.shape[0] == 3

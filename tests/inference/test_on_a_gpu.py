@@ -11,7 +11,10 @@ from agentrl_cli.policies.device_check import try_device
 from agentrl_cli.store import Store
 from tests.helpers.train import spawn, write_model, write_project
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+]
 
 
 def test_every_engine_and_way_has_the_numbers_of_transformers() -> None:
@@ -28,15 +31,28 @@ def test_every_engine_and_way_has_the_numbers_of_transformers() -> None:
     ],
     ids=["full", "lora-graphs", "qlora"],
 )
-def test_a_run_is_trained_resumed_and_evaluated(tmp_path: Path, sections: dict[str, dict[str, object]]) -> None:
+def test_a_run_is_trained_resumed_and_evaluated(
+    tmp_path: Path, sections: dict[str, dict[str, object]]
+) -> None:
     if "model" in sections:
         pytest.importorskip("bitsandbytes")
     folder = write_model(tmp_path / "model", hidden=64, head_dim=32)
     sections = {**sections, "train": {**sections.get("train", {}), "steps": 2, "save_every": 1}}
     quantised = sections.pop("model", {}).get("quantization", "none")
     project = write_project(tmp_path / "project", folder, **sections)
-    there = ["--set", "model.device=cuda", "--set", "model.dtype=auto", "--set", f"model.quantization={quantised}"]
-    for words in (["train", *there], ["train", "--resume", "last", "--steps", "3"], ["eval", "--samples", "1", *there]):
+    there = [
+        "--set",
+        "model.device=cuda",
+        "--set",
+        "model.dtype=auto",
+        "--set",
+        f"model.quantization={quantised}",
+    ]
+    for words in (
+        ["train", *there],
+        ["train", "--resume", "last", "--steps", "3"],
+        ["eval", "--samples", "1", *there],
+    ):
         code, text = spawn(project, *words)
         assert code == 0, text
     with Store.open(project / "runs/agentrl.db", readonly=True) as store:

@@ -20,7 +20,9 @@ from agentrl_cli.inference.sampler import draw, sample, uniforms
 from agentrl_cli.types import TOP_K, Generation, Sampling, StopReason
 from tests.helpers.local import STOP, VOCAB, greedy, policy_of, prompts, tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
 async def test_long_prompts_go_in_pieces() -> None:
@@ -47,14 +49,18 @@ async def test_small_parts_of_prompts_and_draws_change_nothing() -> None:
         policy = LocalPolicy(tiny(), context_length=256, rows=8, runner=runner)
         sampling = [Sampling(max_new_tokens=6, seed=n) for n in range(8)]
         many = (
-            policy.generate(f"e{n}", ids, one) for n, (ids, one) in enumerate(zip(prompts(), sampling, strict=False))
+            policy.generate(f"e{n}", ids, one)
+            for n, (ids, one) in enumerate(zip(prompts(), sampling, strict=False))
         )
         found.append([said.ids.tolist() for said in await asyncio.gather(*many)])
         await policy.close()
     assert found[0] == found[1] and any(len(ids) > 1 for ids in found[0])
     assert prefill_tokens(tiny().config, 4) == 8192
     wide = SimpleNamespace(intermediate_size=4864, hidden_size=896)
-    assert (prefill_tokens(wide, 2), prefill_tokens(wide, 4)) == (2**24 // (6 * 4864), 2**26 // (12 * 4864))
+    assert (prefill_tokens(wide, 2), prefill_tokens(wide, 4)) == (
+        2**24 // (6 * 4864),
+        2**26 // (12 * 4864),
+    )
     by_layer = SimpleNamespace(intermediate_size=[64, 4864], hidden_size=896)
     assert prefill_tokens(by_layer, 4) == prefill_tokens(wide, 4), "the widest layer counts"
 
@@ -105,7 +111,9 @@ async def test_a_history_that_was_rewritten() -> None:
     await policy.generate("a", ids, sampling)
     other = [*ids[:-4], 11, 12, 13]
     assert (await policy.generate("a", other, sampling)).ids.tolist() == greedy(model, other, 4)[0]
-    assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(model, other[:20], 4)[0]
+    assert (await policy.generate("a", other[:20], sampling)).ids.tolist() == greedy(
+        model, other[:20], 4
+    )[0]
     await policy.close()
 
 
@@ -117,7 +125,9 @@ async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
     everyone = prompts()
     alone, together = policy_of(model, rows=1), policy_of(model, rows=12)
     settings = [Sampling(max_new_tokens=12, stop_ids=(STOP,), seed=n) for n in range(12)]
-    first = await asyncio.gather(*(together.generate(f"e{n}", everyone[n], settings[n]) for n in range(12)))
+    first = await asyncio.gather(
+        *(together.generate(f"e{n}", everyone[n], settings[n]) for n in range(12))
+    )
     for number in (0, 4, 11):
         again = await alone.generate("x", everyone[number], settings[number])
         assert again.ids.tolist() == first[number].ids.tolist()
@@ -170,10 +180,17 @@ def test_top_k_and_top_p_renormalise() -> None:
     ]
     drawn = draw(logits, settings, torch.full((4,), 0.9, dtype=torch.float64))
     assert drawn.ids.tolist()[:3] == [2, 2, 1]
-    assert drawn.logp_sampled.tolist()[:3] == pytest.approx([np.log(1 / 3), np.log(1 / 3), 0.0], abs=1e-6)
-    assert drawn.logp_policy.tolist()[:3] == pytest.approx([np.log(0.25), np.log(0.25), np.log(0.5)], abs=1e-6)
+    assert drawn.logp_sampled.tolist()[:3] == pytest.approx(
+        [np.log(1 / 3), np.log(1 / 3), 0.0], abs=1e-6
+    )
+    assert drawn.logp_policy.tolist()[:3] == pytest.approx(
+        [np.log(0.25), np.log(0.25), np.log(0.5)], abs=1e-6
+    )
     # Top-k of three among equals keeps three; the policy's own numbers are untouched by truncation.
-    assert drawn.logp_sampled[3].exp().item() in (pytest.approx(0.25 / 0.875), pytest.approx(0.125 / 0.875))
+    assert drawn.logp_sampled[3].exp().item() in (
+        pytest.approx(0.25 / 0.875),
+        pytest.approx(0.125 / 0.875),
+    )
     assert (drawn.entropy == drawn.entropy[0]).all()
 
 
@@ -204,13 +221,21 @@ def test_uniforms_depend_on_the_seed_alone() -> None:
 
 async def test_stop_ids_strings_and_limits() -> None:
     model = tiny()
-    policy = policy_of(model, context_length=40, decode=lambda ids: "".join(chr(64 + id_) for id_ in ids))
+    policy = policy_of(
+        model, context_length=40, decode=lambda ids: "".join(chr(64 + id_) for id_ in ids)
+    )
     ids = prompts()[9] + list(range(10, 30))
     free, _ = greedy(model, ids, 8)
-    said = await policy.generate("a", ids, Sampling(temperature=0, max_new_tokens=8, stop_ids=(free[2],)))
+    said = await policy.generate(
+        "a", ids, Sampling(temperature=0, max_new_tokens=8, stop_ids=(free[2],))
+    )
     assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP)
     said = await policy.generate(
-        "b", ids, Sampling(temperature=0, max_new_tokens=8, stop_strings=(chr(64 + free[1]) + chr(64 + free[2]),))
+        "b",
+        ids,
+        Sampling(
+            temperature=0, max_new_tokens=8, stop_strings=(chr(64 + free[1]) + chr(64 + free[2]),)
+        ),
     )
     assert (said.ids.tolist(), said.stop_reason) == (free[:3], StopReason.STOP_STRING)
     said = await policy.generate("c", ids, Sampling(temperature=0, max_new_tokens=100))
@@ -251,15 +276,22 @@ def failing(when: int) -> Any:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(deterministic: bool) -> None:
+async def test_an_error_reaches_every_waiting_episode_and_the_next_ones_work(
+    deterministic: bool,
+) -> None:
     policy = policy_of(failing(11), rows=3, deterministic=deterministic, slot_length=96)
     sampling = Sampling(max_new_tokens=20)
     answers = await asyncio.gather(
-        *(policy.generate(f"e{n}", prompts()[n], sampling) for n in range(8)), return_exceptions=True
+        *(policy.generate(f"e{n}", prompts()[n], sampling) for n in range(8)),
+        return_exceptions=True,
     )
     assert all(isinstance(answer, PolicyError) for answer in answers)
     first = answers[0]
-    assert isinstance(first, PolicyError) and "out of memory" in first.message and "concurrency" in first.hint
+    assert (
+        isinstance(first, PolicyError)
+        and "out of memory" in first.message
+        and "concurrency" in first.hint
+    )
     assert len((await policy.generate("x", [1, 2, 3], sampling)).ids) == 20
     await policy.close()
 
@@ -278,19 +310,27 @@ async def test_weights_that_are_no_numbers() -> None:
 async def test_a_cancelled_episode_frees_its_row(deterministic: bool) -> None:
     """Two rows, held by endless turns; one is cancelled, and the one that waits gets its place."""
     model = tiny()
-    policy = policy_of(model, rows=2, context_length=512, deterministic=deterministic, slot_length=512)
+    policy = policy_of(
+        model, rows=2, context_length=512, deterministic=deterministic, slot_length=512
+    )
     endless = Sampling(temperature=0, max_new_tokens=400)
-    tasks = [asyncio.create_task(policy.generate(f"e{n}", prompts()[n * 3], endless)) for n in range(2)]
+    tasks = [
+        asyncio.create_task(policy.generate(f"e{n}", prompts()[n * 3], endless)) for n in range(2)
+    ]
     heard: list[int] = []
     waiting = asyncio.create_task(
-        policy.generate("w", prompts()[9], Sampling(temperature=0, max_new_tokens=4), on_token=heard.append)
+        policy.generate(
+            "w", prompts()[9], Sampling(temperature=0, max_new_tokens=4), on_token=heard.append
+        )
     )
     await asyncio.sleep(0.1)
     assert not heard and not waiting.done()
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     await policy.release("e0")
-    assert (await waiting).ids.tolist() == greedy(tiny(), prompts()[9], 4)[0]  # the other one runs in the thread
+    assert (await waiting).ids.tolist() == greedy(tiny(), prompts()[9], 4)[
+        0
+    ]  # the other one runs in the thread
     assert not tasks[1].done()  # the other one went on all the time
     said = await tasks[1]
     assert said.ids.tolist()[:50] == greedy(model, prompts()[3], 50, None)[0]
@@ -302,7 +342,9 @@ async def test_closing_ends_what_runs() -> None:
     task = asyncio.create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
     await asyncio.sleep(0.05)
     await policy.close()
-    assert task.cancelled() or isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
+    assert task.cancelled() or isinstance(
+        (await asyncio.gather(task, return_exceptions=True))[0], BaseException
+    )
 
 
 def test_one_policy_in_two_event_loops() -> None:
@@ -311,7 +353,9 @@ def test_one_policy_in_two_event_loops() -> None:
     policy = policy_of(model, rows=1, context_length=512)
 
     async def interrupted() -> None:
-        asyncio.get_running_loop().create_task(policy.generate("a", [1, 2], Sampling(max_new_tokens=500)))
+        asyncio.get_running_loop().create_task(
+            policy.generate("a", [1, 2], Sampling(max_new_tokens=500))
+        )
         await asyncio.sleep(0.05)
 
     async def later() -> Generation:

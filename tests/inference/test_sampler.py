@@ -23,7 +23,9 @@ from tests.helpers.local import greedy, policy_of, prompts, tiny
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
 
-def sampled(sampling: Sampling, context: list[int], out: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def sampled(
+    sampling: Sampling, context: list[int], out: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of every token as sampled (NaN where never drawn) and as the policy has them."""
     own = torch.full((4,), torch.nan)
     policy = torch.full((4,), torch.nan)
@@ -31,7 +33,10 @@ def sampled(sampling: Sampling, context: list[int], out: list[int]) -> tuple[np.
         allowed = [None if sampling.allow is None else sampling.allow(tuple(out))]
         steered, _ = steer(LOGITS, [sampling], [np.array(context, np.int32)], allowed)
         drawn = draw(LOGITS, [sampling], torch.tensor([number], dtype=torch.float64), steered)
-        own[drawn.ids[0]], policy[drawn.ids[0]] = drawn.logp_sampled[0].exp(), drawn.logp_policy[0].exp()
+        own[drawn.ids[0]], policy[drawn.ids[0]] = (
+            drawn.logp_sampled[0].exp(),
+            drawn.logp_policy[0].exp(),
+        )
     return own.numpy(), policy.numpy()
 
 
@@ -52,7 +57,10 @@ def test_a_penalty_falls_on_the_tokens_of_the_context() -> None:
     assert policy == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=1e-6)
     # Positive ones are divided.
     steered, _ = steer(
-        torch.tensor([[2.0, -1.0]]), [Sampling(repetition_penalty=4.0)], [np.array([0, 1], np.int32)], [None]
+        torch.tensor([[2.0, -1.0]]),
+        [Sampling(repetition_penalty=4.0)],
+        [np.array([0, 1], np.int32)],
+        [None],
     )
     assert steered is not None and steered.tolist() == [[0.5, -4.0]]
 
@@ -71,8 +79,16 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
     # One token alone is said, whatever would have been drawn; the row beside it is drawn as ever.
     samplings = [Sampling(allow=lambda out: [3]), Sampling()]
     single = single_tokens([[3], None], samplings, 4)
-    steered, forced = steer(LOGITS.repeat(2, 1), samplings, [np.zeros(0, np.int32)] * 2, [[3], None], single)
-    drawn = draw(LOGITS.repeat(2, 1), samplings, torch.tensor([0.1, 0.1], dtype=torch.float64), steered, single)
+    steered, forced = steer(
+        LOGITS.repeat(2, 1), samplings, [np.zeros(0, np.int32)] * 2, [[3], None], single
+    )
+    drawn = draw(
+        LOGITS.repeat(2, 1),
+        samplings,
+        torch.tensor([0.1, 0.1], dtype=torch.float64),
+        steered,
+        single,
+    )
     assert (single, forced, drawn.ids.tolist()) == ({0: 3}, [True, False], [3, 0])
     assert drawn.logp_sampled.exp().tolist() == pytest.approx([1.0, 0.5])
     assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
@@ -93,7 +109,11 @@ def test_everything_at_once() -> None:
 def test_rows_do_not_meet() -> None:
     """A row without any of it keeps its numbers, whatever the others ask for."""
     logits = LOGITS.repeat(3, 1)
-    samplings = [Sampling(), Sampling(min_p=0.9, bad_ids=(1,)), Sampling(temperature=0, repetition_penalty=9.0)]
+    samplings = [
+        Sampling(),
+        Sampling(min_p=0.9, bad_ids=(1,)),
+        Sampling(temperature=0, repetition_penalty=9.0),
+    ]
     steered, _ = steer(logits, samplings, [np.array([0], np.int32)] * 3, [None] * 3)
     drawn = draw(logits, samplings, torch.full((3,), 0.6, dtype=torch.float64), steered)
     assert drawn.ids.tolist() == [1, 0, 1]  # the penalised best loses greedily: 0.5 ** 9 < 0.25
@@ -116,9 +136,15 @@ def test_a_large_vocabulary_is_searched_in_two_steps() -> None:
 
 
 def test_what_could_be_drawn_is_kept_for_the_rows_that_ask() -> None:
-    samplings = [Sampling(top_k=2, keep_support=True), Sampling(top_k=1), Sampling(keep_support=True)]
+    samplings = [
+        Sampling(top_k=2, keep_support=True),
+        Sampling(top_k=1),
+        Sampling(keep_support=True),
+    ]
     samplings.append(Sampling(top_k=1, keep_support=True))
-    found = draw(LOGITS.repeat(4, 1), samplings, torch.full((4,), 0.1, dtype=torch.float64), None).support
+    found = draw(
+        LOGITS.repeat(4, 1), samplings, torch.full((4,), 0.1, dtype=torch.float64), None
+    ).support
     best = LOGITS[0].argsort(descending=True).tolist()
     kept = [None if ids is None else sorted(ids.tolist()) for ids in found]
     assert kept == [sorted(best[:2]), None, None, best[:1]]
@@ -134,13 +160,26 @@ async def test_a_policy_samples_as_configured() -> None:
 
     said = await policy.generate("a", ids, Sampling(temperature=0, max_new_tokens=6, allow=begin))
     assert said.ids.tolist() == [9, 4, *greedy(model, [*ids, 9, 4], 4, None)[0]]
-    assert said.forced is not None and said.forced.tolist() == [True, True, False, False, False, False]
+    assert said.forced is not None and said.forced.tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert Tokens.sampled(said).origin.tolist() == [Origin.FORCED] * 2 + [Origin.MODEL] * 4
     given = torch.tensor([ids])
     out = model.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=8, do_sample=False, repetition_penalty=1.5
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=8,
+        do_sample=False,
+        repetition_penalty=1.5,
     )
-    said = await policy.generate("b", ids, Sampling(temperature=0, max_new_tokens=8, repetition_penalty=1.5))
+    said = await policy.generate(
+        "b", ids, Sampling(temperature=0, max_new_tokens=8, repetition_penalty=1.5)
+    )
     assert said.ids.tolist() == out[0, len(ids) :].tolist()
     await policy.close()
 
@@ -171,7 +210,9 @@ async def test_a_sampling_that_means_nothing_is_named(values: dict[str, Any], wh
             def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
                 return replace(sampling, **values)
 
-        with pytest.raises(EnvError, match=rf"Odd.on_sample raised ValueError: Sampling.{re.escape(why)}"):
+        with pytest.raises(
+            EnvError, match=rf"Odd.on_sample raised ValueError: Sampling.{re.escape(why)}"
+        ):
             await HookList([Odd()]).sampling(Sampling(), task=None, turn=0)
     await policy.close()
 
@@ -192,18 +233,25 @@ async def test_what_one_turn_may_not_say_is_its_own_fault(kind: str) -> None:
         3: (lambda out: [96], "96"),
     }
     policy = policy_of(model)
-    asked = [Sampling(max_new_tokens=8, seed=n, allow=odd[n][0] if n in odd else None) for n in range(4)]
+    asked = [
+        Sampling(max_new_tokens=8, seed=n, allow=odd[n][0] if n in odd else None) for n in range(4)
+    ]
     said = await asyncio.gather(
-        *(policy.generate(str(n), ids, asked[n]) for n, ids in enumerate(every)), return_exceptions=True
+        *(policy.generate(str(n), ids, asked[n]) for n, ids in enumerate(every)),
+        return_exceptions=True,
     )
     alone = await policy.generate("alone", every[0], asked[0])
     assert isinstance(said[0], Generation) and said[0].ids.tolist() == alone.ids.tolist()
     for n, (_, why) in odd.items():
         problem = said[n]
-        assert isinstance(problem, EnvError) and re.match(f"Sampling.allow .*{why}", problem.message)
+        assert isinstance(problem, EnvError) and re.match(
+            f"Sampling.allow .*{why}", problem.message
+        )
     with pytest.raises(EnvError, match="all of which bad_ids forbids"):
         await policy.generate("b", every[0], Sampling(allow=lambda out: [3], bad_ids=(3,)))
-    assert (await policy.generate("1", every[1], Sampling(max_new_tokens=2, temperature=0))).ids.size == 2
+    assert (
+        await policy.generate("1", every[1], Sampling(max_new_tokens=2, temperature=0))
+    ).ids.size == 2
     await policy.close()
 
 
@@ -245,7 +293,9 @@ async def test_log_probabilities_of_what_was_sampled_with_everything_on() -> Non
 
 
 def test_the_configuration_says_how_to_sample() -> None:
-    config = Config.model_validate({"rollout": {"min_p": 0.1, "repetition_penalty": 1.2, "memory": "512 MiB"}})
+    config = Config.model_validate(
+        {"rollout": {"min_p": 0.1, "repetition_penalty": 1.2, "memory": "512 MiB"}}
+    )
     assert config.rollout.truncates and not Config().rollout.truncates
     sampling = config.rollout.sampling(max_new_tokens=3)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.max_new_tokens) == (0.1, 1.2, 3)
@@ -264,7 +314,9 @@ def test_the_configuration_says_how_to_sample() -> None:
         ("\n\n\nQ: x", ("\n\nQ:",), "\n\n\nQ:"),
     ],
 )
-async def test_a_stop_string_across_the_borders_of_tokens(said: str, stops: tuple[str, ...], ends: str) -> None:
+async def test_a_stop_string_across_the_borders_of_tokens(
+    said: str, stops: tuple[str, ...], ends: str
+) -> None:
     """One token a byte: the turn ends with the token that completes the text, and keeps it."""
     tokenizer = ByteTokenizer()
     wanted = tokenizer.encode(said)

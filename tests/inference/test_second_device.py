@@ -20,7 +20,11 @@ def test_commands_stay_on_their_device(tmp_path: Path, model: Path, lora: bool) 
     adapter = {"enabled": lora, "r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}
     project = write_project(tmp_path, model, adapter=adapter, train={"steps": 2, "save_every": 1})
     there = ["--set", f"model.device={NAME}"]
-    commands = [["train"], ["train", "--resume", "last", "--steps", "3"], ["eval", "--samples", "1"]]
+    commands = [
+        ["train"],
+        ["train", "--resume", "last", "--steps", "3"],
+        ["eval", "--samples", "1"],
+    ]
     for words in commands if lora else [*commands[:1], ["rollout", "-n", "2"]]:
         code, text = spawn(project, *words, *([] if "--resume" in words else there), before=install)
         assert code == 0, text

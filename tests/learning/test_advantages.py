@@ -14,9 +14,29 @@ from agentrl_cli.learning.advantages import episode_advantage
 from agentrl_cli.learning.advantages import function as estimator
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_parts, turn_rewards
 from agentrl_cli.learning.turn_advantages import discounted, gae_raw, rewards_to_go, value_targets
-from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens, ToolCall, ToolResult, Turn
+from agentrl_cli.types import (
+    Episode,
+    Generation,
+    Origin,
+    RewardPart,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
-GROUP_RELATIVE = ["grpo", "dr_grpo", "batch", "rloo", "opo", "pass_at_k", "turn_returns", "mt_grpo", "gigpo"]
+GROUP_RELATIVE = [
+    "grpo",
+    "dr_grpo",
+    "batch",
+    "rloo",
+    "opo",
+    "pass_at_k",
+    "turn_returns",
+    "mt_grpo",
+    "gigpo",
+]
 
 
 def given(rewards: list[float], groups: list[int] | None = None, **fields: Any) -> AdvantageInput:
@@ -37,7 +57,9 @@ def scalars(name: str, x: AdvantageInput) -> list[float]:
     return [float(a[0]) for a in estimator(name)(x)]
 
 
-def anything(seed: int, groups: list[int] | None = None, scale: float = 1.0, shift: float = 0.0) -> AdvantageInput:
+def anything(
+    seed: int, groups: list[int] | None = None, scale: float = 1.0, shift: float = 0.0
+) -> AdvantageInput:
     """Random input with every optional field that a group-relative estimator reads."""
     rng = np.random.default_rng(seed)
     groups = groups or [0, 0, 0, 0, 1, 1, 1, 1]
@@ -59,7 +81,9 @@ def test_grpo_by_hand() -> None:
     assert scalars("grpo", given([1, 0, 0, 0], eps=0.5)) == [0.75, -0.25, -0.25, -0.25]
     # groups apart, in any order: [2, 4] has std sqrt(2)
     np.testing.assert_allclose(
-        scalars("grpo", given([2, 1, 4, 3], [7, 1, 7, 1])), np.array([-1, -1, 1, 1]) / np.sqrt(2), rtol=1e-6
+        scalars("grpo", given([2, 1, 4, 3], [7, 1, 7, 1])),
+        np.array([-1, -1, 1, 1]) / np.sqrt(2),
+        rtol=1e-6,
     )
 
 
@@ -72,7 +96,9 @@ def test_dr_grpo_batch_and_rloo_by_hand() -> None:
         rtol=1e-6,
     )
     # others' means: 0, 1/3, 1/3, 1/3
-    np.testing.assert_allclose(scalars("rloo", given([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        scalars("rloo", given([1, 0, 0, 0])), [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-6
+    )
 
 
 def test_reinforce_pp_by_hand() -> None:
@@ -84,7 +110,9 @@ def test_reinforce_pp_by_hand() -> None:
 def test_reinforce_pp_baseline_by_hand() -> None:
     # 1 0 0 0 less .25 over lengths 3 1 1 1: .75×3, -.25×3: mean .25, squares 6×.25 = 1.5, variance 1.5/5 = .3
     out = estimator("reinforce_pp_baseline")(given([1, 0, 0, 0], lengths=np.array([3, 1, 1, 1])))
-    np.testing.assert_allclose(np.concatenate(out), np.array([1, 1, 1, -1, -1, -1]) * 0.5 / np.sqrt(0.3), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(out), np.array([1, 1, 1, -1, -1, -1]) * 0.5 / np.sqrt(0.3), rtol=1e-6
+    )
 
 
 def test_remax_by_hand() -> None:
@@ -112,7 +140,10 @@ def test_grpo_passk_by_hand() -> None:
 
 def test_opo_by_hand() -> None:
     # lengths 1 and 3, rewards 1 and 0: baseline 1·1/4
-    assert [a.tolist() for a in estimator("opo")(given([1, 0], lengths=np.array([1, 3])))] == [[0.75], [-0.25] * 3]
+    assert [a.tolist() for a in estimator("opo")(given([1, 0], lengths=np.array([1, 3])))] == [
+        [0.75],
+        [-0.25] * 3,
+    ]
 
 
 def test_gdpo_by_hand() -> None:
@@ -126,12 +157,16 @@ def test_gdpo_leaves_out_a_part_that_does_not_apply() -> None:
     parts = np.array([[1, 1.0], [0, 0.0], [1, np.nan], [0, np.nan]])
     x = given([2, 0, 1, 0], [0, 0, 1, 1], parts=parts)
     # s = 1/sqrt2: sums 2s -2s s -s, std sqrt(10 s²/3) = sqrt(5/3)
-    np.testing.assert_allclose(scalars("gdpo", x), np.array([2, -2, 1, -1]) / np.sqrt(2) / np.sqrt(5 / 3), rtol=1e-6)
+    np.testing.assert_allclose(
+        scalars("gdpo", x), np.array([2, -2, 1, -1]) / np.sqrt(2) / np.sqrt(5 / 3), rtol=1e-6
+    )
 
 
 def test_pass_at_k_by_hand() -> None:
     # 1 of 4 right, k 2: 3 of 6 pairs hold it: mean 1/2, std 1/2. With it 1; a wrong one has it in 1 of 3 pairs.
-    np.testing.assert_allclose(scalars("pass_at_k", given([0, 1, 0, 0])), [-1 / 3, 1, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        scalars("pass_at_k", given([0, 1, 0, 0])), [-1 / 3, 1, -1 / 3, -1 / 3], rtol=1e-6
+    )
     # paper's closed form for 3 of 5 right, k 2: mean 1 - C(2,2)/C(5,2) = .9, std .3, wrong: 1 - C(1,1)/C(4,1) = .75
     np.testing.assert_allclose(
         scalars("pass_at_k", given([1, 0, 1, 0, 1])), [1 / 3, -0.5, 1 / 3, -0.5, 1 / 3], rtol=1e-5
@@ -147,7 +182,8 @@ def test_pass_at_k_of_any_reward_against_all_subsets() -> None:
     subsets = list(combinations(range(5), 3))
     best = [max(rewards[i] for i in s) for s in subsets]
     expected = [
-        (np.mean([b for b, s in zip(best, subsets, strict=True) if i in s]) - np.mean(best)) / np.std(best)
+        (np.mean([b for b, s in zip(best, subsets, strict=True) if i in s]) - np.mean(best))
+        / np.std(best)
         for i in range(5)
     ]
     np.testing.assert_allclose(scalars("pass_at_k", given(rewards, k=3)), expected, rtol=1e-5)
@@ -155,7 +191,9 @@ def test_pass_at_k_of_any_reward_against_all_subsets() -> None:
 
 def test_pass_at_1_is_grpo_with_the_population_deviation() -> None:
     x = anything(3)
-    ratio = np.array(scalars("pass_at_k", AdvantageInput(x.returns, x.groups, x.lengths, k=1, eps=0.0)))
+    ratio = np.array(
+        scalars("pass_at_k", AdvantageInput(x.returns, x.groups, x.lengths, k=1, eps=0.0))
+    )
     np.testing.assert_allclose(ratio, np.array(scalars("grpo", x)) * np.sqrt(4 / 3), rtol=1e-5)
 
 
@@ -166,7 +204,14 @@ def test_gae_by_hand() -> None:
     np.testing.assert_allclose(value_targets(x)[0], [0.35, 1.0])
     np.testing.assert_allclose(estimator("gae")(x)[0], np.array([-1, 1]) / np.sqrt(2), rtol=1e-5)
     # cut off with value 2 to come: the last delta grows by .5·2
-    cut = given([1], lengths=np.array([2]), values=turns([0.2, 0.4]), gamma=0.5, lam=0.5, bootstrap=np.array([2.0]))
+    cut = given(
+        [1],
+        lengths=np.array([2]),
+        values=turns([0.2, 0.4]),
+        gamma=0.5,
+        lam=0.5,
+        bootstrap=np.array([2.0]),
+    )
     np.testing.assert_allclose(gae_raw(cut)[0], [0.4, 1.6])
 
 
@@ -199,7 +244,9 @@ def test_turn_returns_by_hand() -> None:
     )
     s = 1 / np.sqrt(2)
     assert [len(a) for a in estimator("turn_returns")(x)] == [3, 2]
-    np.testing.assert_allclose(np.concatenate(estimator("turn_returns")(x)), [s, s, s, -s, -s], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(estimator("turn_returns")(x)), [s, s, s, -s, -s], rtol=1e-6
+    )
 
 
 def test_turn_returns_compare_late_turns_with_where_the_siblings_ended() -> None:
@@ -218,7 +265,9 @@ def test_mt_grpo_by_hand() -> None:
         turn_coef=2.0,
     )
     s = 1 / np.sqrt(2)
-    np.testing.assert_allclose(np.concatenate(estimator("mt_grpo")(x)), [-s, s, s, s, -s], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(estimator("mt_grpo")(x)), [-s, s, s, s, -s], rtol=1e-6
+    )
 
 
 def test_mt_grpo_counts_a_sibling_that_ended_as_earning_nothing_more() -> None:
@@ -230,7 +279,9 @@ def test_mt_grpo_counts_a_sibling_that_ended_as_earning_nothing_more() -> None:
         turn_rewards=turns([np.nan, 1], [0, 3], [np.nan]),
     )
     a = (np.array([1, 3, 0]) - 4 / 3) / np.sqrt(7 / 3)
-    np.testing.assert_allclose(np.concatenate(estimator("mt_grpo")(x)), [a[0], a[0], a[1], a[1], a[2]], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(estimator("mt_grpo")(x)), [a[0], a[0], a[1], a[1], a[2]], rtol=1e-6
+    )
 
 
 def test_gigpo_by_hand() -> None:
@@ -243,7 +294,9 @@ def test_gigpo_by_hand() -> None:
         eps=1e-12,
     )
     s, u = 1 / np.sqrt(2), np.sqrt(3) / 3
-    np.testing.assert_allclose(np.concatenate(estimator("gigpo")(x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(estimator("gigpo")(x)), [s + 2 * u, s, -s - u, -s - u], rtol=1e-5
+    )
 
 
 def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
@@ -258,7 +311,9 @@ def test_gigpo_counts_what_turns_earned_in_both_of_its_terms() -> None:
         eps=1e-12,
     )
     s = 1 / np.sqrt(2)
-    np.testing.assert_allclose(np.concatenate(estimator("gigpo")(x)), [2 * s, s, -2 * s, -s], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(estimator("gigpo")(x)), [2 * s, s, -2 * s, -s], rtol=1e-5
+    )
 
 
 def test_gigpo_does_not_mix_groups() -> None:
@@ -290,7 +345,9 @@ def test_turn_gdpo_by_hand() -> None:
     s = 1 / np.sqrt(2)
     # the episode's part ±s; the tool's to go (100, 0) against (0, 0): ±s at depth 0; the world's (1, 1): ±s at both
     raw = np.array([3 * s, 2 * s, -3 * s, -2 * s])
-    std = np.sqrt((np.mean(raw[:2] ** 2) + np.mean(raw[2:] ** 2)) / (2 - 1))  # an episode counts once
+    std = np.sqrt(
+        (np.mean(raw[:2] ** 2) + np.mean(raw[2:] ** 2)) / (2 - 1)
+    )  # an episode counts once
     np.testing.assert_allclose(np.concatenate(estimator("turn_gdpo")(x)), raw / std, rtol=1e-6)
 
 
@@ -329,10 +386,16 @@ def test_turn_rewards_are_kept_apart_by_who_gave_them() -> None:
 
 
 def test_what_reduces_to_what() -> None:
-    x = given([1, 0, 0.5, 2], lengths=np.full(4, 6), turn_lengths=tuple(np.array([6]) for _ in range(4)))
+    x = given(
+        [1, 0, 0.5, 2], lengths=np.full(4, 6), turn_lengths=tuple(np.array([6]) for _ in range(4))
+    )
     np.testing.assert_allclose(scalars("opo", x), scalars("dr_grpo", x), atol=1e-6)  # equal lengths
-    np.testing.assert_allclose(scalars("turn_returns", x), scalars("grpo", x), atol=1e-6)  # one turn each
-    np.testing.assert_allclose(np.array(scalars("rloo", x)) * 3 / 4, scalars("dr_grpo", x), atol=1e-6)
+    np.testing.assert_allclose(
+        scalars("turn_returns", x), scalars("grpo", x), atol=1e-6
+    )  # one turn each
+    np.testing.assert_allclose(
+        np.array(scalars("rloo", x)) * 3 / 4, scalars("dr_grpo", x), atol=1e-6
+    )
     np.testing.assert_allclose(scalars("batch", x), scalars("grpo", x), atol=1e-6)  # one group
     quiet = given([1, 0], turn_rewards=turns([np.nan], [np.nan]))
     assert scalars("mt_grpo", quiet) == scalars("grpo", quiet)
@@ -367,7 +430,9 @@ def test_maxrl_by_hand() -> None:
     assert scalars("maxrl", given([0, 0])) == [0, 0] and scalars("maxrl", given([1, 1])) == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["remax", "gdpo", "gae", "mt_grpo", "turn_gdpo", "gigpo", "distill"])
+@pytest.mark.parametrize(
+    "name", ["remax", "gdpo", "gae", "mt_grpo", "turn_gdpo", "gigpo", "distill"]
+)
 def test_what_is_missing_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         estimator(name)(given([1, 0]))
@@ -420,7 +485,10 @@ def test_input_read_off_episodes() -> None:
                 Turn(2, "tool", (), 5, 6, results=(result, result)),
                 Turn(3, "assistant", (), 6, 8),
             ),
-            reward_parts=(RewardPart("tests", answer, primary=True), RewardPart("format", 1.0, 0.5)),
+            reward_parts=(
+                RewardPart("tests", answer, primary=True),
+                RewardPart("format", 1.0, 0.5),
+            ),
         )
 
     spoken = episode("g", 1, 0.25)
@@ -430,8 +498,12 @@ def test_input_read_off_episodes() -> None:
     for turn, wanted in ((user, 0.75), (both, 1.25)):
         turns = (*spoken.turns[:2], turn, ended)
         found = AdvantageInput.of([spoken.with_(turns=turns)]).turn_rewards
-        assert found is not None and found[0].tolist() == [wanted, 2.0], "what user and environment gave counts too"
-    x = AdvantageInput.of([episode("g", 1, 0.25), episode("g", 0, None), episode("h", 0, None)], gamma=0.9)
+        assert found is not None and found[0].tolist() == [wanted, 2.0], (
+            "what user and environment gave counts too"
+        )
+    x = AdvantageInput.of(
+        [episode("g", 1, 0.25), episode("g", 0, None), episode("h", 0, None)], gamma=0.9
+    )
     assert x.gamma == 0.9
     assert x.rewards.tolist() == [1.5, 0.5, 0.5] and x.groups.tolist() == [0, 0, 1]
     assert x.lengths.tolist() == [5, 5, 5]

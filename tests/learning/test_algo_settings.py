@@ -59,7 +59,9 @@ def algo(**keys: Any) -> AlgoConfig:
 
 
 @pytest.fixture(scope="module")
-def learned(start: Any, groups: list[list[Episode]]) -> Callable[[dict[str, Any]], tuple[Any, list[Update]]]:
+def learned(
+    start: Any, groups: list[list[Episode]]
+) -> Callable[[dict[str, Any]], tuple[Any, list[Update]]]:
     """Weights and updates of `run` by these keys; each combination is trained once."""
     known: dict[str, tuple[Any, list[Update]]] = {}
 
@@ -77,7 +79,9 @@ def furthest(first: Any, second: Any) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def run(start: Any, groups: list[list[Episode]], keys: Mapping[str, Any], steps: int = 2) -> tuple[Any, list[Update]]:
+def run(
+    start: Any, groups: list[list[Episode]], keys: Mapping[str, Any], steps: int = 2
+) -> tuple[Any, list[Update]]:
     """Some updates from a slightly moved start, so that there is a distance to the reference."""
     torch.manual_seed(0)
     model = copy.deepcopy(start)
@@ -166,7 +170,9 @@ def test_a_key_changes_what_is_learned(learned: Any, key: str) -> None:
     other, updates = learned({**base, key: value})
     moved = furthest(learned(base)[0], other)
     if key == "value_lr":
-        moved = abs(updates[1].metrics["value/mean"])  # the values of the second step are those that the first taught
+        moved = abs(
+            updates[1].metrics["value/mean"]
+        )  # the values of the second step are those that the first taught
     assert moved > 1e-5
 
 
@@ -174,12 +180,17 @@ def test_a_key_changes_what_is_learned(learned: Any, key: str) -> None:
 def test_an_option_changes_what_is_learned(learned: Any, key: str) -> None:
     base, value = OPTIONS[key]
     choice, _, option = key.partition(".")
-    plain, other = learned({choice: base, **MANY}), learned({choice: {**base, option: value}, **MANY})
+    plain, other = (
+        learned({choice: base, **MANY}),
+        learned({choice: {**base, option: value}, **MANY}),
+    )
     assert furthest(plain[0], other[0]) > 1e-5
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
-def test_every_estimator_can_be_trained_with(start: Any, groups: list[list[Episode]], name: str) -> None:
+def test_every_estimator_can_be_trained_with(
+    start: Any, groups: list[list[Episode]], name: str
+) -> None:
     given = groups
     if name == "mt_grpo":
         given = [[_with_tool_reward(episode) for episode in group] for group in groups]
@@ -196,7 +207,9 @@ def _with_tool_reward(episode: Episode) -> Episode:
     return episode.with_(turns=(*episode.turns, answered))
 
 
-@pytest.mark.parametrize(("loss", "aggregation"), [*zip(sorted(LOSSES), cycle(sorted(AGGREGATIONS)), strict=False)])
+@pytest.mark.parametrize(
+    ("loss", "aggregation"), [*zip(sorted(LOSSES), cycle(sorted(AGGREGATIONS)), strict=False)]
+)
 def test_micro_batches_give_the_gradient_of_the_whole(
     start: Any, groups: list[list[Episode]], loss: str, aggregation: str
 ) -> None:
@@ -215,21 +228,42 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         model = copy.deepcopy(start)
         with torch.no_grad():
             model.lm_head.weight += 0.1
-        learner: Any = Learner(model, config(algo=keys, train={"token_budget": budget, "lr": 1e3}), reference=start)
+        learner: Any = Learner(
+            model, config(algo=keys, train={"token_budget": budget, "lr": 1e3}), reference=start
+        )
         learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = weights(model)
         learner.update(groups, 0)
-        found.append(torch.cat([(before[name] - p.detach()).flatten() for name, p in model.named_parameters()]))
+        found.append(
+            torch.cat(
+                [(before[name] - p.detach()).flatten() for name, p in model.named_parameters()]
+            )
+        )
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 
 
 def test_options_reach_the_estimator_and_the_loss() -> None:
-    assert options(algo(advantage={"name": "gae", "gamma": 0.9, "lambda": 0.8})) == {"gamma": 0.9, "lam": 0.8}
+    assert options(algo(advantage={"name": "gae", "gamma": 0.9, "lambda": 0.8})) == {
+        "gamma": 0.9,
+        "lam": 0.8,
+    }
     own = {"name": "own.py:mine", "gamma": 0.9, "lambda": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
-    assert options(algo(advantage=own)) == {"gamma": 0.9, "lam": 0.8, "k": 3, "turn_coef": 0.7, "eps": 0.1}
+    assert options(algo(advantage=own)) == {
+        "gamma": 0.9,
+        "lam": 0.8,
+        "k": 3,
+        "turn_coef": 0.7,
+        "eps": 0.1,
+    }
     settings: dict[str, Any] = {"kl": "k1", "correction_cap": 4.0}
-    c = loss_config(Config(algo=algo(loss={"name": "sapo", "negative": 1.5}, **settings, correction="mis_sequence")))
-    assert {name: getattr(c, name) for name in settings} == settings and c.correction == "mis_sequence"
+    c = loss_config(
+        Config(
+            algo=algo(loss={"name": "sapo", "negative": 1.5}, **settings, correction="mis_sequence")
+        )
+    )
+    assert {
+        name: getattr(c, name) for name in settings
+    } == settings and c.correction == "mis_sequence"
     assert c.options.model_dump() == {"name": "sapo", "positive": 1.0, "negative": 1.5}
     truncated = Config.model_validate({"rollout": {"top_k": 5}})
     assert (loss_config(Config()).correction, loss_config(truncated).correction) == ("none", "tis")
@@ -262,11 +296,17 @@ def test_the_aggregation_that_a_paper_pairs_with_its_loss() -> None:
 def test_verls_names_of_aggregations() -> None:
     modes = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
     ours = ["token_mean", "seq_mean", "seq_mean_token_sum", "seq_mean_norm"]
-    assert [aggregation_name(algo(aggregation=mode)) for mode in modes] == ours and set(ours) <= set(AGGREGATIONS)
+    assert [aggregation_name(algo(aggregation=mode)) for mode in modes] == ours and set(
+        ours
+    ) <= set(AGGREGATIONS)
 
 
 def test_what_estimators_need(tmp_path: Path) -> None:
-    assert [needs(algo(advantage=name)) for name in ("gae", "remax", "grpo")] == ["values", "baseline", ""]
+    assert [needs(algo(advantage=name)) for name in ("gae", "remax", "grpo")] == [
+        "values",
+        "baseline",
+        "",
+    ]
     own = tmp_path / "own.py"
     own.write_text(
         "def mine(x):\n    return x\n\n\nmine.needs = 'values'\n\n\ndef odd(x):\n    return x\n\n\nodd.needs = 3\n"
@@ -282,7 +322,11 @@ def test_zero_variance_groups_are_dropped_only_where_they_teach_nothing() -> Non
 
     assert drops() and drops(advantage="rloo")
     assert not drops(drop_zero_variance=False)
-    assert not drops(advantage="gae") and not drops(advantage="reinforce_pp") and not drops(advantage="remax")
+    assert (
+        not drops(advantage="gae")
+        and not drops(advantage="reinforce_pp")
+        and not drops(advantage="remax")
+    )
     assert not drops(kl_coef=0.1, kl_in="reward") and drops(kl_coef=0.1)
 
 
@@ -294,18 +338,43 @@ def test_what_counts_as_a_group_with_signal() -> None:
         answered = Turn(2, "tool", (), 3, 3, results=(ToolResult("ok", reward=turn),))
         turns = (Turn(0, "user", (), 0, 1), Turn(1, "assistant", (), 1, 3), answered)
         given = tuple(RewardPart(name, value, primary=name == "a") for name, value in parts.items())
-        return Episode(f"e{sample}", "t", group_id="g", sample=sample, tokens=tokens, turns=turns, reward_parts=given)
+        return Episode(
+            f"e{sample}",
+            "t",
+            group_id="g",
+            sample=sample,
+            tokens=tokens,
+            turns=turns,
+            reward_parts=given,
+        )
 
     equal = [attempt(n, {"a": 1.0, "b": 0.0}) for n in range(3)]
     apart = [attempt(n, {"a": float(n == 0), "b": 0.0}) for n in range(3)]
-    parts = [attempt(n, {"a": float(n == 0), "b": 0.5 * (n != 0), "c": 0.5 * (n != 0)}) for n in range(3)]
+    parts = [
+        attempt(n, {"a": float(n == 0), "b": 0.5 * (n != 0), "c": 0.5 * (n != 0)}) for n in range(3)
+    ]
     turns = [attempt(n, {"a": 1.0, "b": 0.0}, turn=float(n)) for n in range(3)]
 
     def signal(name: str, **more: Any) -> list[bool]:
-        return [has_signal(algo(advantage=name, **more), group) for group in (equal, apart, parts, turns, [])]
+        return [
+            has_signal(algo(advantage=name, **more), group)
+            for group in (equal, apart, parts, turns, [])
+        ]
 
-    for name in ("grpo", "rloo", "dr_grpo", "opo", "pass_at_k", "grpo_passk", "reinforce_pp_baseline"):
-        assert signal(name) == signal(name, drop_zero_variance=False) == [False, True, False, False, False]
+    for name in (
+        "grpo",
+        "rloo",
+        "dr_grpo",
+        "opo",
+        "pass_at_k",
+        "grpo_passk",
+        "reinforce_pp_baseline",
+    ):
+        assert (
+            signal(name)
+            == signal(name, drop_zero_variance=False)
+            == [False, True, False, False, False]
+        )
     assert signal("gdpo") == [False, True, True, False, False]
     for name in ("turn_returns", "mt_grpo"):
         assert signal(name) == [False, True, False, True, False]
@@ -322,7 +391,10 @@ def test_what_counts_as_a_group_with_signal() -> None:
         ("algo.kl=k4", "'k1', 'k2', 'k3' or 'abs'"),
         ("algo.kl_in=both", "'loss' or 'reward'"),
         ("algo.correction=mask", "'auto', 'none', 'tis', 'tis_sequence', 'mis' or 'mis_sequence'"),
-        ("algo.advantage={name: gae, gamma: 1.5}", "algo.advantage.gamma: Input should be less than or equal to 1"),
+        (
+            "algo.advantage={name: gae, gamma: 1.5}",
+            "algo.advantage.gamma: Input should be less than or equal to 1",
+        ),
         ("algo.clip_dual=0.5", "greater than 1"),
         ("algo.loss={name: clip_cov, fraktion: 1}", "did you mean algo.loss.fraction?"),
         ("algo.advantage={name: rloo, eps: 1}", "rloo has no options"),
@@ -332,7 +404,10 @@ def test_what_counts_as_a_group_with_signal() -> None:
         ("algo.kl_target=0.1", "algo.kl_coef, which is 0"),
         ("algo.lamda=1", "did you mean algo.advantage.lambda?"),
         ("algo.clip_ratio=0.2", "algo.loss.clip"),
-        ("algo.bypass=true; train.stop_on=[mismatch]", "does not measure the gap between trainer and sampler"),
+        (
+            "algo.bypass=true; train.stop_on=[mismatch]",
+            "does not measure the gap between trainer and sampler",
+        ),
     ],
 )
 def test_a_wrong_setting_names_what_fits(setting: str, said: str) -> None:
@@ -343,7 +418,11 @@ def test_a_wrong_setting_names_what_fits(setting: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "name", "near"),
-    [("advantage", "gro", "grpo"), ("loss", "gpso", "gspo"), ("aggregation", "seq_men", "seq_mean")],
+    [
+        ("advantage", "gro", "grpo"),
+        ("loss", "gpso", "gspo"),
+        ("aggregation", "seq_men", "seq_mean"),
+    ],
 )
 def test_a_wrong_name_names_the_nearest(start: Any, key: str, name: str, near: str) -> None:
     with pytest.raises(NotFound, match=name) as caught:
@@ -412,12 +491,21 @@ def test_the_kl_coefficient_is_steered() -> None:
 
 def test_kl_in_the_reward_by_hand(start: Any, groups: list[list[Episode]]) -> None:
     """dr_grpo of rewards less the coefficient times the sum of log p − log p_ref."""
-    _, (update,) = run(start, groups, {"advantage": "dr_grpo", "kl_coef": 0.5, "kl": "k1", "kl_in": "reward"}, steps=1)
+    _, (update,) = run(
+        start,
+        groups,
+        {"advantage": "dr_grpo", "kl_coef": 0.5, "kl": "k1", "kl_in": "reward"},
+        steps=1,
+    )
     for group in groups:
         returns = []
         for episode in group:
             found, mask = update.signals[episode.id], episode.tokens.trained_mask
             assert found.logp_ref is not None
-            returns.append(episode.graded_reward - 0.5 * float((found.logp_train - found.logp_ref)[mask].sum()))
+            returns.append(
+                episode.graded_reward - 0.5 * float((found.logp_train - found.logp_ref)[mask].sum())
+            )
         expected = np.array(returns) - np.mean(returns)
-        assert [update.advantages[episode.id] for episode in group] == pytest.approx(expected.tolist(), abs=1e-4)
+        assert [update.advantages[episode.id] for episode in group] == pytest.approx(
+            expected.tolist(), abs=1e-4
+        )

@@ -39,7 +39,9 @@ def given(origin: Origin, *ids: int) -> Tokens:
 
 
 def episodes() -> list[Episode]:
-    tool = Tokens.concat([given(Origin.USER, 1, 2), sampled(3, 4), given(Origin.TOOL, 5), sampled(6)])
+    tool = Tokens.concat(
+        [given(Origin.USER, 1, 2), sampled(3, 4), given(Origin.TOOL, 5), sampled(6)]
+    )
     plain = Tokens.concat([given(Origin.USER, 7, 8, 9), sampled(10)])
     forced = Tokens.concat([given(Origin.USER, 11), sampled(12), given(Origin.FORCED, 13)])
     return [
@@ -65,7 +67,11 @@ def test_layout_by_hand() -> None:
     assert b.prompts.tolist() == [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]]
     assert b.responses.tolist() == [[3, 4, 5, 6], [10, PAD, PAD, PAD], [12, 13, PAD, PAD]]
     assert b.input_ids.tolist()[0] == [PAD, 1, 2, 3, 4, 5, 6]
-    assert b.attention_mask.tolist() == [[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0]]
+    assert b.attention_mask.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0],
+    ]
     assert b.position_ids.tolist()[0] == [0, 0, 1, 2, 3, 4, 5]
     assert b.position_ids.tolist()[2] == [0, 0, 0, 1, 2, 3, 4]
     assert b.rewards is not None and b.rewards.tolist() == [0, 1, 2]
@@ -99,7 +105,10 @@ def test_slices() -> None:
 
 def test_concat_pads_to_the_longest() -> None:
     gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
-    alone = [Batch.from_episodes([e], advantages=[a], pad_id=PAD) for e, a in zip(episodes(), gains, strict=True)]
+    alone = [
+        Batch.from_episodes([e], advantages=[a], pad_id=PAD)
+        for e, a in zip(episodes(), gains, strict=True)
+    ]
     same(Batch.concat(alone), batch())
     same(Batch.concat(batch().split(2)), batch())
 
@@ -152,7 +161,11 @@ def test_a_model_gives_the_same_numbers_as_the_packed_forward() -> None:
     model.eval()
     b = Batch.from_episodes(episodes())
     with torch.no_grad():
-        logits = model(input_ids=b.input_ids, attention_mask=b.attention_mask, position_ids=b.position_ids).logits
-        every = torch.log_softmax(logits[:, b.prompts.shape[1] - 1 : -1], -1).gather(-1, b.responses[..., None])[..., 0]
+        logits = model(
+            input_ids=b.input_ids, attention_mask=b.attention_mask, position_ids=b.position_ids
+        ).logits
+        every = torch.log_softmax(logits[:, b.prompts.shape[1] - 1 : -1], -1).gather(
+            -1, b.responses[..., None]
+        )[..., 0]
         packed = logprobs(model, pack([[Segment.of(e) for e in episodes()]])).logp
     torch.testing.assert_close(every[b.response_mask.bool()], packed, rtol=1e-5, atol=1e-5)

@@ -15,15 +15,21 @@ SAMPLED = Tokens.given([1, 2, 3], [Origin.USER, Origin.MODEL, Origin.MODEL])
 GIVEN = Tokens.given([1, 2], [Origin.USER, Origin.TEMPLATE])
 
 
-def episode(name: str, reward: float = 0.0, outcome: Outcome = Outcome.FAILED, tokens: Tokens = SAMPLED) -> Episode:
-    return Episode(name, "t", reward_parts=(RewardPart("r", reward),), outcome=outcome, tokens=tokens)
+def episode(
+    name: str, reward: float = 0.0, outcome: Outcome = Outcome.FAILED, tokens: Tokens = SAMPLED
+) -> Episode:
+    return Episode(
+        name, "t", reward_parts=(RewardPart("r", reward),), outcome=outcome, tokens=tokens
+    )
 
 
 def group(*rewards: float, name: str = "e") -> list[Episode]:
     return [episode(f"{name}{n}", reward) for n, reward in enumerate(rewards)]
 
 
-def facts(*groups: Sequence[Episode], drift: dict[str, str] | None = None, **more: Any) -> list[Fact]:
+def facts(
+    *groups: Sequence[Episode], drift: dict[str, str] | None = None, **more: Any
+) -> list[Fact]:
     found = decide(groups, drift=drift or {}, **more)
     assert set(found) == {e.id for g in groups for e in g}, "no silent drops"
     return [found[e.id] for g in groups for e in g]
@@ -33,7 +39,9 @@ def test_a_group_with_spread_is_trained_and_one_without_is_not() -> None:
     assert facts(group(0, 1, 0)) == [Fact.TRAINED] * 3
     assert facts(group(1, 1, 1)) == [Fact.SKIPPED_ZERO_VARIANCE] * 3
     assert facts(group(1, 1), drop_zero_variance=False) == [Fact.TRAINED] * 2
-    assert facts(group(0.3, 0.1 + 0.2)) == [Fact.SKIPPED_ZERO_VARIANCE] * 2  # rounding is not spread
+    assert (
+        facts(group(0.3, 0.1 + 0.2)) == [Fact.SKIPPED_ZERO_VARIANCE] * 2
+    )  # rounding is not spread
     both = facts(group(0, 1, name="a"), group(0, 0, name="b"))
     assert both == [Fact.TRAINED] * 2 + [Fact.SKIPPED_ZERO_VARIANCE] * 2
 
@@ -59,10 +67,14 @@ def test_every_outcome(outcome: Outcome, fact: Fact) -> None:
 
 def test_an_error_gives_a_group_no_spread() -> None:
     broken = episode("x", 0.0, Outcome.ENV_ERROR)
-    assert facts([*group(1, 1), broken]) == [Fact.SKIPPED_ZERO_VARIANCE] * 2 + [Fact.SKIPPED_ENV_ERROR]
+    assert facts([*group(1, 1), broken]) == [Fact.SKIPPED_ZERO_VARIANCE] * 2 + [
+        Fact.SKIPPED_ENV_ERROR
+    ]
 
 
-def test_a_group_that_errors_left_with_one_is_too_small_and_a_group_of_one_by_choice_is_not() -> None:
+def test_a_group_that_errors_left_with_one_is_too_small_and_a_group_of_one_by_choice_is_not() -> (
+    None
+):
     broken = episode("x", 0.0, Outcome.TIMEOUT)
     assert facts([*group(1), broken]) == [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_TIMEOUT]
     assert facts(group(0.0)) == [Fact.TRAINED]
@@ -70,7 +82,11 @@ def test_a_group_that_errors_left_with_one_is_too_small_and_a_group_of_one_by_ch
 
 
 def test_drift() -> None:
-    assert facts(group(0, 1, 1), drift={"e1": "structural"}) == [Fact.TRAINED, Fact.SKIPPED_DRIFT, Fact.TRAINED]
+    assert facts(group(0, 1, 1), drift={"e1": "structural"}) == [
+        Fact.TRAINED,
+        Fact.SKIPPED_DRIFT,
+        Fact.TRAINED,
+    ]
     assert facts(group(0, 1), drift={"e1": "structural"}, train_drifted=True) == [Fact.TRAINED] * 2
     for mild in ("resegmented", "reserialised", "by_design"):
         assert facts(group(0, 1), drift={"e1": mild}) == [Fact.TRAINED] * 2
@@ -90,4 +106,10 @@ def test_nothing_at_all() -> None:
 
 def test_what_is_stale_is_skipped_and_its_group_decided_without_it() -> None:
     found = facts(group(1.0, 0.0, 0.5), group(1.0, 0.0, name="f"), stale={"e1", "f0"})
-    assert found == [Fact.TRAINED, Fact.SKIPPED_STALE, Fact.TRAINED, Fact.SKIPPED_STALE, Fact.SKIPPED_GROUP_TOO_SMALL]
+    assert found == [
+        Fact.TRAINED,
+        Fact.SKIPPED_STALE,
+        Fact.TRAINED,
+        Fact.SKIPPED_STALE,
+        Fact.SKIPPED_GROUP_TOO_SMALL,
+    ]

@@ -33,7 +33,9 @@ TEMPERATURE = 0.8
 def start(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model") / "random"))
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        write_model(tmp_path_factory.mktemp("model") / "random")
+    )
     return model.eval()
 
 
@@ -47,7 +49,9 @@ def expert(start: Any) -> Any:
     return model.requires_grad_(False)
 
 
-def distilled(student: Any, teacher: Any, groups: list[list[Episode]], hint: Any = None, **keys: Any) -> Update:
+def distilled(
+    student: Any, teacher: Any, groups: list[list[Episode]], hint: Any = None, **keys: Any
+) -> Update:
     settings = config(
         algo={"advantage": {"name": "distill", **keys}},
         train={"optimizer": "adamw"},
@@ -64,7 +68,9 @@ def distilled(student: Any, teacher: Any, groups: list[list[Episode]], hint: Any
 
 def plain(model: Any, ids: Any) -> Any:
     """[n − 1, V] log-probabilities after each token but the last, by transformers alone."""
-    logits = model(input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], use_cache=False).logits[0, :-1]
+    logits = model(
+        input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], use_cache=False
+    ).logits[0, :-1]
     return torch.log_softmax(logits.double() / TEMPERATURE, -1)
 
 
@@ -74,13 +80,20 @@ def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert
     gaps = []
     for group in groups:
         rewards = np.array([float(e.graded_reward) for e in group])
-        for episode, reward in zip(group, (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4), strict=True):
+        for episode, reward in zip(
+            group, (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4), strict=True
+        ):
             ids, mask = episode.tokens.ids, episode.tokens.trained_mask
             picked = torch.as_tensor(ids[1:].astype(np.int64))[:, None]
             with torch.no_grad():
-                own, other = (plain(model, ids).gather(1, picked)[:, 0].numpy()[mask[1:]] for model in (start, expert))
+                own, other = (
+                    plain(model, ids).gather(1, picked)[:, 0].numpy()[mask[1:]]
+                    for model in (start, expert)
+                )
             found = update.signals[episode.id]
-            np.testing.assert_allclose(found.advantage[mask], 0.7 * (other - own) + 0.5 * reward, atol=1e-5)
+            np.testing.assert_allclose(
+                found.advantage[mask], 0.7 * (other - own) + 0.5 * reward, atol=1e-5
+            )
             assert found.logp_teacher is not None and found.reward_advantage is not None
             np.testing.assert_allclose(found.logp_teacher[mask], other, atol=1e-5)
             np.testing.assert_allclose(found.reward_advantage[mask], reward, atol=1e-5)
@@ -89,7 +102,9 @@ def test_the_advantage_is_the_reverse_kl_of_the_sampled_token(start: Any, expert
 
 
 @pytest.mark.parametrize("form", ["full", "top_k"])
-def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(start: Any, expert: Any, form: str) -> None:
+def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(
+    start: Any, expert: Any, form: str
+) -> None:
     groups = episodes(start, REWARDS)
     student, other = copy.deepcopy(start), copy.deepcopy(start)
     before = weights(student)
@@ -97,7 +112,10 @@ def test_the_gradient_is_that_of_the_kl_over_the_vocabulary(start: Any, expert: 
     terms = []
     for episode in (e for group in groups for e in group):
         rows = torch.as_tensor(episode.tokens.trained_mask[1:])
-        own, target = plain(other, episode.tokens.ids)[rows], plain(expert, episode.tokens.ids)[rows]
+        own, target = (
+            plain(other, episode.tokens.ids)[rows],
+            plain(expert, episode.tokens.ids)[rows],
+        )
         if form == "top_k":
             kept = own.topk(7, -1).indices
             own, target = (
@@ -167,14 +185,23 @@ async def test_a_server_scores_as_the_model_that_it_serves(tmp_path: Path, exper
     with scoring(expert, Tokenizer.load(folder)) as url:
         for name, teacher in (("a", url), ("b", str(other))):
             algo = {"advantage": {"name": "distill", "teacher": teacher}}
-            async with trainer_of(tmp_path / name, folder, algo=algo, train={"steps": 1}) as trainer:
+            async with trainer_of(
+                tmp_path / name, folder, algo=algo, train={"steps": 1}
+            ) as trainer:
                 run = await trainer.train()
                 signals = [trainer.store.signals.get(e.id) for e in episodes_of(trainer.store, run)]
-                scores = [s.logp_teacher for s in signals if s is not None and s.logp_teacher is not None]
+                scores = [
+                    s.logp_teacher for s in signals if s is not None and s.logp_teacher is not None
+                ]
                 found.append(np.concatenate(scores))
     assert np.isfinite(found[0]).sum() > 20
-    np.testing.assert_allclose(np.sort(found[0]), np.sort(found[1]), atol=1e-5)  # the order of the end is not fixed
-    with scoring(expert, Tokenizer.load(folder), cut=True) as url, pytest.raises(ModelError, match="no log-prob"):
+    np.testing.assert_allclose(
+        np.sort(found[0]), np.sort(found[1]), atol=1e-5
+    )  # the order of the end is not fixed
+    with (
+        scoring(expert, Tokenizer.load(folder), cut=True) as url,
+        pytest.raises(ModelError, match="no log-prob"),
+    ):
         algo = {"advantage": {"name": "distill", "teacher": url}}
         async with trainer_of(tmp_path / "c", folder, algo=algo):
             pass
@@ -187,7 +214,12 @@ def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
     teacher = write_model(tmp_path / "teacher", only=200)
     project = write_project(tmp_path / "project", folder)
     given = ["--project", str(project), "--set", "algo.advantage.name=distill"]
-    keys = {"algo.advantage.teacher": teacher, "algo.advantage.form": "full", "train.lr": 0.02, "train.steps": 8}
+    keys = {
+        "algo.advantage.teacher": teacher,
+        "algo.advantage.form": "full",
+        "train.lr": 0.02,
+        "train.steps": 8,
+    }
     sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
     assert main(["train", *given, *sets]) == 0
     with Store.open(project / "runs" / "agentrl.db") as store:
@@ -209,9 +241,13 @@ def test_the_command_line_trains_with_a_teacher_and_replay_shows_it(
         ({"teacher": "http://127.0.0.1:9/v1", "form": "full"}, "at temperature 1 only"),
     ],
 )
-async def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+async def test_what_cannot_be_is_refused_at_the_start(
+    tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
     folder = write_model(tmp_path / "model")
     with pytest.raises(ConfigError) as caught:
-        async with trainer_of(tmp_path / "p", folder, algo={"advantage": {"name": "distill", **keys}}):
+        async with trainer_of(
+            tmp_path / "p", folder, algo={"advantage": {"name": "distill", **keys}}
+        ):
             pass
     assert said in f"{caught.value.message} {caught.value.hint}"

@@ -19,7 +19,9 @@ from agentrl_cli.learning.packing import Rows, Segment, chosen, micro_batches, p
 VOCAB = 64
 Mode: Any = TorchDispatchMode  # torch does not say its types
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
 def tiny(kind: str = "qwen3", **changes: Any) -> Any:
@@ -36,7 +38,11 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
         return odd(kind)
     classes: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
-        "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False, "attention_bias": True}),
+        "llama": (
+            LlamaConfig,
+            LlamaForCausalLM,
+            {"tie_word_embeddings": False, "attention_bias": True},
+        ),
         "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
     }
     config, model, extra = classes[kind]
@@ -50,7 +56,9 @@ def tiny(kind: str = "qwen3", **changes: Any) -> Any:
         "num_key_value_heads": 2,
         "initializer_range": 0.3,
     }
-    return model(config(**{**given, **extra, **changes}, attn_implementation="sdpa")).double().train()
+    return (
+        model(config(**{**given, **extra, **changes}, attn_implementation="sdpa")).double().train()
+    )
 
 
 def odd(kind: str) -> Any:
@@ -60,10 +68,19 @@ def odd(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "falcon":
         config = FalconConfig(
-            vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, bos_token_id=0, eos_token_id=0
+            vocab_size=VOCAB,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            bos_token_id=0,
+            eos_token_id=0,
         )
         return FalconForCausalLM(config).double().train()
-    given: dict[str, Any] = {"final_logit_softcapping": 2.0, "attn_implementation": "eager", "sliding_window": 6}
+    given: dict[str, Any] = {
+        "final_logit_softcapping": 2.0,
+        "attn_implementation": "eager",
+        "sliding_window": 6,
+    }
     config_2 = Gemma2Config(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -89,13 +106,23 @@ def episode(rng: np.random.Generator, prompt: np.ndarray, n: int, gap: bool = Tr
 
 def batch(seed: int = 0) -> list[list[Segment]]:
     rng = np.random.default_rng(seed)
-    groups = [[episode(rng, prompt, n) for n in (9, 1, 14, 7)] for prompt in rng.integers(0, VOCAB, (2, 11))]
+    groups = [
+        [episode(rng, prompt, n) for n in (9, 1, 14, 7)]
+        for prompt in rng.integers(0, VOCAB, (2, 11))
+    ]
     twin = episode(rng, rng.integers(0, VOCAB, 5), 8)
     untrained = Segment(twin.ids, np.zeros(len(twin.ids), bool))
-    return [*groups, [twin, twin, untrained], [episode(rng, rng.integers(0, VOCAB, 3), 4)], [untrained]]
+    return [
+        *groups,
+        [twin, twin, untrained],
+        [episode(rng, rng.integers(0, VOCAB, 3), 4)],
+        [untrained],
+    ]
 
 
-def one_at_a_time(model: Any, groups: list[list[Segment]], temperature: float = 1.0) -> tuple[Any, Any]:
+def one_at_a_time(
+    model: Any, groups: list[list[Segment]], temperature: float = 1.0
+) -> tuple[Any, Any]:
     logps, entropies = [], []
     for segment in (s for group in groups for s in group):
         ids = torch.from_numpy(segment.ids.astype(np.int64))
@@ -122,13 +149,19 @@ def gradients(model: Any, logp: Any, entropy: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(model: Any, groups: list[list[Segment]], *, temperature: float = 1.0, **options: Any) -> None:
+def assert_same(
+    model: Any, groups: list[list[Segment]], *, temperature: float = 1.0, **options: Any
+) -> None:
     expected = one_at_a_time(model, groups, temperature)
     wanted = gradients(model, *expected)
     packed = pack(groups, share=options.pop("share", True))
     got = f.logprobs(model, packed, temperature=temperature, chunk=7, **options)
-    np.testing.assert_allclose(got.logp.detach().numpy(), expected[0].detach().numpy(), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(got.entropy.detach().numpy(), expected[1].detach().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        got.logp.detach().numpy(), expected[0].detach().numpy(), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        got.entropy.detach().numpy(), expected[1].detach().numpy(), rtol=1e-5, atol=1e-5
+    )
     found = gradients(model, got.logp, got.entropy)
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
@@ -142,7 +175,9 @@ def test_packed_equals_one_at_a_time(kind: str, share: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["falcon", "gemma2"])
-def test_what_cannot_be_packed_is_padded_and_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_packed_is_padded_and_logged(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny(kind)
     assert_same(model, batch(), temperature=0.8)
     f.logprobs(model, pack(batch()))
@@ -172,7 +207,9 @@ def test_checkpointing_leaves_evaluation_mode_alone() -> None:
 def test_adapter() -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)).double()
+    model = get_peft_model(
+        tiny(), LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    ).double()
     assert_same(model, batch())
     packed = pack(batch())
     with model.disable_adapter(), torch.no_grad():
@@ -217,7 +254,9 @@ def test_no_episode_sees_another() -> None:
 
 def test_sharing_computes_the_prompt_once() -> None:
     rng = np.random.default_rng(0)
-    rest = [np.r_[np.arange(20), [20 + i], rng.integers(30, 60, 5)].astype(np.int32) for i in range(4)]
+    rest = [
+        np.r_[np.arange(20), [20 + i], rng.integers(30, 60, 5)].astype(np.int32) for i in range(4)
+    ]
     group = [Segment(ids, np.arange(26) > 20) for ids in rest]
     packed = pack([group])
     assert packed.tokens == 20 + 4 * 5  # the last trained token predicts nothing
@@ -251,7 +290,9 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
     groups = batch()
     for budget in (12, 30, 60, 10_000):
         rows = micro_batches(groups, budget)
-        assert sorted(pair for row in rows for pair in row) == [(g, m) for g in range(5) for m in range(len(groups[g]))]
+        assert sorted(pair for row in rows for pair in row) == [
+            (g, m) for g in range(5) for m in range(len(groups[g]))
+        ]
         for row in rows:
             packed = pack(chosen(groups, row))
             assert packed.tokens <= budget or len(row) == 1
@@ -283,7 +324,9 @@ def test_head_backward_against_autograd_in_double() -> None:
             every = torch.log_softmax(head(hidden) / 0.8, -1)
             logp, entropy = every[torch.arange(9), targets], -(every.exp() * every).sum(-1)
         else:
-            logp, entropy = head_logprobs(head, hidden, targets, temperature=0.8, softcap=None, chunk=chunk)
+            logp, entropy = head_logprobs(
+                head, hidden, targets, temperature=0.8, softcap=None, chunk=chunk
+            )
         loss = (weights[0] * logp).sum() + (weights[1] * entropy).sum()
         return list(torch.autograd.grad(loss, [hidden, head.weight, head.bias]))
 
@@ -301,7 +344,11 @@ class Shapes(Mode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.seen |= {tuple(t.shape) for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t)}
+        self.seen |= {
+            tuple(t.shape)
+            for t in (out if isinstance(out, (tuple, list)) else [out])
+            if torch.is_tensor(t)
+        }
         return out
 
 
@@ -332,9 +379,14 @@ def test_window_mask_by_hand() -> None:
     assert _mask(3, 5, 2, torch.device("cpu")).int().tolist() == expected
 
 
-def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     prompt = np.arange(40, dtype=np.int32) % VOCAB
-    group = [Segment(np.append(prompt, [m, m, m]).astype(np.int32), np.arange(43) >= 40) for m in range(4)]
+    group = [
+        Segment(np.append(prompt, [m, m, m]).astype(np.int32), np.arange(43) >= 40)
+        for m in range(4)
+    ]
     assert len(Rows(45).of([group])) == 2 and "computed more than once" in caplog.text
     caplog.clear()
     (row,) = Rows(45, lambda: 60).of([group])
@@ -344,10 +396,16 @@ def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(cap
 def test_private_operators_of_torch_equal_the_public_ones() -> None:
     draw = torch.Generator().manual_seed(0)
     blocks = (Block(0, 3, (5, 9)), Block(9, 9, (12,)))
-    q, k, v = (torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64, requires_grad=True)
+        for _ in range(3)
+    )
     weights = torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64)
     found = []
-    for out in (_FlashBlocks.apply(q, k, v, blocks, 0.3), _masked_blocks(q, k, v, blocks, 0.3, 0.0, None)):  # type: ignore[no-untyped-call]
+    for out in (
+        _FlashBlocks.apply(q, k, v, blocks, 0.3),
+        _masked_blocks(q, k, v, blocks, 0.3, 0.0, None),
+    ):  # type: ignore[no-untyped-call]
         found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))])
     for private, public in zip(*found, strict=True):
         torch.testing.assert_close(private, public, rtol=1e-10, atol=1e-10)

@@ -27,10 +27,20 @@ def make(family: str, dtype: torch.dtype = torch.float32, **adapter: Any) -> Any
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     more = {"head_dim": 8} if family != "qwen2" else {}
     kind = AutoConfig.for_model(
-        family, **sizes, **more, num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=128
+        family,
+        **sizes,
+        **more,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=128,
     )
     load: Any = AutoModelForCausalLM
     model = load.from_config(kind).to(dtype)
@@ -60,7 +70,9 @@ def row(seed: int = 0) -> Packed:
     return pack(groups)
 
 
-def both(model: Any, packed: Packed, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[tuple[Tensor, Tensor]]:
+def both(
+    model: Any, packed: Packed, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[tuple[Tensor, Tensor]]:
     """(log-probabilities, gradient) by our forward and by transformers'."""
     found = []
     for ours in (True, False):
@@ -105,7 +117,10 @@ def test_in_float32_by_prepacked_products_and_in_bfloat16(monkeypatch: pytest.Mo
 
 
 def test_some_projections_and_rslora_and_the_adapter_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, packed = make("qwen3", torch.float64, target_modules=["q_proj", "down_proj"], use_rslora=True), row()
+    model, packed = (
+        make("qwen3", torch.float64, target_modules=["q_proj", "down_proj"], use_rslora=True),
+        row(),
+    )
     assert used(model, packed)
     ours, theirs = both(model, packed, monkeypatch)
     torch.testing.assert_close(ours[0], theirs[0], atol=2e-6, rtol=0)
@@ -117,7 +132,9 @@ def test_some_projections_and_rslora_and_the_adapter_off(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("what", ["dora", "dropout", "full", "hook"])
-def test_what_it_does_not_know_takes_the_models_own_forward(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_does_not_know_takes_the_models_own_forward(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peft: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "dropout": {"dropout": 0.5}}
     model, packed = make("qwen3", **peft.get(what, {})), row()
     model.train()
@@ -137,7 +154,11 @@ def test_a_model_whose_numbers_differ_is_not_run_this_way(monkeypatch: pytest.Mo
     model, packed = make("qwen3"), row()
     layer = type(model.get_base_model().model.layers[0].mlp)
     # as a later transformers would change it
-    monkeypatch.setattr(layer, "forward", lambda self, x: 2 * self.down_proj(self.act_fn(self.gate_proj(x)) * x.mean()))
+    monkeypatch.setattr(
+        layer,
+        "forward",
+        lambda self, x: 2 * self.down_proj(self.act_fn(self.gate_proj(x)) * x.mean()),
+    )
     assert not used(model, packed)
 
 
@@ -156,7 +177,9 @@ def test_training_in_bfloat16_learns(lora: bool) -> None:
         with torch.no_grad():
             logps = packed.split(logprobs(model, packed).logp.numpy())
         rewards = [e.graded_reward for group in groups for e in group]
-        return float(np.mean([(r - 0.5) * one.mean() for r, one in zip(rewards, logps, strict=True)]))
+        return float(
+            np.mean([(r - 0.5) * one.mean() for r, one in zip(rewards, logps, strict=True)])
+        )
 
     before = gap()
     norms = [learner.update(groups, step).metrics["grad_norm"] for step in range(8)]

@@ -51,9 +51,13 @@ def anything(seed: int = 0) -> AdvantageInput:
 
 def rows(x: AdvantageInput, order: list[int]) -> AdvantageInput:
     """The same episodes in another order."""
-    fields: dict[str, Any] = {name: getattr(x, name)[order] for name in PER_EPISODE if getattr(x, name) is not None}
+    fields: dict[str, Any] = {
+        name: getattr(x, name)[order] for name in PER_EPISODE if getattr(x, name) is not None
+    }
     tokens: dict[str, Any] = {
-        name: tuple(getattr(x, name)[i] for i in order) for name in PER_TOKEN if getattr(x, name) is not None
+        name: tuple(getattr(x, name)[i] for i in order)
+        for name in PER_TOKEN
+        if getattr(x, name) is not None
     }
     return replace(x, **fields, **tokens)
 
@@ -64,7 +68,12 @@ def flat(name: str, x: AdvantageInput) -> np.ndarray[Any, Any]:
 
 def affine(x: AdvantageInput, scale: float = 1.0, shift: float = 0.0) -> AdvantageInput:
     """Everything that is worth reward, `scale` times as much and, for whole episodes, `shift` more."""
-    assert x.turn_rewards is not None and x.parts is not None and x.baseline is not None and x.values is not None
+    assert (
+        x.turn_rewards is not None
+        and x.parts is not None
+        and x.baseline is not None
+        and x.values is not None
+    )
     weights = np.array([1.0, 0.5]) if x.part_weights is None else x.part_weights
     return replace(
         x,
@@ -89,11 +98,14 @@ def test_the_order_of_the_episodes_does_not_matter(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_the_names_of_the_groups_do_not_matter(name: str) -> None:
     x = anything()
-    np.testing.assert_allclose(flat(name, x), flat(name, replace(x, groups=np.array([9, -3, 40])[x.groups])), rtol=1e-6)
+    np.testing.assert_allclose(
+        flat(name, x), flat(name, replace(x, groups=np.array([9, -3, 40])[x.groups])), rtol=1e-6
+    )
 
 
 SHIFTED = sorted(
-    {n for n, e in ESTIMATORS.items() if e.compares == "rewards" and n != "maxrl"} | {"gdpo", "remax", "mt_grpo"}
+    {n for n, e in ESTIMATORS.items() if e.compares == "rewards" and n != "maxrl"}
+    | {"gdpo", "remax", "mt_grpo"}
 )
 """Not maxrl, which is for rewards of 0 and 1.
 Not turn_returns and gigpo: with a discount below 1 a constant is worth more to those with fewer turns to go."""
@@ -101,7 +113,9 @@ Not turn_returns and gigpo: with a discount below 1 a constant is worth more to 
 
 @pytest.mark.parametrize("name", SHIFTED)
 def test_a_constant_on_all_rewards_changes_nothing(name: str) -> None:
-    np.testing.assert_allclose(flat(name, anything()), flat(name, affine(anything(), shift=3)), atol=1e-4)
+    np.testing.assert_allclose(
+        flat(name, anything()), flat(name, affine(anything(), shift=3)), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["turn_returns", "gigpo", "reinforce_pp"])
@@ -115,12 +129,16 @@ UNNORMALISED = {"dr_grpo", "rloo", "remax", "opo"}
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - UNNORMALISED))
 def test_the_scale_of_rewards_does_not_matter_where_they_are_normalised(name: str) -> None:
-    np.testing.assert_allclose(flat(name, anything()), flat(name, affine(anything(), scale=4)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        flat(name, anything()), flat(name, affine(anything(), scale=4)), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", sorted(UNNORMALISED))
 def test_and_is_kept_where_they_are_not(name: str) -> None:
-    np.testing.assert_allclose(4 * flat(name, anything()), flat(name, affine(anything(), scale=4)), rtol=1e-4)
+    np.testing.assert_allclose(
+        4 * flat(name, anything()), flat(name, affine(anything(), scale=4)), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "batch", "rloo"])
@@ -143,15 +161,21 @@ def test_opo_cancels_when_weighed_with_lengths_and_pass_at_k_in_the_mean() -> No
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "gae"])
 def test_whitened_over_the_tokens_of_the_batch(name: str) -> None:
     values = flat(name, anything()).astype(np.float64)
-    assert values.mean() == pytest.approx(0, abs=1e-6) and values.std(ddof=1) == pytest.approx(1, abs=1e-4)
+    assert values.mean() == pytest.approx(0, abs=1e-6) and values.std(ddof=1) == pytest.approx(
+        1, abs=1e-4
+    )
 
 
 def test_gdpo_is_normalised_over_the_batch() -> None:
     each = np.array([float(a[0]) for a in estimator("gdpo")(anything())])
-    assert each.mean() == pytest.approx(0, abs=1e-6) and each.std(ddof=1) == pytest.approx(1, abs=1e-5)
+    assert each.mean() == pytest.approx(0, abs=1e-6) and each.std(ddof=1) == pytest.approx(
+        1, abs=1e-5
+    )
 
 
-@pytest.mark.parametrize("name", sorted({"grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "turn_returns", "gigpo"}))
+@pytest.mark.parametrize(
+    "name", sorted({"grpo", "dr_grpo", "rloo", "opo", "pass_at_k", "turn_returns", "gigpo"})
+)
 def test_other_groups_do_not_matter(name: str) -> None:
     x = anything()
     alone = rows(x, [0, 2, 5, 7])
@@ -167,7 +191,9 @@ CHANCE = np.array([0.5, 0.2, 0.3])
 SIZE = 3
 
 
-def expected_gradient(estimate: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def expected_gradient(
+    estimate: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+) -> np.ndarray[Any, Any]:
     """[3] E[mean over the group of A · ∇log p(arm)] by the logits, over all groups of three draws."""
     total = np.zeros(3)
     for arms in product(range(3), repeat=SIZE):
@@ -231,10 +257,18 @@ def test_mt_grpo_is_unbiased_where_the_policy_decides_when_to_stop() -> None:
         )
         chance = np.prod([p for p, _ in drawn])
         for (_, earned), a in zip(drawn, estimator("mt_grpo")(x), strict=True):
-            scores = np.array([-GO_ON if earned is None else 1 - GO_ON, 0.0])  # ∇log p by the logits of both choices
+            scores = np.array(
+                [-GO_ON if earned is None else 1 - GO_ON, 0.0]
+            )  # ∇log p by the logits of both choices
             found += chance * a[0] * large * scores / SIZE
             if earned is not None:
-                found += chance * a[1] * large * np.array([0.0, (1.0 if earned == 1.0 else 0.0) - GOOD]) / SIZE
+                found += (
+                    chance
+                    * a[1]
+                    * large
+                    * np.array([0.0, (1.0 if earned == 1.0 else 0.0) - GOOD])
+                    / SIZE
+                )
     worth = GOOD + 0.5 * (1 - GOOD)
     true = np.array([GO_ON * (1 - GO_ON) * worth, GO_ON * GOOD * (1 - GOOD) * 0.5])
     np.testing.assert_allclose(found, true * (1 - 1 / SIZE), rtol=1e-4)
@@ -257,7 +291,9 @@ def test_pass_at_k_follows_the_best_of_k() -> None:
         rewards = ARMS[list(arms)]
         best = [max(rewards[i], rewards[j]) for i in range(SIZE) for j in range(i)]
         advantages = of("pass_at_k", k=2, eps=0.0)(rewards) * np.std(best)
-        found += np.prod(CHANCE[list(arms)]) * (advantages[:, None] * (np.eye(3)[list(arms)] - CHANCE)).mean(0)
+        found += np.prod(CHANCE[list(arms)]) * (
+            advantages[:, None] * (np.eye(3)[list(arms)] - CHANCE)
+        ).mean(0)
     pairs = list(product(range(3), repeat=2))
     weight = np.array([np.prod(CHANCE[list(p)]) * max(ARMS[list(p)]) for p in pairs])
     true = sum(w * (np.eye(3)[list(p)] - CHANCE).sum(0) for w, p in zip(weight, pairs, strict=True))

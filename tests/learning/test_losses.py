@@ -33,7 +33,9 @@ def chosen(name: str, **options: Any) -> Options:
     """A loss with those of the options that it has; the bounds are 0.2 and 0.3 if not given."""
     given: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3, **options}
     own = option_names(LOSSES[name].options)
-    return choose(LOSSES, name, CustomLoss, {"name": name} | {key: given[key] for key in own if key in given})
+    return choose(
+        LOSSES, name, CustomLoss, {"name": name} | {key: given[key] for key in own if key in given}
+    )
 
 
 def term_of(name: str, x: LossInput, **options: Any) -> PolicyTerm:
@@ -47,11 +49,15 @@ def t(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def tokens(ratios: list[float], advantages: list[float], segment: list[int] | None = None, **fields: Any) -> LossInput:
+def tokens(
+    ratios: list[float], advantages: list[float], segment: list[int] | None = None, **fields: Any
+) -> LossInput:
     """Tokens whose old probability was e⁻¹."""
     old = torch.full((len(ratios),), -1.0, dtype=torch.float64)
     logp = (old + t(*ratios).log()).requires_grad_()
-    return LossInput(logp, old, t(*advantages), torch.tensor(segment or [0] * len(ratios)), **fields)
+    return LossInput(
+        logp, old, t(*advantages), torch.tensor(segment or [0] * len(ratios)), **fields
+    )
 
 
 def noisy(n: int = 60, sequences: int = 6, seed: int = 0) -> LossInput:
@@ -122,19 +128,27 @@ def test_geo_mean_by_hand() -> None:
     term = term_of("geo_mean", x, **GMPO)
     ratios = [exp(0.3), exp(-0.1), exp(-0.45)]
     torch.testing.assert_close(term.ratio, t(*[r for r in ratios for _ in range(2)]))
-    torch.testing.assert_close(term.loss, t(*[-a * r for a, r in zip((2, -1, 1), ratios, strict=True) for _ in "ab"]))
+    torch.testing.assert_close(
+        term.loss, t(*[-a * r for a, r in zip((2, -1, 1), ratios, strict=True) for _ in "ab"])
+    )
     assert term.clipped.tolist() == [False, True, False, True, False, False]
-    torch.testing.assert_close(term.weight, t(2 * ratios[0], 0, -ratios[1], 0, ratios[2], ratios[2]))
+    torch.testing.assert_close(
+        term.weight, t(2 * ratios[0], 0, -ratios[1], 0, ratios[2], ratios[2])
+    )
 
 
 def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
     x = noisy()
     x = replace(x, advantage=torch.arange(-2, 4).double()[x.segment])
-    total = (AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("geo_mean", x, **GMPO).loss).sum()
+    total = (
+        AGGREGATIONS["seq_mean"](x, Totals.of(x.segment, 1)) * term_of("geo_mean", x, **GMPO).loss
+    ).sum()
     each = []
     for s in range(6):
         a, d = float(s - 2), (x.logp - x.old)[x.segment == s]
-        kept = torch.minimum(d, d.clamp(-0.4, 0.4)) if a > 0 else torch.maximum(d, d.clamp(-0.4, 0.4))
+        kept = (
+            torch.minimum(d, d.clamp(-0.4, 0.4)) if a > 0 else torch.maximum(d, d.clamp(-0.4, 0.4))
+        )
         each.append(-a * kept.mean().exp())
     expected = torch.stack(each).mean()
     torch.testing.assert_close(total, expected)
@@ -144,7 +158,9 @@ def test_geo_mean_has_the_gradient_of_the_sequence_form() -> None:
 def test_geo_mean_takes_the_mean_advantage_of_a_sequence() -> None:
     term = term_of("geo_mean", tokens([1.0, 1.0, 1.0], [3.0, -1.0, 0.0], [0, 0, 0]), **GMPO)
     torch.testing.assert_close(term.loss, t(*[-2 / 3] * 3))
-    torch.testing.assert_close(term.weight, t(2 / 3, 2 / 3, 0))  # a token without an advantage counts as a ratio of 1
+    torch.testing.assert_close(
+        term.weight, t(2 / 3, 2 / 3, 0)
+    )  # a token without an advantage counts as a ratio of 1
 
 
 def test_cispo_by_hand() -> None:
@@ -166,7 +182,9 @@ def test_sapo_by_hand() -> None:
 
 
 def test_dppo_by_hand() -> None:
-    x = tokens([2.0, 1.2, 0.5, 0.5], [1.0, 1.0, -1.0, 1.0])  # p from 0.368 to 0.736, 0.441, 0.184, 0.184
+    x = tokens(
+        [2.0, 1.2, 0.5, 0.5], [1.0, 1.0, -1.0, 1.0]
+    )  # p from 0.368 to 0.736, 0.441, 0.184, 0.184
     term = term_of("dppo", x, threshold=0.15)
     torch.testing.assert_close(term.weight, t(0, 1.2, 0, 0.5))
     torch.testing.assert_close(term.loss, t(0, -1.2, 0, -0.5))
@@ -234,7 +252,9 @@ def test_weight_is_the_gradient(name: str, dual: float | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_an_absurd_ratio_stays_finite(name: str) -> None:
-    x = LossInput(t(0, -900, -1).requires_grad_(), t(-900, 0, -1), t(-1, 1, 1), torch.tensor([0, 0, 0]))
+    x = LossInput(
+        t(0, -900, -1).requires_grad_(), t(-900, 0, -1), t(-1, 1, 1), torch.tensor([0, 0, 0])
+    )
     term = term_of(name, x)
     assert torch.isfinite(term.loss).all() and torch.isfinite(grad(term.loss.sum(), x.logp)).all()
     torch.testing.assert_close(term.weight, -grad(term.loss.sum(), x.logp))
@@ -301,7 +321,9 @@ def test_corrections_by_hand() -> None:
     for name, weights in expected.items():
         torch.testing.assert_close(CORRECTIONS[name](old, sampled, segment, 3.0), t(*weights))
     torch.testing.assert_close(CORRECTIONS["mis_sequence"](old, sampled, segment, 1.5), t(0, 0, 1))
-    torch.testing.assert_close(CORRECTIONS["tis_sequence"](old, sampled, segment, 1.5), t(1.5, 1.5, 1))
+    torch.testing.assert_close(
+        CORRECTIONS["tis_sequence"](old, sampled, segment, 1.5), t(1.5, 1.5, 1)
+    )
     bounded: dict[str, list[float]] = {"none": [1, 1, 1], "tis": [3, 0.8, 1], "mis": [0, 0, 1]}
     for name, weights in bounded.items():
         torch.testing.assert_close(CORRECTIONS[name](old, sampled, segment, 3.0, 0.8), t(*weights))
@@ -334,18 +356,32 @@ def test_explained_variance_by_hand() -> None:
 def test_controllers_by_hand() -> None:
     assert adapt_kl_coef(0.1, kl=0.02, target=0.01, tokens=1000) == pytest.approx(0.1 * 1.02)
     assert adapt_kl_coef(0.1, kl=0.009, target=0.01, tokens=1000) == pytest.approx(0.1 * 0.99)
-    assert adapt_kl_coef(0.1, kl=0.0, target=0.01, tokens=100_000) == pytest.approx(0.08), "never below 0"
+    assert adapt_kl_coef(0.1, kl=0.0, target=0.01, tokens=100_000) == pytest.approx(0.08), (
+        "never below 0"
+    )
     assert adapt_kl_coef(0.1, kl=1.0, target=0.01, tokens=100_000) == pytest.approx(0.12)
     assert adapt_entropy_coef(0.01, entropy=0.1, target=0.2) == pytest.approx(0.015)
     assert adapt_entropy_coef(0.001, entropy=0.3, target=0.2) == 0
 
 
 def test_objective_by_hand() -> None:
-    x = tokens([1.5, 1.0], [1.0, -1.0], entropy=t(0.5, 1.5), ref=t(-1 + log(1.5), -1 - log(2)), sampled=t(-2, -1))
-    c = replace(CONFIG, kl_coef=0.1, kl="k1", entropy_coef=0.01, correction="tis", correction_cap=2.0)
-    got = objective(x, c, Totals.of(x.segment, 9), policy_loss("ppo_clip"), AGGREGATIONS["token_mean"])
+    x = tokens(
+        [1.5, 1.0],
+        [1.0, -1.0],
+        entropy=t(0.5, 1.5),
+        ref=t(-1 + log(1.5), -1 - log(2)),
+        sampled=t(-2, -1),
+    )
+    c = replace(
+        CONFIG, kl_coef=0.1, kl="k1", entropy_coef=0.01, correction="tis", correction_cap=2.0
+    )
+    got = objective(
+        x, c, Totals.of(x.segment, 9), policy_loss("ppo_clip"), AGGREGATIONS["token_mean"]
+    )
     # policy ½(2·−1.3 + 1), KL ½(0 + log 2), entropy mean 1
-    torch.testing.assert_close(got.loss, torch.tensor(-0.8 + 0.05 * log(2) - 0.01, dtype=torch.float64))
+    torch.testing.assert_close(
+        got.loss, torch.tensor(-0.8 + 0.05 * log(2) - 0.01, dtype=torch.float64)
+    )
     torch.testing.assert_close(got.weight, t(0, -1))
     assert got.metrics["clip_ratio/high_mean"] == 0.5 and got.metrics["clip_ratio/low_mean"] == 0
     assert got.metrics["kl"] == pytest.approx(log(2) / 2) and got.metrics["entropy"] == 1
@@ -356,7 +392,9 @@ def test_objective_by_hand() -> None:
 def part(x: LossInput, sequences: list[int]) -> LossInput:
     """The tokens of some sequences as a micro-batch with its own numbering, leaves shared with the whole."""
     rows = torch.cat([torch.nonzero(x.segment == s)[:, 0] for s in sequences])
-    number = torch.cat([torch.full((int((x.segment == s).sum()),), i) for i, s in enumerate(sequences)])
+    number = torch.cat(
+        [torch.full((int((x.segment == s).sum()),), i) for i, s in enumerate(sequences)]
+    )
 
     def take(value: Tensor | None) -> Tensor | None:
         return None if value is None else value[rows]
@@ -378,7 +416,12 @@ def part(x: LossInput, sequences: list[int]) -> LossInput:
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
     x = noisy()
-    c = LossConfig(chosen(name, fraction=0.1, low=0.1), kl_coef=0.1, entropy_coef=0.02, correction="mis_sequence")
+    c = LossConfig(
+        chosen(name, fraction=0.1, low=0.1),
+        kl_coef=0.1,
+        entropy_coef=0.02,
+        correction="mis_sequence",
+    )
     sizes = torch.bincount(x.segment)
     owners = torch.tensor([0, 0, 1, 1, 2, 2])
     of_episode = torch.zeros(3, dtype=torch.int64).index_add_(0, owners, sizes)[owners]
@@ -386,13 +429,16 @@ def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
     totals = replace(Totals.of(x.segment, 100), episodes=3)
     whole = objective(x, c, totals, policy_loss(name), AGGREGATIONS[aggregation])
     parts = [
-        objective(part(x, s), c, totals, policy_loss(name), AGGREGATIONS[aggregation]) for s in ([4, 0], [1], [5, 2, 3])
+        objective(part(x, s), c, totals, policy_loss(name), AGGREGATIONS[aggregation])
+        for s in ([4, 0], [1], [5, 2, 3])
     ]
     summed = parts[0].loss + parts[1].loss + parts[2].loss
     torch.testing.assert_close(summed, whole.loss, rtol=1e-9, atol=1e-12)
     assert x.entropy is not None
     for leaf in (x.logp, x.entropy):
-        torch.testing.assert_close(grad(summed, leaf), grad(whole.loss, leaf), rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            grad(summed, leaf), grad(whole.loss, leaf), rtol=1e-6, atol=1e-12
+        )
     for metric, value in whole.metrics.items():
         assert sum(p.metrics[metric] for p in parts) == pytest.approx(value), metric
 
@@ -410,7 +456,11 @@ def test_an_unbiased_kl_has_the_gradient_of_the_divergence() -> None:
     torch.testing.assert_close(got, exact)
     torch.testing.assert_close(grad(got, logits), grad(exact, logits))
     biased = objective(
-        x, replace(c, kl_unbiased=False), Totals.of(x.segment, 1), policy_loss("ppo_clip"), chance["here"]
+        x,
+        replace(c, kl_unbiased=False),
+        Totals.of(x.segment, 1),
+        policy_loss("ppo_clip"),
+        chance["here"],
     )
     assert not torch.allclose(grad(biased.loss, logits), grad(exact, logits))
 
@@ -418,13 +468,20 @@ def test_an_unbiased_kl_has_the_gradient_of_the_divergence() -> None:
 def test_objective_weight_times_coefficient_is_the_policy_gradient() -> None:
     x = noisy()
     got = objective(
-        x, replace(CONFIG, correction="tis"), Totals.of(x.segment, 9), policy_loss("ppo_clip"), AGGREGATIONS["seq_mean"]
+        x,
+        replace(CONFIG, correction="tis"),
+        Totals.of(x.segment, 9),
+        policy_loss("ppo_clip"),
+        AGGREGATIONS["seq_mean"],
     )
     torch.testing.assert_close(got.weight * got.coefficient, -grad(got.loss, x.logp))
 
 
 def test_the_aggregations_of_records_exist() -> None:
-    assert {record.aggregation for record in (*LOSSES.values(), *ESTIMATORS.values())} <= {"", *AGGREGATIONS}
+    assert {record.aggregation for record in (*LOSSES.values(), *ESTIMATORS.values())} <= {
+        "",
+        *AGGREGATIONS,
+    }
 
 
 def test_an_empty_micro_batch_is_zero() -> None:
@@ -433,4 +490,6 @@ def test_an_empty_micro_batch_is_zero() -> None:
     for name in LOSSES:
         for aggregation in AGGREGATIONS.values():
             c = LossConfig(chosen(name), correction="tis_sequence")
-            assert objective(x, c, Totals(5, 1, 5), policy_loss(name), aggregation).loss.item() == 0, name
+            assert (
+                objective(x, c, Totals(5, 1, 5), policy_loss(name), aggregation).loss.item() == 0
+            ), name

@@ -61,7 +61,10 @@ def test_off_policy_by_hand() -> None:
 def test_a_rejected_token_is_as_if_it_had_not_been_sampled(aggregation: str) -> None:
     old = -torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logp = (old + 0.1).requires_grad_()
-    segment, kept = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]), torch.tensor([1, 0, 1, 0, 0, 1, 1, 1]).bool()
+    segment, kept = (
+        torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]),
+        torch.tensor([1, 0, 1, 0, 0, 1, 1, 1]).bool(),
+    )
     x = LossInput(logp, old, torch.arange(8).double() - 4, segment, ref=old - 0.2, entropy=-old)
     c = LossConfig(choose(LOSSES, "gspo", CustomLoss, "gspo"), kl_coef=0.1, entropy_coef=0.01)
     own = Totals(tokens=5, sequences=2, max_tokens=8)
@@ -70,7 +73,9 @@ def test_a_rejected_token_is_as_if_it_had_not_been_sampled(aggregation: str) -> 
     torch.testing.assert_close(whole.loss, alone.loss)
     assert whole.metrics == alone.metrics
     torch.testing.assert_close(whole.weight[kept], alone.weight)
-    assert (whole.weight[~kept] == 0).all() and whole.ratio[~kept].tolist() == pytest.approx([exp(0.1)] * 3)
+    assert (whole.weight[~kept] == 0).all() and whole.ratio[~kept].tolist() == pytest.approx(
+        [exp(0.1)] * 3
+    )
     assert (torch.autograd.grad(whole.loss, logp)[0][~kept] == 0).all()
 
 
@@ -112,7 +117,9 @@ def test_sequences_far_from_what_was_sampled_leave_the_batch(start: Any) -> None
         wanted = 0.0 if name == "0-1" else update.advantages[name] / left
         assert signals.weight[~np.isnan(signals.weight)] == pytest.approx(wanted, rel=1e-4)
         assert set(signals.clipped[~np.isnan(signals.weight)]) == {REJECTED if name == "0-1" else 0}
-    assert trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics["reject/tokens"] == 0
+    assert (
+        trained(start, groups, reject="seq_mean_k1", reject_upper=1.9).metrics["reject/tokens"] == 0
+    )
 
 
 def test_only_uncertain_tokens_are_pushed(start: Any) -> None:
@@ -121,15 +128,24 @@ def test_only_uncertain_tokens_are_pushed(start: Any) -> None:
     open_, all_ = flat(held, "weight") != 0, flat(plain, "weight") != 0
     assert 0.2 < open_.sum() / len(open_) < 0.3 and all_.sum() > open_.sum()
     assert (flat(held, "clipped") == np.where(open_, 0, MASKED)).all()
-    assert flat(held, "weight")[open_] == pytest.approx(flat(plain, "weight")[open_]), "and the totals stay"
+    assert flat(held, "weight")[open_] == pytest.approx(flat(plain, "weight")[open_]), (
+        "and the totals stay"
+    )
 
 
 def test_deepseeks_mask_holds_what_became_unlikely(start: Any) -> None:
     groups = shifted(episodes(start, [[0, 1, 1], [1, 0, 0]]), 0.5, "0-0")
     update = trained(start, groups, off_policy_mask=0.4, correction="none")
-    zero = {name for name, one in update.signals.items() if (one.weight[~np.isnan(one.weight)] == 0).all()}
+    zero = {
+        name
+        for name, one in update.signals.items()
+        if (one.weight[~np.isnan(one.weight)] == 0).all()
+    }
     assert zero == {"0-0"} and update.metrics["sampling/off_policy_masked"] > 0
-    for found in (update, trained(start, groups, correction="mis", correction_floor=0.7)):  # the ratio is e^-0.5
+    for found in (
+        update,
+        trained(start, groups, correction="mis", correction_floor=0.7),
+    ):  # the ratio is e^-0.5
         for name, one in found.signals.items():
             assert set(one.clipped[~np.isnan(one.weight)]) == {FAR if name == "0-0" else 0}
 
@@ -149,7 +165,9 @@ def test_a_reference_that_follows(start: Any) -> None:
     settings: dict[str, Any] = {"kl_coef": 0.1, "ref_ema": 0.5, "ref_ema_steps": 2}
     learner = Learner(model, config(algo=settings))
     first = learner.update(groups, 0)
-    assert flat(first, "logp_ref") == pytest.approx(flat(first, "logp_train"), abs=1e-5), "it begins as the model"
+    assert flat(first, "logp_ref") == pytest.approx(flat(first, "logp_train"), abs=1e-5), (
+        "it begins as the model"
+    )
     learner.update(groups, 1)
     after = weights(model)
     average: MovingReference = learner.compute.average  # type: ignore[union-attr,assignment]
@@ -165,11 +183,17 @@ def test_a_reference_that_follows(start: Any) -> None:
 
 def test_void_turns() -> None:
     def turn(text: str, *calls: ToolCall, stop: StopReason = StopReason.STOP) -> Turn:
-        return Turn(1, "assistant", ({"role": "assistant", "content": text},), 0, 1, calls, stop_reason=stop)
+        return Turn(
+            1, "assistant", ({"role": "assistant", "content": text},), 0, 1, calls, stop_reason=stop
+        )
 
     good, bad = ToolCall("1", "f", {}, "{}"), ToolCall("2", "f", None, "{", error="malformed_call")
-    assert not void(turn("Answer: 1")) and not void(turn("", good)) and not void(turn("", bad, good))
-    assert void(turn(" ")) and void(turn("…", bad)) and void(turn("thinking", stop=StopReason.LENGTH))
+    assert (
+        not void(turn("Answer: 1")) and not void(turn("", good)) and not void(turn("", bad, good))
+    )
+    assert (
+        void(turn(" ")) and void(turn("…", bad)) and void(turn("thinking", stop=StopReason.LENGTH))
+    )
     assert not void(Turn(0, "user", ({"role": "user", "content": ""},), 0, 1))
 
 

@@ -34,8 +34,13 @@ def multi_turn(episode: Episode) -> Episode:
     origin = episode.tokens.origin.copy()
     origin[first + 1 : first + 3] = Origin.TOOL if n - first > 3 else origin[first + 1 : first + 3]
     spans = [("user", 0, first), ("assistant", first, first + 1), ("tool", first + 1, first + 3)]
-    turns = tuple(Turn(i, role, (), a, b) for i, (role, a, b) in enumerate([*spans, ("assistant", first + 3, n)]))
-    return episode.with_(tokens=replace(episode.tokens, origin=origin), turns=turns if n - first > 3 else ())
+    turns = tuple(
+        Turn(i, role, (), a, b)
+        for i, (role, a, b) in enumerate([*spans, ("assistant", first + 3, n)])
+    )
+    return episode.with_(
+        tokens=replace(episode.tokens, origin=origin), turns=turns if n - first > 3 else ()
+    )
 
 
 def test_a_value_head_starts_at_zero_and_learns_the_return() -> None:
@@ -93,32 +98,52 @@ def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
         assert np.isnan(found.value[~mask]).all()
         whitened.append(found.returns[mask] - found.value[mask])
     raw = np.concatenate(whitened)
-    advantages = np.concatenate([update.signals[e.id].advantage[e.tokens.trained_mask] for e in flat])
+    advantages = np.concatenate(
+        [update.signals[e.id].advantage[e.tokens.trained_mask] for e in flat]
+    )
     np.testing.assert_allclose(advantages, (raw - raw.mean()) / raw.std(ddof=1), atol=1e-4)
     returns = np.concatenate([np.full(e.trained_tokens, e.reward) for e in flat])
-    assert update.metrics["value/explained_variance"] == pytest.approx(1 - raw.var() / returns.var(), abs=1e-4)
+    assert update.metrics["value/explained_variance"] == pytest.approx(
+        1 - raw.var() / returns.var(), abs=1e-4
+    )
     assert update.metrics["value/loss"] == pytest.approx(0.5 * float((raw**2).mean()), rel=1e-4)
 
 
-def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_left(start: Any, tmp_path: Path) -> None:
+def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_left(
+    start: Any, tmp_path: Path
+) -> None:
     """Two attempts, one cut off: its return is its reward and the discounted value of the state behind its last token.
 
     The one that ended gets its reward alone; without the option both do.
     """
     (group,) = episodes(start, [[1, 0.5, 0.25]])
     outcomes = (Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.FAILED)
-    spans = [(Turn(0, "user", (), 0, 10), Turn(1, "assistant", (), 10, len(e.tokens))) for e in group]
-    group = [e.with_(outcome=o, turns=turns) for e, o, turns in zip(group, outcomes, spans, strict=True)]
+    spans = [
+        (Turn(0, "user", (), 0, 10), Turn(1, "assistant", (), 10, len(e.tokens))) for e in group
+    ]
+    group = [
+        e.with_(outcome=o, turns=turns) for e, o, turns in zip(group, outcomes, spans, strict=True)
+    ]
     for on in (True, False):
-        learner = Learner(copy.deepcopy(start), config(algo={**GAE, "gamma": 0.9, "value_bootstrap": on}))
+        learner = Learner(
+            copy.deepcopy(start), config(algo={**GAE, "gamma": 0.9, "value_bootstrap": on})
+        )
         assert learner.critic is not None
-        torch.nn.init.normal_(learner.critic.head.out.weight, generator=torch.Generator().manual_seed(0))
+        torch.nn.init.normal_(
+            learner.critic.head.out.weight, generator=torch.Generator().manual_seed(0)
+        )
         head = copy.deepcopy(learner.critic.head)
         signals = learner.update([group], 0).signals
         for episode, cut in zip(group, (True, True, False), strict=True):
             ids = np.append(episode.tokens.ids, 7).astype(np.int32)
             with torch.no_grad():
-                left = float(head(logprobs(start, pack([[Segment(ids, np.arange(len(ids)) == len(ids) - 1)]])).states))
+                left = float(
+                    head(
+                        logprobs(
+                            start, pack([[Segment(ids, np.arange(len(ids)) == len(ids) - 1)]])
+                        ).states
+                    )
+                )
             mask = episode.tokens.trained_mask
             back = 0.9 ** np.arange(mask.sum())[::-1]
             expected = back * (episode.graded_reward + (0.9 * left if cut and on else 0.0))
@@ -134,21 +159,32 @@ def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_le
             again = estimate(group, learner.config, store)
         for episode, advantages in zip(group, again, strict=True):
             kept = signals[episode.id].advantage[episode.tokens.trained_mask]
-            np.testing.assert_allclose(advantages, kept, atol=1e-4, err_msg="rescore finds the same")
+            np.testing.assert_allclose(
+                advantages, kept, atol=1e-4, err_msg="rescore finds the same"
+            )
 
 
 @pytest.mark.parametrize("value_coef", [0.0, 0.5])
-def test_packing_and_micro_batches_give_the_gradient_of_one_episode_at_a_time(start: Any, value_coef: float) -> None:
-    groups, found = [[multi_turn(e) for e in g] for g in episodes(start, [[0, 1, 1], [1, 0, 0.5]])], []
+def test_packing_and_micro_batches_give_the_gradient_of_one_episode_at_a_time(
+    start: Any, value_coef: float
+) -> None:
+    groups, found = (
+        [[multi_turn(e) for e in g] for g in episodes(start, [[0, 1, 1], [1, 0, 0.5]])],
+        [],
+    )
     for budget in (4096, 1):
         torch.manual_seed(3)
         model = copy.deepcopy(start)
         algo = {**GAE, "value_coef": value_coef, "aggregation": "seq_mean"}
         learner: Any = Learner(model, config(algo=algo, train={"token_budget": budget, "lr": 1e3}))
-        torch.nn.init.normal_(learner.critic.head.out.weight, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.normal_(
+            learner.critic.head.out.weight, generator=torch.Generator().manual_seed(1)
+        )
         learner.optimizer = torch.optim.SGD(model.parameters())
         learner.critic.optimizer = torch.optim.SGD(learner.critic.head.parameters(), lr=1.0)
-        before = [p.detach().clone() for p in (*model.parameters(), *learner.critic.head.parameters())]
+        before = [
+            p.detach().clone() for p in (*model.parameters(), *learner.critic.head.parameters())
+        ]
         learner.update(groups, 0)
         after = [p.detach() for p in (*model.parameters(), *learner.critic.head.parameters())]
         found.append(torch.cat([(b - a).flatten() for a, b in zip(after, before, strict=True)]))
@@ -157,11 +193,18 @@ def test_packing_and_micro_batches_give_the_gradient_of_one_episode_at_a_time(st
 
 def test_several_epochs_and_mini_batches_fit_the_values(start: Any) -> None:
     groups = episodes(start, [[1, 1, 1], [0, 0, 0]])
-    learner = Learner(copy.deepcopy(start), config(algo={**GAE, "epochs": 4, "minibatches": 2, "value_clip": None}))
+    learner = Learner(
+        copy.deepcopy(start),
+        config(algo={**GAE, "epochs": 4, "minibatches": 2, "value_clip": None}),
+    )
     seen = [learner.update(groups, step).metrics for step in range(6)]
     assert learner.critic is not None
-    assert {int(s["step"]) for s in learner.critic.optimizer.state_dict()["state"].values()} == {6 * 4 * 2}
-    assert "value/clip_ratio" in seen[0] and seen[0]["value/explained_variance"] == pytest.approx(0, abs=1e-6)
+    assert {int(s["step"]) for s in learner.critic.optimizer.state_dict()["state"].values()} == {
+        6 * 4 * 2
+    }
+    assert "value/clip_ratio" in seen[0] and seen[0]["value/explained_variance"] == pytest.approx(
+        0, abs=1e-6
+    )
     assert seen[-1]["value/explained_variance"] > 0.5
     assert seen[-1]["value/loss"] < seen[0]["value/loss"]
 
@@ -171,7 +214,11 @@ def test_values_are_held_near_the_old_ones(start: Any) -> None:
     ratios = []
     for clip in (1e-4, 10.0):
         algo = {**GAE, "epochs": 4, "value_clip": clip, "value_lr": 5e-3}
-        ratios.append(Learner(copy.deepcopy(start), config(algo=algo)).update(groups, 0).metrics["value/clip_ratio"])
+        ratios.append(
+            Learner(copy.deepcopy(start), config(algo=algo))
+            .update(groups, 0)
+            .metrics["value/clip_ratio"]
+        )
     assert ratios[0] > 0.5 and ratios[1] == 0
 
 
@@ -196,10 +243,13 @@ def ending(project: Path) -> dict[str, Any]:
         last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
         rows = store.episodes.rows(store.episodes.ids(f"step:1..{STEPS}", "time", run=run.id))
         kept = {
-            (r.kind, r.step, r.group_id, r.sample): (r.reward, r.fact, r.advantage) for r in rows if r.kind != "eval"
+            (r.kind, r.step, r.group_id, r.sample): (r.reward, r.fact, r.advantage)
+            for r in rows
+            if r.kind != "eval"
         }
         steps = [
-            {k: v for k, v in row.items() if not k.startswith(("time/", "at"))} for row in store.runs.steps(run.id)
+            {k: v for k, v in row.items() if not k.startswith(("time/", "at"))}
+            for row in store.runs.steps(run.id)
         ]
     (file,) = [*last.glob("model.safetensors"), *last.glob("adapter_model.safetensors")]
     state = torch.load(last / "trainer.pt", weights_only=True)
@@ -215,7 +265,13 @@ def _plain(value: Any) -> Any:
 
 
 FULL = {"enabled": False}
-PPO = {"advantage": "gae", "epochs": 2, "minibatches": 2, "entropy_coef": 0.01, "entropy_target": 4.0}
+PPO = {
+    "advantage": "gae",
+    "epochs": 2,
+    "minibatches": 2,
+    "entropy_coef": 0.01,
+    "entropy_target": 4.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -237,12 +293,16 @@ def test_killed_and_resumed_is_never_interrupted(
     assert ("critic" in found[0]["state"]) == (algo is PPO)
 
 
-def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp_path: Path, model: Path) -> None:
+def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(
+    tmp_path: Path, model: Path
+) -> None:
     async def run() -> None:
         async with trainer_of(tmp_path / "p", model, algo={"advantage": "remax"}) as trainer:
             done = await trainer.train()
             store = trainer.store
-            rows = store.episodes.rows(store.episodes.ids("kind:baseline step:1", "time", run=done.id))
+            rows = store.episodes.rows(
+                store.episodes.ids("kind:baseline step:1", "time", run=done.id)
+            )
             assert len(rows) == 2 and {row.fact for row in rows} == {"skipped:baseline"}
             greedy = {(row.group_id or "").removesuffix("-greedy"): row.reward for row in rows}
             trained = episodes_of(store, done, step=1)
@@ -252,7 +312,9 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(tmp
                     episode.graded_reward - (greedy[episode.group_id or ""] or 0), abs=1e-6
                 )
             later = [float(a.mean()) for a in estimate(trained, trainer.config, store)]
-            assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), "rescore finds them"
+            assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), (
+                "rescore finds them"
+            )
             again = store.episodes.get(rows[0].id)
             best = again.tokens.top_ids[again.tokens.trained_mask][:, 0]
             assert again.tokens.ids[again.tokens.trained_mask].tolist() == best.tolist()

@@ -25,10 +25,16 @@ REWARDS = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.2, 0.1]]
 KL = {"kl_coef": 0.1}
 CASES: dict[str, dict[str, Any]] = {
     "all weights": {"algo": {**KL, "aggregation": "seq_mean"}, "train": {"weight_decay": 0.1}},
-    "sharded": {"algo": {**KL, "aggregation": "token_mean", "epochs": 2, "minibatches": 2}, "shard": "full"},
+    "sharded": {
+        "algo": {**KL, "aggregation": "token_mean", "epochs": 2, "minibatches": 2},
+        "shard": "full",
+    },
     "adapter": {"algo": {**KL, "epochs": 2}, "adapter": {"enabled": True, "r": 4}},
     "value head": {"algo": {"advantage": "gae", "value_coef": 0.5, "value_bootstrap": True}},
-    "sharded value head": {"algo": {"advantage": "gae", "value_coef": 0.5, "epochs": 2}, "shard": "full"},
+    "sharded value head": {
+        "algo": {"advantage": "gae", "value_coef": 0.5, "epochs": 2},
+        "shard": "full",
+    },
     "chosen tokens": {"algo": {"loss": "clip_cov", "epochs": 2, "aggregation": "seq_mean_norm"}},
     "clipped": {"train": {"max_grad_norm": 0.01, "token_budget": 24}, "shard": "full"},
 }
@@ -39,7 +45,9 @@ def config_of(case: dict[str, Any], ranks: int) -> Config:
     train = {"lr": 1e-3, "warmup_steps": 0, "token_budget": 60, **case.get("train", {})}
     more = {name: value for name, value in case.items() if name not in ("shard", "train")}
     cluster = {"ranks": ranks, "shard": case.get("shard", "none")}
-    return Config.model_validate({"train": train, "cluster": cluster, "model": {"device": "cpu"}, **more})
+    return Config.model_validate(
+        {"train": train, "cluster": cluster, "model": {"device": "cpu"}, **more}
+    )
 
 
 def model_of(folder: Path, config: Config) -> Any:
@@ -81,13 +89,28 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
         update = learner.update(episodes(base, REWARDS, seed=step), step)
         found |= {f"{step} {name}": np.float32(value) for name, value in update.metrics.items()}
         for id_, signals in update.signals.items():
-            for name in ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"):
+            for name in (
+                "advantage",
+                "logp_train",
+                "ratio",
+                "weight",
+                "logp_ref",
+                "value",
+                "returns",
+            ):
                 if getattr(signals, name) is not None:
                     found[f"{step} {id_} {name}"] = np.nan_to_num(getattr(signals, name))
         learner.load_state(copy.deepcopy(learner.state()))
-    found |= {name: weights.detach().numpy() for name, weights in model.named_parameters() if weights.requires_grad}
+    found |= {
+        name: weights.detach().numpy()
+        for name, weights in model.named_parameters()
+        if weights.requires_grad
+    }
     if learner.critic is not None:
-        found |= {f"head {name}": weights.numpy() for name, weights in learner.critic.head.state_dict().items()}
+        found |= {
+            f"head {name}": weights.numpy()
+            for name, weights in learner.critic.head.state_dict().items()
+        }
     return found
 
 
@@ -152,7 +175,10 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("even", [False, True])
 def test_micro_batches_are_dealt_by_tokens(even: bool) -> None:
     lengths = [9, 2, 3, 8, 4, 4, 1]
-    batches = [MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]], {}) for n in lengths]
+    batches = [
+        MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]], {})
+        for n in lengths
+    ]
     parts, numbers = dealt(batches, 3, even=even)
     assert sorted(n for mine in numbers for n in mine) == list(range(7))
     loads = [sum(lengths[n] for n in mine) for mine in numbers]

@@ -76,7 +76,10 @@ async def test_what_was_sampled_is_what_is_trained(start: Any) -> None:
 
 
 def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
-    groups, settings = episodes(start, [[0, 1]]), config(rollout={"top_p": 0.9, "replay_truncation": True})
+    groups, settings = (
+        episodes(start, [[0, 1]]),
+        config(rollout={"top_p": 0.9, "replay_truncation": True}),
+    )
     with pytest.raises(ConfigError, match="no record"):
         Learner(copy.deepcopy(start), settings).update(groups, 0)
     assert Learner(copy.deepcopy(start), settings).loss_config.correction == "none"

@@ -13,11 +13,22 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.learning.batch import Batch
 from agentrl_cli.learning.dispositions import decide, flaw
-from agentrl_cli.learning.estimator_inputs import AdvantageInput, anchor_states, turn_paths, turn_rewards
+from agentrl_cli.learning.estimator_inputs import (
+    AdvantageInput,
+    anchor_states,
+    turn_paths,
+    turn_rewards,
+)
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.learning.turn_advantages import gae_raw, gigpo, mt_grpo, rewards_to_go, turn_returns
+from agentrl_cli.learning.turn_advantages import (
+    gae_raw,
+    gigpo,
+    mt_grpo,
+    rewards_to_go,
+    turn_returns,
+)
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, Fact, Outcome, Task, ToolResult
 from tests.helpers.trees import Said, chain, episode, fork, sub_agent, three_leaves, with_logps
@@ -98,10 +109,16 @@ def test_the_gradient_is_that_of_the_hand_built_sequences(
         for segment in sequences(one):
             _, out = trained_logprobs(by_hand, [[segment]])
             own = len(out.logp)
-            each = {"token_mean": total, "episode_mean": one.trained_tokens * 2, "seq_mean": own * count}[aggregation]
+            each = {
+                "token_mean": total,
+                "episode_mean": one.trained_tokens * 2,
+                "seq_mean": own * count,
+            }[aggregation]
             loss = loss - (advantage * out.logp / each).sum()
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
-    gradient = torch.cat([(p.grad if p.grad is not None else p * 0).flatten() for p in by_hand.parameters()])
+    gradient = torch.cat(
+        [(p.grad if p.grad is not None else p * 0).flatten() for p in by_hand.parameters()]
+    )
     assert torch.allclose(moved(start, model), -gradient, rtol=0, atol=1e-6)
     assert gradient.abs().max() > 1e-3
 
@@ -125,7 +142,9 @@ def test_seq_mean_weighs_branches_and_episode_mean_rollouts(start: Any) -> None:
     weights = {}
     for aggregation in ("seq_mean", "episode_mean", "token_mean"):
         algo = {"advantage": "dr_grpo", "aggregation": aggregation}
-        _, update = step(start, group(start, three_leaves(), chain(), rewards=(1.0, 0.0)), algo=algo)
+        _, update = step(
+            start, group(start, three_leaves(), chain(), rewards=(1.0, 0.0)), algo=algo
+        )
         signals = update.signals["e0"]
         weights[aggregation] = signals.weight[~np.isnan(signals.weight)] / 0.5
     assert weights["seq_mean"] == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 8, 1 / 8, 1 / 4])
@@ -149,17 +168,32 @@ def test_what_is_recorded_of_a_token_is_recorded_where_it_stands(start: Any) -> 
     signals = learner.update([[one, other]], 0).signals["e0"]
     mask = one.tokens.trained_mask
     assert np.allclose(signals.logp_train[mask], one.tokens.logp_policy[mask], atol=1e-5)
-    assert signals.logp_ref is not None and np.allclose(signals.logp_ref[mask], signals.logp_train[mask], atol=1e-5)
-    assert np.isnan(signals.logp_train[~mask]).all() and (signals.value is not None) and (signals.returns is not None)
+    assert signals.logp_ref is not None and np.allclose(
+        signals.logp_ref[mask], signals.logp_train[mask], atol=1e-5
+    )
+    assert (
+        np.isnan(signals.logp_train[~mask]).all()
+        and (signals.value is not None)
+        and (signals.returns is not None)
+    )
     # a head of zeros: the return of a token is the discounted reward at the end of its branch
     assert np.allclose(signals.returns[mask], [0.9**3, 0.9**2, 0.9, 1, 0.9, 1], atol=1e-6)
 
 
 def test_a_correction_reads_the_sampler_of_the_same_tokens(start: Any) -> None:
     episodes = group(start, three_leaves(), chain(), rewards=(1.0, 0.0))
-    shifted = episodes[0].tokens.logp_policy - np.arange(len(episodes[0].tokens), dtype=np.float32) / 10
-    episodes[0] = episodes[0].with_(tokens=replace(episodes[0].tokens, logp_sampled=shifted.astype(np.float32)))
-    algo = {"advantage": "dr_grpo", "aggregation": "token_mean", "correction": "tis", "correction_cap": 9.0}
+    shifted = (
+        episodes[0].tokens.logp_policy - np.arange(len(episodes[0].tokens), dtype=np.float32) / 10
+    )
+    episodes[0] = episodes[0].with_(
+        tokens=replace(episodes[0].tokens, logp_sampled=shifted.astype(np.float32))
+    )
+    algo = {
+        "advantage": "dr_grpo",
+        "aggregation": "token_mean",
+        "correction": "tis",
+        "correction_cap": 9.0,
+    }
     _, update = step(start, episodes, algo=algo)
     found = update.signals["e0"].weight
     mask = episodes[0].tokens.trained_mask
@@ -173,9 +207,13 @@ def test_a_correction_reads_the_sampler_of_the_same_tokens(start: Any) -> None:
 def test_credit_follows_the_path_by_hand() -> None:
     """`three_leaves`: turns 0 → 1 → {2, 3 are assistants 1 and 2}, and a second answer to the prompt."""
     one = episode(three_leaves(), reward=2.0)
-    one = one.with_(turns=tuple(replace(t, reward=0.5) if t.index in (2, 4) else t for t in one.turns))
+    one = one.with_(
+        turns=tuple(replace(t, reward=0.5) if t.index in (2, 4) else t for t in one.turns)
+    )
     assert [path.tolist() for path in turn_paths(one)] == [[0, 1], [0, 2], [3]]
-    assert turn_rewards(one)[0] == 1.0 and np.isnan(turn_rewards(one)[1:]).all()  # both answers to the first turn
+    assert (
+        turn_rewards(one)[0] == 1.0 and np.isnan(turn_rewards(one)[1:]).all()
+    )  # both answers to the first turn
     x = AdvantageInput.of([one], gamma=0.5)
     # tokens: 20 21 | 22 | 23 24 | 25; the turn reward 1.0 lies at the end of the first turn, 2.0 at each branch's end
     assert rewards_to_go(x, 0.5)[0].tolist() == [1.0, 2.0, 2.0, 1.0, 2.0, 2.0]
@@ -205,7 +243,9 @@ def test_turns_are_compared_at_the_same_depth_of_their_paths() -> None:
     one = (1 - first.mean()) / first.std(ddof=1)
     two = (1 - later.mean()) / later.std(ddof=1)
     assert turn_returns(x)[0] == pytest.approx([one, one, two, two, two, one])
-    graded = tree.with_(turns=tuple(replace(t, reward=1.0) if t.index == 3 else t for t in tree.turns))
+    graded = tree.with_(
+        turns=tuple(replace(t, reward=1.0) if t.index == 3 else t for t in tree.turns)
+    )
     x = AdvantageInput.of([graded, line], eps=0.0)
     # earned from there on: assistants 0 (through the first branch) and 1 one each, 3 and 2 nothing, the line nothing
     base = 0.5**0.5
@@ -220,7 +260,9 @@ def test_turns_are_compared_at_the_same_depth_of_their_paths() -> None:
 def test_a_result_rewards_the_turn_that_asked_on_its_path() -> None:
     one = episode(sub_agent())
     answer = ToolResult("33", reward=2.0)
-    one = one.with_(turns=tuple(replace(t, results=(answer,)) if t.index == 4 else t for t in one.turns))
+    one = one.with_(
+        turns=tuple(replace(t, results=(answer,)) if t.index == 4 else t for t in one.turns)
+    )
     assert turn_rewards(one)[0] == 2.0 and np.isnan(turn_rewards(one)[1:]).all()
 
 
@@ -228,7 +270,9 @@ def test_overlong_is_about_the_longest_sequence() -> None:
     algo = {"overlong_penalty": 1.0, "overlong_buffer": 5}
     shaping = Shaping(config(rollout={"max_tokens": 10, "max_new_tokens": 5}, algo=algo))
     (part,) = shaping.on_rollout_end(episode(fork()), Task("t", "p", "f", "train", ()))
-    assert part.value == pytest.approx(-0.8) and part.detail.startswith("9 of 10")  # branches of 9 and 8, 12 in all
+    assert part.value == pytest.approx(-0.8) and part.detail.startswith(
+        "9 of 10"
+    )  # branches of 9 and 8, 12 in all
 
 
 # --- dispositions and batches -----------------------------------------------------------------------------------------
@@ -236,12 +280,19 @@ def test_overlong_is_about_the_longest_sequence() -> None:
 
 def test_a_crooked_tree_is_not_trained() -> None:
     good = episode(fork(), "good")
-    late = good.with_(turns=tuple(replace(t, parent=9) if t.index == 2 else t for t in good.turns), id="late")
-    bare = episode([Said("user", (1, 2)), Said("assistant", (3,)), Said("assistant", (4, 5), parent=-1)], "bare")
+    late = good.with_(
+        turns=tuple(replace(t, parent=9) if t.index == 2 else t for t in good.turns), id="late"
+    )
+    bare = episode(
+        [Said("user", (1, 2)), Said("assistant", (3,)), Said("assistant", (4, 5), parent=-1)],
+        "bare",
+    )
     assert flaw(good) == "" and "turn 2 continues turn 9" in flaw(late)
     assert "first token" in flaw(bare)
     facts = decide([[good, late, bare, episode(chain(), "line", 0.0)]], drift={})
-    assert facts["late"] is facts["bare"] is Fact.SKIPPED_BAD_TOKENS and facts["good"] is Fact.TRAINED
+    assert (
+        facts["late"] is facts["bare"] is Fact.SKIPPED_BAD_TOKENS and facts["good"] is Fact.TRAINED
+    )
 
 
 @pytest.mark.parametrize("name", ["agent_error", "agent_timeout", "no_calls", "foreign_text"])

@@ -97,7 +97,13 @@ def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, na
         # what a GPU would get back: every number of the state, counts of steps apart
         parts = getattr(learner.optimizer, "optimizers", [learner.optimizer])
         move_state(learner.optimizer, "meta")
-        left = [t for one in parts for state in one.state.values() for t in state.values() if t.device.type == "cpu"]
+        left = [
+            t
+            for one in parts
+            for state in one.state.values()
+            for t in state.values()
+            if t.device.type == "cpu"
+        ]
         assert sum(t.numel() * t.element_size() for t in left if t.ndim) == 0
     assert same(after[0], after[1])
 
@@ -114,7 +120,9 @@ def test_the_weight_of_a_token_is_minus_the_gradient_of_its_log_probability(
     for episode in flat:
         signals, mask = update.signals[episode.id], episode.tokens.trained_mask
         share = total if aggregation == "token_mean" else len(flat) * episode.trained_tokens
-        assert signals.weight[mask] == pytest.approx(update.advantages[episode.id] / share, rel=1e-4)
+        assert signals.weight[mask] == pytest.approx(
+            update.advantages[episode.id] / share, rel=1e-4
+        )
         assert np.isnan(signals.weight[~mask]).all() and not signals.clipped.any()
         assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
     assert update.metrics["sampling/sampling_logp_difference/max"] < 1e-4
@@ -160,7 +168,12 @@ def test_truncated_sampling_is_corrected(model: Any) -> None:
     groups = episodes(model, SPREAD)
     plain = Learner(copy.deepcopy(model), config()).update(groups, 0)
     higher = [
-        [e.with_(tokens=replace(e.tokens, logp_sampled=e.tokens.logp_sampled + np.float32(np.log(2)))) for e in group]
+        [
+            e.with_(
+                tokens=replace(e.tokens, logp_sampled=e.tokens.logp_sampled + np.float32(np.log(2)))
+            )
+            for e in group
+        ]
         for group in groups
     ]
     learner = Learner(model, config(rollout={"top_p": 0.9}))
@@ -216,12 +229,16 @@ def test_nothing_to_train_on_is_nothing(model: Any) -> None:
 
 def test_schedules() -> None:
     def rates(**train: Any) -> list[float]:
-        learner = Learner(torch.nn.Linear(2, 2), config(train={"lr": 1.0, "steps": 6, "warmup_steps": 2, **train}))
+        learner = Learner(
+            torch.nn.Linear(2, 2), config(train={"lr": 1.0, "steps": 6, "warmup_steps": 2, **train})
+        )
         return [learner.learning_rate(step) for step in range(7)]
 
     assert rates() == pytest.approx([0.5, 1, 1, 1, 1, 1, 1])
     assert rates(schedule="linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0])
-    assert rates(schedule="cosine") == pytest.approx([0.5, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
+    assert rates(schedule="cosine") == pytest.approx(
+        [0.5, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0]
+    )
     assert rates(warmup_steps=0)[0] == 1.0
 
 
@@ -250,7 +267,9 @@ def test_a_reference_pulls_back(model: Any, start: Any) -> None:
     assert kl[0] > 1e-3 and kl[-1] < kl[0]
 
 
-def test_paths_of_files_are_algorithms_too(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_files_are_algorithms_too(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\n\ndef ones(given):\n    return [np.ones(n, np.float32) for n in given.lengths]\n"
     )

@@ -38,18 +38,27 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path,
                 run = await trainer.train()
         async with trainer_of(folder, model, run=run, **sections) as trainer:
             done = await trainer.train()
-            gaps = [row["sampling/sampling_logp_difference/max"] for row in trainer.store.runs.steps(done.id)]
+            gaps = [
+                row["sampling/sampling_logp_difference/max"]
+                for row in trainer.store.runs.steps(done.id)
+            ]
             assert max(gaps) < 1e-4, "sampler and trainer are the same model"
-            last = next(Path(c.path) for c in trainer.store.runs.checkpoints(done.id) if c.kind == "last")
+            last = next(
+                Path(c.path) for c in trainer.store.runs.checkpoints(done.id) if c.kind == "last"
+            )
             ends.append((last / "adapter_model.safetensors").read_bytes())
-            trained = {n: p.detach() for n, p in trainer.loaded.model.named_parameters() if p.requires_grad}
+            trained = {
+                n: p.detach() for n, p in trainer.loaded.model.named_parameters() if p.requires_grad
+            }
             assert any("magnitude" in name for name in trained) is (kind == "use_dora")
             ids = torch.arange(5, 25)[None]
             with torch.no_grad():
                 wanted = trainer.loaded.model(ids).logits
     assert ends[0] == ends[1], "a resumed run ends where a whole one does"
     assert json.loads((last / "adapter_config.json").read_text())[kind] is True
-    config = Config.model_validate({"model": {"name": str(last), "device": "cpu", "dtype": "float32"}})
+    config = Config.model_validate(
+        {"model": {"name": str(last), "device": "cpu", "dtype": "float32"}}
+    )
     merge(str(last), tmp_path / "merged", config, base=tmp_path, dtype="float32")
     merged = load_model(tmp_path / "merged", config.model, base=tmp_path)
     with torch.no_grad():
@@ -60,9 +69,13 @@ def test_rslora_scales_by_the_root(model: Path) -> None:
     scales = []
     for rslora in (False, True):
         adapter = {"enabled": True, "r": 16, "alpha": 8, "use_rslora": rslora}
-        config = Config.model_validate({"model": {"name": str(model), "device": "cpu"}, "adapter": adapter})
+        config = Config.model_validate(
+            {"model": {"name": str(model), "device": "cpu"}, "adapter": adapter}
+        )
         loaded = load_policy(None, config, base=model, trainable=True)
-        scales += [m.scaling["default"] for n, m in loaded.model.named_modules() if n.endswith("q_proj")][:1]
+        scales += [
+            m.scaling["default"] for n, m in loaded.model.named_modules() if n.endswith("q_proj")
+        ][:1]
     assert scales == [8 / 16, 8 / 4]
 
 
@@ -93,7 +106,9 @@ def test_offloaded_state_gives_the_same_numbers() -> None:
     steps(plain, TrainConfig(lr=0.1, weight_decay=0.1))
     optimizer = steps(offloaded, TrainConfig(lr=0.1, weight_decay=0.1, optimizer="adamw_offload"))
     assert torch.equal(flat(plain), flat(offloaded))
-    assert isinstance(optimizer, OffloadedAdamW) and all(p.grad is None for p in offloaded.parameters())
+    assert isinstance(optimizer, OffloadedAdamW) and all(
+        p.grad is None for p in offloaded.parameters()
+    )
     assert all(s["exp_avg"].device.type == "cpu" for s in optimizer.inner.state.values())
     later = copy.deepcopy(offloaded)
     again = make_optimizer(later, TrainConfig(lr=0.1, weight_decay=0.1, optimizer="adamw_offload"))
@@ -121,7 +136,10 @@ def test_muon_takes_hidden_matrices_only() -> None:
     before = flat(model)
     optimizer = steps(model, TrainConfig(lr=0.05, optimizer="muon"))
     assert isinstance(optimizer, Several)
-    kinds = {type(one).__name__: sum(len(g["params"]) for g in one.param_groups) for one in optimizer.optimizers}
+    kinds = {
+        type(one).__name__: sum(len(g["params"]) for g in one.param_groups)
+        for one in optimizer.optimizers
+    }
     assert kinds == {"Muon": 2, "AdamW": 2} and not torch.equal(before, flat(model))
     again = make_optimizer(model, TrainConfig(lr=0.05, optimizer="muon"))
     again.load_state_dict(optimizer.state_dict())
@@ -138,22 +156,34 @@ async def test_a_run_with_offloaded_state_equals_one_without(tmp_path: Path, mod
     assert torch.equal(ends[0], ends[1])
 
 
-def test_what_needs_a_gpu_or_a_package_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_a_gpu_or_a_package_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(EnvironmentProblem, match="adamw8bit needs a GPU"):
         make_optimizer(small(), TrainConfig(optimizer="adamw8bit"))
     base: dict[str, Any] = {"model": {"name": str(model), "device": "cpu", "quantization": "4bit"}}
     with pytest.raises(ConfigError, match="cannot be trained themselves"):
         load_policy(None, Config.model_validate(base), base=model, trainable=True)
-    monkeypatch.setattr(quantise, "find_spec", lambda name: None)  # bitsandbytes may be installed here
+    monkeypatch.setattr(
+        quantise, "find_spec", lambda name: None
+    )  # bitsandbytes may be installed here
     with pytest.raises(EnvironmentProblem, match="quantization=8bit needs bitsandbytes") as caught:
         quantise.quantization("8bit", torch.device("cuda"), torch.bfloat16)
     assert "agentrl-cli[quant]" in (caught.value.hint or "")
 
 
 def test_what_transformers_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "find_spec", lambda name: object())  # bitsandbytes is not needed for the settings
+    monkeypatch.setattr(
+        quantise, "find_spec", lambda name: object()
+    )  # bitsandbytes is not needed for the settings
     four = quantise.settings("4bit", torch.bfloat16)
-    assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (True, "nf4", True)
+    assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_use_double_quant) == (
+        True,
+        "nf4",
+        True,
+    )
     assert four.bnb_4bit_compute_dtype is torch.bfloat16
     given = quantise.quantization("8bit", torch.device("cuda", 1), torch.bfloat16)
-    assert given["quantization_config"].load_in_8bit and given["device_map"] == {"": torch.device("cuda", 1)}
+    assert given["quantization_config"].load_in_8bit and given["device_map"] == {
+        "": torch.device("cuda", 1)
+    }

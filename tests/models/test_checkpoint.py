@@ -57,7 +57,9 @@ def names(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir())
 
 
-def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else(source: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else(
+    source: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "checkpoints" / "last"
     model = model_of(source)
     save_checkpoint(folder, model, source, {"step": 1})
@@ -122,7 +124,10 @@ def test_the_place_is_never_a_torn_folder(tmp_path: Path, dead: int) -> None:
         "at.shutil = Fatal()\n"
         f"at.replace_folder(Path({str(tmp_path / 'next')!r}), Path({str(tmp_path / 'last')!r}))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent.parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent.parent),
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     assert done.returncode == -9
     assert whole(tmp_path / "last") and (tmp_path / "last" / "trainer.pt").read_text() == "new"
@@ -138,9 +143,16 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["last"] and (old / "config.json").read_text() == "old"
 
 
-def test_another_model_s_weights_do_not_stay_in_a_folder_that_is_written_into(tmp_path: Path) -> None:
+def test_another_model_s_weights_do_not_stay_in_a_folder_that_is_written_into(
+    tmp_path: Path,
+) -> None:
     folder = fake(tmp_path / "out", "old")
-    for name in ("adapter_config.json", "adapter_model.safetensors", "model-00002-of-00002.safetensors", "notes.txt"):
+    for name in (
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "model-00002-of-00002.safetensors",
+        "notes.txt",
+    ):
         (folder / name).write_text("old")
     with written_whole(folder, keep=True) as beside:
         for name in ("config.json", "model.safetensors"):
@@ -162,11 +174,18 @@ def test_a_link_stays_one_and_its_folder_is_locked(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("disk/out")
     with writing(link, "merge", None):
-        with pytest.raises(UsageError, match="is being written"), writing(tmp_path / "disk" / "out", "sft", None):
+        with (
+            pytest.raises(UsageError, match="is being written"),
+            writing(tmp_path / "disk" / "out", "sft", None),
+        ):
             pass
         with written_whole(link) as beside:
             (beside / "config.json").write_text("new")
-    assert names(tmp_path) == ["disk", "link"] and names(tmp_path / "disk") == ["out"] and link.is_symlink()
+    assert (
+        names(tmp_path) == ["disk", "link"]
+        and names(tmp_path / "disk") == ["out"]
+        and link.is_symlink()
+    )
     assert (tmp_path / "disk" / "out" / "config.json").read_text() == "new"
 
 

@@ -22,10 +22,14 @@ def test_values_gradients_and_files_stay(tmp_path: Path) -> None:
     plain, model = tiny("qwen3"), tiny("qwen3")
     parameters = dict(model.named_parameters())
     lay_by_input(model)
-    assert dict(model.named_parameters()) == parameters  # the same objects: an optimizer keeps its own
+    assert (
+        dict(model.named_parameters()) == parameters
+    )  # the same objects: an optimizer keeps its own
     lying = linear_weights(model)
     head = model.get_output_embeddings().weight
-    assert head.is_contiguous() and all(w.T.is_contiguous() for w in lying.values() if w is not head)
+    assert head.is_contiguous() and all(
+        w.T.is_contiguous() for w in lying.values() if w is not head
+    )
     ids = torch.arange(24).view(2, 12)
     for one in (plain, model):
         one(ids, labels=ids).loss.backward()

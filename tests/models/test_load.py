@@ -38,11 +38,15 @@ def adapter(folder: Path, base: Path, model: Path) -> Path:
     )
     save_model(loaded, model, folder)
     reported = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**reported, "base_model_name_or_path": str(base)}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**reported, "base_model_name_or_path": str(base)})
+    )
     return folder
 
 
-def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(source: Path, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(
+    source: Path, tmp_path: Path
+) -> None:
     folder = adapter(tmp_path / "adapter", source, source)
     assert adapter_base(folder, CONFIG, base=tmp_path) == source
     loaded: Any = load_model(folder, CONFIG, base=tmp_path)
@@ -51,7 +55,9 @@ def test_a_model_of_ones_own_named_tiny_agent_is_its_adapters_base(source: Path,
     torch.testing.assert_close(kept, own.model.embed_tokens.weight, atol=0, rtol=0)
 
 
-def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Path, tmp_path: Path) -> None:
+def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(
+    source: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "adapter"
     folder.mkdir()
 
@@ -63,7 +69,9 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Pa
     assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == bundled_model()
     assert base_of("tiny-agent") == base_of(str(bundled_model("tiny-agent"))) == bundled_model()
     shutil.copytree(source, tmp_path / "elsewhere" / "tiny-agent")
-    assert base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
+    assert (
+        base_of(str(tmp_path / "elsewhere" / "tiny-agent")) == tmp_path / "elsewhere" / "tiny-agent"
+    )
     assert base_of("elsewhere/tiny-agent") == tmp_path / "elsewhere" / "tiny-agent"
     with pytest.raises(ModelError, match="not found"):
         base_of(str(tmp_path / "nowhere" / "another"))
@@ -74,7 +82,12 @@ def test_the_bundled_model_stands_in_only_where_the_folder_is_missing(source: Pa
 def test_merging_takes_the_same_base(source: Path, tmp_path: Path) -> None:
     from agentrl_cli.models.merge import merge
 
-    done = merge(str(adapter(tmp_path / "adapter", source, source)), tmp_path / "out", Config(), base=tmp_path)
+    done = merge(
+        str(adapter(tmp_path / "adapter", source, source)),
+        tmp_path / "out",
+        Config(),
+        base=tmp_path,
+    )
     merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
     assert merged.config.hidden_size == 32
 
@@ -89,7 +102,16 @@ def test_adapters_load_and_save_without_a_word(source: Path, tmp_path: Path) -> 
         "model, folder = Path(sys.argv[2]), Path(sys.argv[3])\n"
         "load_model(adapter(folder, model, model), CONFIG, base=folder.parent)\n"
     )
-    command = [sys.executable, "-W", "error::FutureWarning", "-c", code, str(ROOT), str(source), str(tmp_path / "a")]
+    command = [
+        sys.executable,
+        "-W",
+        "error::FutureWarning",
+        "-c",
+        code,
+        str(ROOT),
+        str(source),
+        str(tmp_path / "a"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -102,25 +124,38 @@ def test_weights_that_are_missing_are_never_made_up(source: Path, tmp_path: Path
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.0.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"not all there: it lacks model.layers.0.mlp.up_proj.weight.$"):
+    with pytest.raises(
+        ModelError, match=r"not all there: it lacks model.layers.0.mlp.up_proj.weight.$"
+    ):
         load_model(folder, CONFIG, base=tmp_path)
 
 
 def test_the_seed_makes_the_adapter(source: Path, tmp_path: Path) -> None:
     def first(seed: int) -> torch.Tensor:
         config = Config.model_validate(
-            {"model": {"device": "cpu"}, "adapter": {"enabled": True, "r": 2}, "seed": seed, "deterministic": True}
+            {
+                "model": {"device": "cpu"},
+                "adapter": {"enabled": True, "r": 2},
+                "seed": seed,
+                "deterministic": True,
+            }
         )
         torch.rand(3)  # whatever happened before
         loaded = load_policy(str(source), config, base=tmp_path, trainable=True)
-        found: torch.Tensor = next(p.detach() for name, p in loaded.model.named_parameters() if "lora_A" in name)
+        found: torch.Tensor = next(
+            p.detach() for name, p in loaded.model.named_parameters() if "lora_A" in name
+        )
         return found
 
     assert torch.equal(first(3), first(3)) and not torch.equal(first(3), first(4))
 
 
-def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(source: Path, tmp_path: Path) -> None:
-    loaded: Any = add_adapter(load_model(source, CONFIG, base=tmp_path), LoraConfig(enabled=True, r=2), tmp_path)
+def test_an_adapter_of_a_hub_model_names_it_and_not_a_folder_of_this_machine(
+    source: Path, tmp_path: Path
+) -> None:
+    loaded: Any = add_adapter(
+        load_model(source, CONFIG, base=tmp_path), LoraConfig(enabled=True, r=2), tmp_path
+    )
     name_base(loaded, "org/name", "v1")
     save_model(loaded, source, tmp_path / "adapter")  # asks no hub: there is none here
     reported = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -140,9 +175,13 @@ def unusable(folder: Path, kind: str) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(given | changes.get(kind, {})))
     if kind == "pointer":
-        (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+        (folder / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+        )
     if kind == "cut":
-        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:2000])
+        (folder / "model.safetensors").write_bytes(
+            (folder / "model.safetensors").read_bytes()[:2000]
+        )
     if kind == "gguf":
         (folder / "model.safetensors").rename(folder / "model-Q4.gguf")
         (folder / "config.json").unlink()

@@ -20,10 +20,16 @@ from agentrl_cli.store import EvalRow, RunRow, Store
 from tests.helpers.chat import bpe_json
 
 # peft 0.19 asks transformers 5.23 for a name that is on its way out.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 
 IDS = torch.arange(3, 23)[None]
-TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+}
 
 
 def tiny(seed: int = 0) -> Any:
@@ -76,7 +82,9 @@ def adapter_folder(base_folder: Path) -> Path:
 
     folder = base_folder.parent / "adapter"
     model: Any = AutoModelForCausalLM.from_pretrained(base_folder)
-    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     torch.manual_seed(1)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
@@ -99,7 +107,13 @@ def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path:
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(merged), wanted, atol=1e-5, rtol=1e-4)
     assert (wanted - before).abs().max() > 0.1
-    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "README.md"} <= set(done.files)
+    assert {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "README.md",
+    } <= set(done.files)
     assert not {"adapter_config.json", "adapter_model.safetensors", "trainer.pt"} & set(done.files)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     messages = [{"role": "user", "content": "hi"}]
@@ -130,15 +144,25 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
         config = {"algo": {"advantage": "grpo", "loss": "ppo_clip"}, "train": {"lr": 0.0001}}
         run = store.runs.add(
             RunRow(
-                id="", name="fox", model="Qwen/Qwen2.5-0.5B", pack="calc-task", seed=7, total_steps=60, config=config
+                id="",
+                name="fox",
+                model="Qwen/Qwen2.5-0.5B",
+                pack="calc-task",
+                seed=7,
+                total_steps=60,
+                config=config,
             )
         )
         store.runs.add_checkpoint(run.id, 40, folder, {}, "best")
         store.runs.add_eval(EvalRow(run.id, 40, "step-40", "test", 150, 4, 0.912, 0.88, 0.94))
         store.runs.add_eval(EvalRow(run.id, 20, "step-20", "test", 150, 4, 0.5, 0.4, 0.6))
-        after = store.runs.add(RunRow(id="", name="eval-fox", kind="eval", parent_id=run.id, parent_step=40))
+        after = store.runs.add(
+            RunRow(id="", name="eval-fox", kind="eval", parent_id=run.id, parent_step=40)
+        )
         store.runs.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.93, 0.9, 0.95))
-        store.runs.add_eval(EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False}))
+        store.runs.add_eval(
+            EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False})
+        )
         done = merge("fox@best", tmp_path / "out", Config(), base=tmp_path, store=store)
         with pytest.raises(NotFound, match="bset"):
             merge("fox@bset", tmp_path / "out2", Config(), base=tmp_path, store=store)
@@ -147,7 +171,10 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
     assert "base_model: Qwen/Qwen2.5-0.5B\n" in head and "library_name: transformers\n" in head
     assert "| run | fox, step 40 of 60 |" in card and "| advantage, loss | grpo, ppo_clip |" in card
     assert "| seed | 7 |" in card and "| tasks | calc-task |" in card
-    assert "| test | 150 | 4 | 0.912 | 0.880 to 0.940 |" in card and "| test | 168 | 4 | 0.930 |" in card
+    assert (
+        "| test | 150 | 4 | 0.912 | 0.880 to 0.940 |" in card
+        and "| test | 168 | 4 | 0.930 |" in card
+    )
     assert "0.500" not in card and "0.100" not in card and str(tmp_path) not in card
 
 
@@ -175,7 +202,9 @@ def test_what_is_in_the_way_stays(base_folder: Path, tmp_path: Path) -> None:
     assert not (out / "mine.txt").exists() and (out / "model.safetensors").is_file()
 
 
-def test_broken_sources_leave_nothing(base_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+def test_broken_sources_leave_nothing(
+    base_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(base_folder, bare)
     os.remove(bare / "chat_template.jinja")

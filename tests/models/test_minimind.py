@@ -113,7 +113,10 @@ SYSTEM = {
                 "function": {
                     "name": "calculate_math",
                     "description": "计算数学表达式",
-                    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"expression": {"type": "string"}},
+                    },
                 },
             }
         ]
@@ -178,10 +181,43 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
     assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": SFT}) + "\n")
     project = tmp_path / "p"
-    assert main(["init", "--min-level", "ns", "minimind-task", str(project), "--model", str(tmp_path / "hf")]) == 0
+    assert (
+        main(
+            [
+                "init",
+                "--min-level",
+                "ns",
+                "minimind-task",
+                str(project),
+                "--model",
+                str(tmp_path / "hf"),
+            ]
+        )
+        == 0
+    )
     at = ["--project", str(project), "--set", "model.device=cpu"]
-    assert main(["sft", str(tmp_path / "tuned"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "2", *at]) == 0
-    few = ["--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2", "--set", "model.append_only=true"]
+    assert (
+        main(
+            [
+                "sft",
+                str(tmp_path / "tuned"),
+                "--data",
+                str(tmp_path / "rows.jsonl"),
+                "--steps",
+                "2",
+                *at,
+            ]
+        )
+        == 0
+    )
+    few = [
+        "--set",
+        "rollout.prompts_per_step=1",
+        "--set",
+        "rollout.group_size=2",
+        "--set",
+        "model.append_only=true",
+    ]
     few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.drop_zero_variance=false"]
     assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
     assert main(["eval", "--limit", "1", "-k", "1", *at, *few]) == 0
@@ -193,13 +229,19 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
     assert torch.allclose(own(ids), trained(ids).logits, atol=0.05), "half precision"
 
 
-def test_what_cannot_be_imported_is_named(native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}, tmp_path / "moe.pth")
+def test_what_cannot_be_imported_is_named(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(
+        {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}, tmp_path / "moe.pth"
+    )
     assert main(["import", "minimind", str(tmp_path / "moe.pth"), str(tmp_path / "x")]) != 0
     assert "mixture of experts" in capsys.readouterr().err
     folder = tmp_path / "native"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "minimind", "num_attention_heads": HEADS}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "minimind", "num_attention_heads": HEADS})
+    )
     (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
     assert main(["doctor", "--template", "--model", str(folder)]) != 0
     assert import_minimind(folder, tmp_path / "y", native.parent.parent / "model") > 0
@@ -262,7 +304,10 @@ def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"runs code of its own, model_minimind\.py") as refused:
         load_model(tmp_path, ModelConfig(), base=tmp_path)
-    assert "model.trust_remote_code=true" in refused.value.hint and "import minimind" in refused.value.hint
+    assert (
+        "model.trust_remote_code=true" in refused.value.hint
+        and "import minimind" in refused.value.hint
+    )
     model = load_model(tmp_path, ModelConfig(trust_remote_code=True, device="cpu"), base=tmp_path)
     with torch.inference_mode():
         model(torch.zeros(1, 3, dtype=torch.long))
@@ -270,7 +315,12 @@ def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
 
 
 def test_a_run_of_minimind_3_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 6400, "intermediate_size": 2432}
+    sizes: dict[str, Any] = {
+        "hidden_size": 768,
+        "num_hidden_layers": 8,
+        "vocab_size": 6400,
+        "intermediate_size": 2432,
+    }
     heads: dict[str, Any] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -278,7 +328,12 @@ def test_a_run_of_minimind_3_is_planned(tmp_path: Path, capsys: pytest.CaptureFi
         "tie_word_embeddings": True,
     }
     Qwen3Config(**sizes, **heads, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
-    assert main(["train", "--dry-run", "--model", str(tmp_path), "--set", "task.packs=[minimind-task]"]) == 0
+    assert (
+        main(
+            ["train", "--dry-run", "--model", str(tmp_path), "--set", "task.packs=[minimind-task]"]
+        )
+        == 0
+    )
     assert "63,9" in capsys.readouterr().err, "minimind-3 has 64 million parameters"
 
 
@@ -297,7 +352,9 @@ async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
     done = await play(pack, [call("calculate_math", expression="2+3"), "It is 5."])
     assert [r.text for t in done.turns for r in t.results] == ['{"result": "5"}']
     assert done.outcome is Outcome.SOLVED and done.reward_parts[0].value == 3.0
-    rlaif = normal({"conversations": [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]})
+    rlaif = normal(
+        {"conversations": [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]}
+    )
     assert [message["role"] for message in rlaif["prompt"]] == ["user", "assistant"]
 
 
@@ -308,7 +365,10 @@ async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
         {"prompt": "a", "completion": "b"},
-        {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]},
+        {
+            "prompt": [{"role": "user", "content": "a"}],
+            "completion": [{"role": "assistant", "content": "b"}],
+        },
         {"instruction": "a", "input": "", "output": "b"},
     ],
 )
@@ -323,5 +383,7 @@ def test_rows_to_learn_from(tmp_path: Path, row: dict[str, Any]) -> None:
 
 def test_a_row_of_no_known_form_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"text": "a"}\n')
-    with pytest.raises(Exception, match=r"rows.jsonl:2: a row to learn from has conversations.*this one has text"):
+    with pytest.raises(
+        Exception, match=r"rows.jsonl:2: a row to learn from has conversations.*this one has text"
+    ):
         from_file.read(tmp_path / "rows.jsonl")

@@ -81,7 +81,12 @@ def call(*numbers: int) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in said)
 
 
-PACK = Pack.of("look", [{"prompt": "What is there?"}], [Reward("r", lambda e, c: float(e.seed % 2))], tools=[look])
+PACK = Pack.of(
+    "look",
+    [{"prompt": "What is there?"}],
+    [Reward("r", lambda e, c: float(e.seed % 2))],
+    tools=[look],
+)
 
 
 class Directed:
@@ -116,7 +121,9 @@ def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
     if images:
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
         options = getattr(reader.processor, "images_kwargs", {})
-        pixels = dict(reader.processor.image_processor(images=[pictures], return_tensors="pt", **options))
+        pixels = dict(
+            reader.processor.image_processor(images=[pictures], return_tensors="pt", **options)
+        )
         for unused in ("rows", "cols", "num_crops"):
             pixels.pop(unused, None)
         if reader.types:
@@ -126,7 +133,9 @@ def whole(model: Any, ids: Any, images: Sequence[bytes]) -> torch.Tensor:
 
 
 async def episodes(loaded: Any, turns: Sequence[str], count: int = 2, **more: Any) -> list[Episode]:
-    config = Config.model_validate({"rollout": {"max_new_tokens": 200, "max_tokens": 900, "max_turns": 3}})
+    config = Config.model_validate(
+        {"rollout": {"max_new_tokens": 200, "max_tokens": 900, "max_turns": 3}}
+    )
     directed: Any = Directed(loaded.policy, loaded.chat, turns)
     rollout = Rollout(directed, loaded.chat, {"look": PACK}, config, **more)
     task = PACK.tasks("train")[0]
@@ -149,26 +158,41 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
     parts = SimpleNamespace(image_processor=reader.processor.image_processor, image_token="#")
     for data in (RED, BLUE):
         grid = {
-            "image_grid_thw": reader.inputs(torch.tensor([reader.token] * reader.measure(data)[2]), [data])[
-                "image_grid_thw"
-            ]
+            "image_grid_thw": reader.inputs(
+                torch.tensor([reader.token] * reader.measure(data)[2]), [data]
+            )["image_grid_thw"]
         }
         assert rule(parts, grid, 0) == "#" * reader.measure(data)[2]
     said = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "yes"}]
-    answers = [{"role": "tool", "name": "look", "content": f"it {n}", "tool_call_id": "c"} for n in range(2)]
-    new, pixels = pictured(answers, [ToolResult("", images=(RED,)), ToolResult("", images=(BLUE,))], chat.images)
+    answers = [
+        {"role": "tool", "name": "look", "content": f"it {n}", "tool_call_id": "c"}
+        for n in range(2)
+    ]
+    new, pixels = pictured(
+        answers, [ToolResult("", images=(RED,)), ToolResult("", images=(BLUE,))], chat.images
+    )
     assert pixels == (RED, BLUE)
-    assert content_text(new[0]["content"]).startswith("[image 24x16 ") and "it 0" in content_text(new[0]["content"])
+    assert content_text(new[0]["content"]).startswith("[image 24x16 ") and "it 0" in content_text(
+        new[0]["content"]
+    )
     start = chat.prompt(said[:1])
     model = chat.assistant_ids(said[1])
     delta = chat.extend(said, new, last_id=model[-1])
-    assert [*start.ids, *model, *delta.ids] == chat.render([*said, *new], add_generation_prompt=True).ids
+    assert [*start.ids, *model, *delta.ids] == chat.render(
+        [*said, *new], add_generation_prompt=True
+    ).ids
     origin = np.array(delta.origin)[np.array(delta.ids) == reader.token]
     assert len(origin) == 22 and set(origin.tolist()) == {int(Origin.TOOL)}
-    words = [t for t, o in zip(delta.ids, delta.origin, strict=True) if o == Origin.TOOL and t != reader.token]
+    words = [
+        t
+        for t, o in zip(delta.ids, delta.origin, strict=True)
+        if o == Origin.TOOL and t != reader.token
+    ]
     assert chat.decode(words) == "it 0it 1"
     # Text that looks like a placeholder stays text, from a tool as from a model.
-    fake = chat.extend(said, [{"role": "tool", "name": "look", "content": "<|image_pad|>"}], last_id=model[-1])
+    fake = chat.extend(
+        said, [{"role": "tool", "name": "look", "content": "<|image_pad|>"}], last_id=model[-1]
+    )
     assert reader.token not in fake.ids and reader.token not in chat.continuation(
         [{"role": "assistant", "content": "<|image_pad|>"}]
     )
@@ -189,8 +213,17 @@ def test_rows_with_images_and_videos(tmp_path: Path) -> None:
     verl = {"data_source": "x", "prompt": said, "images": [{"bytes": RED}]}
     rows: list[dict[str, Any]] = [
         {"id": "verl", **verl, "videos": [{"video": "moves.png", "max_frames": 3}]},
-        {"id": "trl", "prompt": [{"role": "system", "content": "s"}, {**said[0], "content": "u"}], "image": PIL(BLUE)},
-        {"id": "parts", "prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]},
+        {
+            "id": "trl",
+            "prompt": [{"role": "system", "content": "s"}, {**said[0], "content": "u"}],
+            "image": PIL(BLUE),
+        },
+        {
+            "id": "parts",
+            "prompt": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}
+            ],
+        },
         {"id": "path", "prompt": "p", "images": ["red.png"]},
     ]
     pack = replace(Pack.of("p", rows, [Reward("r", lambda e, c: 1.0)]), dir=tmp_path)
@@ -201,41 +234,73 @@ def test_rows_with_images_and_videos(tmp_path: Path) -> None:
         ["text", "image", "text", "image", "image", "image"], ["image", "text"], ["image"], ["image", "text"],
     ]  # fmt: skip
     reds = [PIL(data).getpixel((1, 1))[0] for data in found[0][1][1:]]
-    assert found[0][1][0] == RED and reds == [0, 80, 180] and [f[1] for f in found[1:]] == [(BLUE,), (BLUE,), (RED,)]
+    assert (
+        found[0][1][0] == RED
+        and reds == [0, 80, 180]
+        and [f[1] for f in found[1:]] == [(BLUE,), (BLUE,), (RED,)]
+    )
     assert all("images" not in task.data and "image" not in task.data for task in tasks)
     with Store.open(tmp_path / "s.db") as store:
         store.tasks.add(tasks)
         stored = [store.tasks.get(task.id) for task in tasks]
-        assert [task.prompt for task in stored if task is not None] == [task.prompt for task in tasks]
+        assert [task.prompt for task in stored if task is not None] == [
+            task.prompt for task in tasks
+        ]
     with contextlib.closing(sqlite3.connect(tmp_path / "s.db")) as file:
         kept = {row[0] for row in file.execute("SELECT data FROM attachments")}
-        assert kept == {RED, BLUE} and not file.execute("SELECT 1 FROM tasks WHERE prompt LIKE '%base64%'").fetchall()
+        assert (
+            kept == {RED, BLUE}
+            and not file.execute("SELECT 1 FROM tasks WHERE prompt LIKE '%base64%'").fetchall()
+        )
 
 
-async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_them_there_alone() -> None:
+async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_them_there_alone() -> (
+    None
+):
     part = '{%- if part.type == "image" %}<|vision_start|>'
-    template = TEMPLATE.replace(part, '{%- if part.type == "image" and message.role == "tool" %}{%- elif' + part[6:])
+    template = TEMPLATE.replace(
+        part, '{%- if part.type == "image" and message.role == "tool" %}{%- elif' + part[6:]
+    )
     tokenizer = ByteTokenizer(template, control=CONTROL)
     token = tokenizer.id_of("<|image_pad|>")
     assert token is not None
     chat = Chat(tokenizer, images=Images(token, lambda data: (1, 1, 3, ())))
     assert chat.reads_images and not chat.shows_images
     policy = ScriptedPolicy([call(0), "a door"], tokenizer)
-    rollout = Rollout(policy, chat, {"look": PACK}, Config.model_validate({"rollout": {"max_tokens": 4000}}))
+    rollout = Rollout(
+        policy, chat, {"look": PACK}, Config.model_validate({"rollout": {"max_tokens": 4000}})
+    )
     episode = await rollout.episode(Job(PACK.tasks("train")[0], 1))
-    assert [turn.role for turn in episode.turns] == ["user", "assistant", "tool", "user", "assistant"], episode.error
-    assert episode.images == (RED,) and (episode.tokens.ids == token).sum() == 3 and not episode.flags
+    assert [turn.role for turn in episode.turns] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+        "assistant",
+    ], episode.error
+    assert (
+        episode.images == (RED,) and (episode.tokens.ids == token).sum() == 3 and not episode.flags
+    )
 
 
 def test_what_functions_answer_as_pictures() -> None:
     """A PIL image, and TRL's content blocks; a list that only looks like blocks stays JSON."""
     image = Image.new("RGB", (24, 16), (255, 0, 0))
     assert as_result(image) == ToolResult("", images=(RED,))
-    blocks = [{"type": "text", "text": "left"}, {"type": "image", "image": image}, {"type": "text", "text": "right"}]
+    blocks = [
+        {"type": "text", "text": "left"},
+        {"type": "image", "image": image},
+        {"type": "text", "text": "right"},
+    ]
     assert as_result(blocks) == ToolResult("left\nright", images=(RED,))
     assert as_result([{"type": "image", "image": RED}]).images == (RED,)
     uri = data_uri(RED)
-    for same in (RED, uri, [{"type": "image_url", "image_url": {"url": uri}}], [{"type": "image", "image": uri}]):
+    for same in (
+        RED,
+        uri,
+        [{"type": "image_url", "image_url": {"url": uri}}],
+        [{"type": "image", "image": uri}],
+    ):
         assert as_result(same) == ToolResult("", images=(RED,))
     with pytest.raises(EnvError, match="does not exist"):
         as_result(Path("/nowhere/a.png"))
@@ -252,7 +317,9 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
 ) -> None:
     """Images of two sizes in prompts, a video as frames, and images of tools, in one batch; gradients too."""
     folder = vision_folder(tmp_path, family)
-    config = Config.model_validate({"rollout": {"max_new_tokens": 200, "max_tokens": 1500, "max_turns": 2}})
+    config = Config.model_validate(
+        {"rollout": {"max_new_tokens": 200, "max_tokens": 1500, "max_turns": 2}}
+    )
     with caplog.at_level(logging.WARNING):
         loaded = load_policy(str(folder), config, base=folder)
     engine: Any = loaded.policy
@@ -266,20 +333,26 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
     directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
     rollout = Rollout(directed, loaded.chat, {"look": pack}, config)
     tasks = pack.tasks("train")
-    made = await rollout.run([Job(t, seed=n, sample=n, group_id=t.id) for t in tasks for n in range(2)])
+    made = await rollout.run(
+        [Job(t, seed=n, sample=n, group_id=t.id) for t in tasks for n in range(2)]
+    )
     shown = {"a": (RED, BLUE), "b": (BLUE, RED, BLUE), "c": ()}
     for episode in made:
         assert episode.images == (*shown[episode.task_id.removeprefix("look/")], RED), episode.error
         reader = reader_of(loaded.model)
         assert reader is not None
-        assert (episode.tokens.ids == reader.token).sum() == sum(reader.measure(i)[2] for i in episode.images)
+        assert (episode.tokens.ids == reader.token).sum() == sum(
+            reader.measure(i)[2] for i in episode.images
+        )
         with torch.no_grad():
             wanted = whole(loaded.model, episode.tokens.ids, episode.images)
         trained = np.flatnonzero(episode.tokens.trained_mask)
         exact = wanted[trained - 1, episode.tokens.ids[trained]].numpy()
         assert np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
     assert len({tuple(e.tokens.ids) for e in made}) == 6
-    packed, out = trained_logprobs(loaded.model, [[Segment.of(e) for e in made[n : n + 2]] for n in (0, 2, 4)])
+    packed, out = trained_logprobs(
+        loaded.model, [[Segment.of(e) for e in made[n : n + 2]] for n in (0, 2, 4)]
+    )
     assert "one by one" not in caplog.text
     sampled = np.concatenate([e.tokens.logp_policy[e.tokens.trained_mask] for e in made])
     assert np.abs(out.logp.detach().numpy() - sampled).max() < 1e-4 and len(packed.images) == 6
@@ -290,7 +363,9 @@ async def test_batched_sampling_and_training_equal_a_plain_forward(
         trained = np.flatnonzero(episode.tokens.trained_mask)
         logp = whole(loaded.model, episode.tokens.ids, episode.images)
         plain = plain + logp[trained - 1, episode.tokens.ids[trained]].sum()
-    for got, other in zip(found, torch.autograd.grad(plain, weights, allow_unused=True), strict=True):
+    for got, other in zip(
+        found, torch.autograd.grad(plain, weights, allow_unused=True), strict=True
+    ):
         assert (got is None) == (other is None)
         if got is not None:
             assert (got - other).abs().max() <= 1e-3 * max(1.0, float(other.abs().max()))
@@ -303,10 +378,15 @@ def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) ->
     loaded = load_policy(str(vision_folder(tmp_path, family)), Config(), base=tmp_path)
     chat, reader = loaded.chat, reader_of(loaded.model)
     assert reader is not None
-    user = {"role": "user", "content": [{"type": "image", "image": BLUE}, {"type": "text", "text": "<image> is text"}]}
+    user = {
+        "role": "user",
+        "content": [{"type": "image", "image": BLUE}, {"type": "text", "text": "<image> is text"}],
+    }
     said, _ = pictured([user], (), chat.images)
     answer = {"role": "assistant", "content": "yes"}
-    tools, _ = pictured([{"role": "tool", "content": "it"}], [ToolResult("", images=(RED,))], chat.images)
+    tools, _ = pictured(
+        [{"role": "tool", "content": "it"}], [ToolResult("", images=(RED,))], chat.images
+    )
     start, model = chat.prompt(said), chat.assistant_ids(answer)
     delta = chat.extend([*said, answer], tools, last_id=model[-1])
     both = chat.render([*said, answer, *tools], add_generation_prompt=True)
@@ -314,14 +394,22 @@ def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) ->
     text = both.text.replace("<image> is text", "# is text")
     for image in (BLUE, RED):
         options = getattr(reader.processor, "images_kwargs", {})
-        read = reader.processor.image_processor(images=[[PIL(image)]], return_tensors="pt", **options)
+        read = reader.processor.image_processor(
+            images=[[PIL(image)]], return_tensors="pt", **options
+        )
         own = reader.processor.replace_image_token(read, image_idx=0)
         written = reader.images.written or reader.mark
         text = text.replace(written, own.replace(written, "§").replace("<image>", "¤"), 1)
     text = text.replace("§", reader.images.written or reader.mark).replace("¤", reader.mark)
     wanted = reader.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert loaded.chat.decode(both.ids).replace("<image> is text", "# is text") == loaded.chat.decode(wanted)
-    words = [t for t, o in zip(start.ids, start.origin, strict=True) if o == Origin.USER and t != reader.token]
+    assert loaded.chat.decode(both.ids).replace(
+        "<image> is text", "# is text"
+    ) == loaded.chat.decode(wanted)
+    words = [
+        t
+        for t, o in zip(start.ids, start.origin, strict=True)
+        if o == Origin.USER and t != reader.token
+    ]
     assert chat.decode(words) == "<image> is text"
 
 
@@ -371,13 +459,23 @@ def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     (project / "task.yaml").write_text(TASK_YAML)
 
     async def run() -> list[Episode]:
-        limits = {"group_size": 4, "prompts_per_step": 1, "max_new_tokens": 16, "max_tokens": 500, "max_turns": 3}
-        async with trainer_of(project, folder, rollout=limits, train={"steps": 2, "checkpointing": "on"}) as trainer:
+        limits = {
+            "group_size": 4,
+            "prompts_per_step": 1,
+            "max_new_tokens": 16,
+            "max_tokens": 500,
+            "max_turns": 3,
+        }
+        async with trainer_of(
+            project, folder, rollout=limits, train={"steps": 2, "checkpointing": "on"}
+        ) as trainer:
             directed: Any = Directed(trainer.loaded.policy, trainer.loaded.chat, ["one", "two"])
             trainer.rollout.context = replace(trainer.rollout.context, policy=directed)
             row = await trainer.train()
             assert row.status == "finished", row.error
-            gaps = [m["sampling/sampling_logp_difference/max"] for m in trainer.store.runs.steps(row.id)]
+            gaps = [
+                m["sampling/sampling_logp_difference/max"] for m in trainer.store.runs.steps(row.id)
+            ]
             assert len(gaps) == 2 and max(gaps) < 1e-4
             return episodes_of(trainer.store, row)
 
@@ -398,33 +496,50 @@ def test_a_training_on_pictures(trained: tuple[Path, list[Episode]], folder: Pat
     load_weights(begun, last)
     wanted = again.model.state_dict()
     assert all(torch.equal(weights, wanted[name]) for name, weights in begun.state_dict().items())
-    assert plan(Config(), folder).parameters == sum(weights.numel() for weights in begun.parameters())
+    assert plan(Config(), folder).parameters == sum(
+        weights.numel() for weights in begun.parameters()
+    )
     asyncio.run(again.policy.close())
 
 
-def test_pictures_are_kept_once_and_shown(trained: tuple[Path, list[Episode]], tmp_path: Path) -> None:
+def test_pictures_are_kept_once_and_shown(
+    trained: tuple[Path, list[Episode]], tmp_path: Path
+) -> None:
     project, made = trained
     with contextlib.closing(sqlite3.connect(project / "runs" / "agentrl.db")) as file:
-        kept = file.execute("SELECT media_type, data FROM attachments ORDER BY length(data)").fetchall()
+        kept = file.execute(
+            "SELECT media_type, data FROM attachments ORDER BY length(data)"
+        ).fetchall()
     assert kept == [("image/png", data) for data in sorted((RED, BLUE), key=len)]
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         view = load_view(store, made[0].id)
         notes = [text for turn in made[0].turns for _, text in result_notes(turn, view.images)]
         line = next(text for text in notes if "▣" in text)
-        assert f"image 24x16  {len(RED)} bytes  sha256 {hashlib.sha256(RED).hexdigest()[:8]}" in line
+        assert (
+            f"image 24x16  {len(RED)} bytes  sha256 {hashlib.sha256(RED).hexdigest()[:8]}" in line
+        )
         assert Path(line.split()[-1]).read_bytes() == RED
         start = view.texts.index("<|image_pad|>")
-        assert view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5  # six are still listed one by one
+        assert (
+            view.texts[start + 1 : start + 6] == ["<|image_pad|>"] * 5
+        )  # six are still listed one by one
         export_jsonl(store, [made[0].id], tmp_path / "e.jsonl")
         export_html(store, [made[0].id], tmp_path / "e.html", token_texts)
     row = json.loads((tmp_path / "e.jsonl").read_text())
     shown = [turn for turn in row["turns"] if turn["role"] == "tool"]
-    assert base64.b64decode(shown[0]["results"][0]["images"][0]) == RED and row["tokens"] is not None
+    assert (
+        base64.b64decode(shown[0]["results"][0]["images"][0]) == RED and row["tokens"] is not None
+    )
     part = shown[0]["messages"][0]["content"][0]
     assert part["image"] == f"sha256:{hashlib.sha256(RED).hexdigest()}" and part["tokens"] == 6
     page = (tmp_path / "e.html").read_text()
-    assert f"data:image/png;base64,{base64.b64encode(RED).decode()}" in page and "img.src = src" in page
-    done = CliRunner().invoke(app, ["show", made[0].id, "--db", str(project / "runs" / "agentrl.db")])
+    assert (
+        f"data:image/png;base64,{base64.b64encode(RED).decode()}" in page
+        and "img.src = src" in page
+    )
+    done = CliRunner().invoke(
+        app, ["show", made[0].id, "--db", str(project / "runs" / "agentrl.db")]
+    )
     assert done.exit_code == 0 and f"▣ image  {len(RED)} bytes" in done.output, done.output
 
 
@@ -452,7 +567,13 @@ async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
     exact = wanted[trained - 1, episode.tokens.ids[trained]].detach().numpy()
     assert len(trained) == 12 and np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
     # A what-if goes on from the stored ids, and the picture is there again.
-    other = Session(directed, loaded.chat, ToolEnv([as_tool(look)]), events.append, Task("t", "p", "", "chat", ()))
+    other = Session(
+        directed,
+        loaded.chat,
+        ToolEnv([as_tool(look)]),
+        events.append,
+        Task("t", "p", "", "chat", ()),
+    )
     world = await other.resume(episode, 3)
     assert [again.same for again in world.reruns] == [True] and other.episode().images == (RED,)
     await other.close()
@@ -477,15 +598,23 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     shown = {"role": "user", "content": [{"type": "image", "image": RED}]}
     with pytest.raises(PolicyError, match="this model reads text alone"):
         pictured([shown], (), None)
-    parts = ({"type": "audio"}, "of the kind 'audio'"), ({"type": "image", "image": "no.png"}, "does not")
+    parts = (
+        ({"type": "audio"}, "of the kind 'audio'"),
+        ({"type": "image", "image": "no.png"}, "does not"),
+    )
     for bad_part, words in parts:
         with pytest.raises(EnvError, match=words):
             pictured([{**message, "content": [bad_part]}], (), loaded.chat.images)
     small = Config.model_validate({"rollout": {"max_tokens": 40, "max_new_tokens": 8}})
-    pack = Pack.of("look", [{"prompt": "x", "images": [BLUE, BLUE]}], [Reward("r", lambda e, c: 1.0)])
+    pack = Pack.of(
+        "look", [{"prompt": "x", "images": [BLUE, BLUE]}], [Reward("r", lambda e, c: 1.0)]
+    )
     rollout = Rollout(loaded.policy, loaded.chat, {"look": pack}, small)
     long = await rollout.episode(Job(pack.tasks("train")[0], 1))
-    assert long.outcome is Outcome.TOO_LONG and "(32 of them for 2 images) does not fit into 40" in long.error
+    assert (
+        long.outcome is Outcome.TOO_LONG
+        and "(32 of them for 2 images) does not fit into 40" in long.error
+    )
     with pytest.raises(EnvError, match="no tool message"):
         pictured([message], [ToolResult("", images=(RED,))], loaded.chat.images)
     await loaded.policy.close()
@@ -498,7 +627,9 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
         trained_logprobs(tiny(), [[segment]])
 
 
-async def test_a_template_that_drops_pictures_is_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_template_that_drops_pictures_is_reported(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dropping = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
     images = Images(7, lambda data: (1, 1, 4, ()))
     for template in (dropping, None):  # the second one cannot join a list to a text
@@ -506,14 +637,22 @@ async def test_a_template_that_drops_pictures_is_reported(folder: Path, caplog: 
         assert not chat.shows_images
         policy = ScriptedPolicy([call(0), "a door"], chat.tokenizer)
         config = Config.model_validate({"rollout": {"max_tokens": 4000}})
-        episode = await Rollout(policy, chat, {"look": PACK}, config).episode(Job(PACK.tasks("train")[0], 1))
+        episode = await Rollout(policy, chat, {"look": PACK}, config).episode(
+            Job(PACK.tasks("train")[0], 1)
+        )
         assert episode.outcome is Outcome.ENV_ERROR and "chat template" in episode.error
     (folder / "dropping.jinja").write_text(dropping)
     config = Config.model_validate({"model": {"chat_template": "dropping.jinja"}})
     with caplog.at_level(logging.WARNING):
         loaded = load_policy(str(folder), config, base=folder)
-    assert loaded.chat.images is None and reader_of(loaded.model) is None and "reads text alone here" in caplog.text
-    said = await loaded.policy.generate("t", loaded.chat.prompt([{"role": "user", "content": "hi"}]).ids, Sampling())
+    assert (
+        loaded.chat.images is None
+        and reader_of(loaded.model) is None
+        and "reads text alone here" in caplog.text
+    )
+    said = await loaded.policy.generate(
+        "t", loaded.chat.prompt([{"role": "user", "content": "hi"}]).ids, Sampling()
+    )
     assert len(said.ids)
     await loaded.policy.close()
 

@@ -45,7 +45,10 @@ def test_a_fault_of_one_part_is_its_own(tmp_path: Path) -> None:
         "    print(json.dumps({'part': part, 'problem': 'by 0.5' if part == 'packed' else ''}), flush=True)\n"
     )
     verdict = try_device("cuda:0", 1.0, program=[sys.executable, str(program)])
-    assert tuple(sorted(verdict.parts)) == tuple(sorted(PARTS)) and verdict.identity["device"] == "H1000"
+    assert (
+        tuple(sorted(verdict.parts)) == tuple(sorted(PARTS))
+        and verdict.identity["device"] == "H1000"
+    )
     assert "illegal memory access" in verdict.problem("paged") and not verdict.problem("fallback")
     assert list(verdict.ways) == ["packed"]
     keep(verdict)
@@ -59,10 +62,16 @@ def test_a_fault_of_one_part_is_its_own(tmp_path: Path) -> None:
 
 async def test_what_failed_is_not_used() -> None:
     """The fallback samples with the reason in the engine line; episodes are padded; nothing left ends the command."""
-    bad = {name: Part(name, problem="log-probabilities differ by 2") for name in ("paged", "packed", "graphs")}
+    bad = {
+        name: Part(name, problem="log-probabilities differ by 2")
+        for name in ("paged", "packed", "graphs")
+    }
     verdict, config = Verdict({}, bad), Config()
     policy = policy_of(tiny(), runner=runner_for(config, torch.device("cuda"), verdict))
-    assert policy.engine == "fallback" and "`agentrl doctor --gpu` found on this GPU" in policy.describe()
+    assert (
+        policy.engine == "fallback"
+        and "`agentrl doctor --gpu` found on this GPU" in policy.describe()
+    )
     said = await policy.generate("a", [7, 8, 9], Sampling(max_new_tokens=2))
     assert len(said.ids) == 2
     await policy.close()
@@ -72,7 +81,9 @@ async def test_what_failed_is_not_used() -> None:
     auto = Config.model_validate({"rollout": {"cuda_graphs": "auto"}})
     assert runner_for(auto, torch.device("cuda"), Verdict()) is not None
     assert runner_for(auto, torch.device("cuda"), Verdict({}, {"graphs": bad["graphs"]})) is None
-    assert runner_for(Config(), torch.device("cuda"), Verdict()) is None, "graphs are off until a project asks"
+    assert runner_for(Config(), torch.device("cuda"), Verdict()) is None, (
+        "graphs are off until a project asks"
+    )
     with pytest.raises(EnvironmentProblem, match="No engine"):
         Verdict({}, {**bad, "fallback": Part("fallback", problem="too")}).require_engine()
     full = Verdict({}, {"paged": Part("paged", problem="CUDA out of memory")})

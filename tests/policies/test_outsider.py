@@ -96,10 +96,19 @@ class Even:
 async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
     model = bundled_model()
     (tmp_path / "simple.py").write_text(OUTSIDER)
-    sections: dict[str, Any] = {"remote": {"backend": "simple.py:Simple"}, "task": {"packs": ["echo-task"]}}
-    sections |= {"rollout": {"max_tokens": 400, "max_new_tokens": 12, "max_turns": 2, "temperature": 3.0}}
-    async with trainer_of(tmp_path, model, [Even()], adapter={"enabled": False}, **sections) as trainer:
-        before = {name: weights.clone() for name, weights in trainer.loaded.model.state_dict().items()}
+    sections: dict[str, Any] = {
+        "remote": {"backend": "simple.py:Simple"},
+        "task": {"packs": ["echo-task"]},
+    }
+    sections |= {
+        "rollout": {"max_tokens": 400, "max_new_tokens": 12, "max_turns": 2, "temperature": 3.0}
+    }
+    async with trainer_of(
+        tmp_path, model, [Even()], adapter={"enabled": False}, **sections
+    ) as trainer:
+        before = {
+            name: weights.clone() for name, weights in trainer.loaded.model.state_dict().items()
+        }
         run = await trainer.train()
         metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
         episodes = episodes_of(trainer.store, run)
@@ -109,20 +118,33 @@ async def test_an_outsiders_policy_trains_echo_task(tmp_path: Path) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
     sampled = {step: sum(e.trained_tokens for e in episodes if e.step == step) for step in (1, 2)}
     assert {step: row["simple/tokens"] for step, row in metrics.items()} == sampled
-    assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in metrics.values()), "the trained weights"
-    versions = {(e.step, turn.weights_version) for e in episodes for turn in e.turns if turn.role == "assistant"}
+    assert all(row["sampling/sampling_logp_difference/max"] < 1e-4 for row in metrics.values()), (
+        "the trained weights"
+    )
+    versions = {
+        (e.step, turn.weights_version)
+        for e in episodes
+        for turn in e.turns
+        if turn.role == "assistant"
+    }
     assert versions == {(1, str(model)), (2, f"{run.name}@1")}
 
 
 async def test_an_outsiders_policy_is_served(tmp_path: Path, model: Path) -> None:
     (tmp_path / "simple.py").write_text(OUTSIDER)
     given = {"model": {"name": str(model)}, "remote": {"backend": "simple.py:Simple"}}
-    async with open_server(Config.model_validate(given), base=tmp_path, db=tmp_path / "a.db") as server:
+    async with open_server(
+        Config.model_validate(given), base=tmp_path, db=tmp_path / "a.db"
+    ) as server:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         transport = httpx2.ASGITransport(app=server.app({"test"}))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://test", timeout=None
+        ) as client:
             answer = await client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, answer.text
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, (
+                answer.text
+            )
             (tmp_path / "one").mkdir()
             refused = await client.post("/v1/models", json={"id": "one", "adapter": "one"})
             assert refused.status_code == 400 and "takes no adapters" in refused.text
@@ -133,9 +155,14 @@ def test_backends_are_looked_up_by_name(tmp_path: Path, model: Path) -> None:
 
     def load(backend: str, trainable: bool = True) -> str:
         settings = {"model": {"name": str(model)}, "remote": {"backend": backend}}
-        return load_policy(None, Config.model_validate(settings), base=tmp_path, trainable=trainable).policy.name
+        return load_policy(
+            None, Config.model_validate(settings), base=tmp_path, trainable=trainable
+        ).policy.name
 
-    assert load("simple.py:Simple") == "simple" and load("simple.py:unfinished", trainable=False) == "simple"
+    assert (
+        load("simple.py:Simple") == "simple"
+        and load("simple.py:unfinished", trainable=False) == "simple"
+    )
     with pytest.raises(ModelError, match="Policy simple cannot be trained: it has not been tried"):
         load("simple.py:unfinished")
     with pytest.raises(NotFound, match="vlm") as unknown:

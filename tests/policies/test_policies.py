@@ -127,7 +127,11 @@ async def test_vllm_says_what_its_log_probabilities_are() -> None:
 
 
 async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> None:
-    answers: list[tuple[int, Any]] = [(429, {"error": "busy"}), (503, b"down"), (200, vllm_answer([STOP], [0.0]))]
+    answers: list[tuple[int, Any]] = [
+        (429, {"error": "busy"}),
+        (503, b"down"),
+        (200, vllm_answer([STOP], [0.0])),
+    ]
 
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return answers.pop(0)
@@ -143,11 +147,17 @@ async def test_remote_errors_are_clear_and_busy_servers_are_tried_again() -> Non
             ((200, {"choices": []}), "has no choices"),
             ((200, textual), "does not send token ids"),
         ):
-            tries = 3 if answer[0] == 200 else 1  # a body that cannot be used is asked for again, as a busy server is
+            tries = (
+                3 if answer[0] == 200 else 1
+            )  # a body that cannot be used is asked for again, as a busy server is
             answers += [answer] * tries
             with pytest.raises(PolicyError, match=reason) as failed:
                 await policy.generate("a", PROMPT, Sampling())
-            assert not answers and url in failed.value.message and isinstance(failed.value, BadAnswer) == (tries == 3)
+            assert (
+                not answers
+                and url in failed.value.message
+                and isinstance(failed.value, BadAnswer) == (tries == 3)
+            )
         await policy.close()
     closed = VLLMPolicy(url, "m", retries=0)
     with pytest.raises(PolicyError, match="cannot be reached"):
@@ -166,9 +176,18 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
         requests.append(body)
         if path.endswith("/chat/completions"):
             return 200, {
-                "choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]
+                "choices": [
+                    {
+                        "message": {"content": None, "tool_calls": [call]},
+                        "finish_reason": "tool_calls",
+                    }
+                ]
             }
-        return 200, {"choices": [{"text": "hello", "finish_reason": "length" if len(requests) > 1 else "stop"}]}
+        return 200, {
+            "choices": [
+                {"text": "hello", "finish_reason": "length" if len(requests) > 1 else "stop"}
+            ]
+        }
 
     async with server(handler) as url:
         policy = OpenAIPolicy(url, "m", chat)
@@ -177,7 +196,9 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
             require_trainable(policy)
         said = await policy.generate("a", PROMPT, Sampling())
         assert BYTES.decode(said.ids) == "hello<|im_end|>" and np.isnan(said.logp_policy).all()
-        assert requests[0]["prompt"] == BYTES.decode(PROMPT) and requests[0]["stop"] == ["<|im_end|>"]
+        assert requests[0]["prompt"] == BYTES.decode(PROMPT) and requests[0]["stop"] == [
+            "<|im_end|>"
+        ]
         cut = await policy.generate("a", PROMPT, Sampling())
         assert (BYTES.decode(cut.ids), cut.stop_reason) == ("hello", StopReason.LENGTH)
         await policy.close()
@@ -191,6 +212,9 @@ async def test_openai_text_is_for_eval_and_refused_for_training() -> None:
         }
         talking.observe("a", [{"role": "user", "content": "hi"}, before])
         said = await talking.generate("a", PROMPT, Sampling())
-        assert BYTES.decode(said.ids) == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+        assert (
+            BYTES.decode(said.ids)
+            == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+        )
         assert requests[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"b": 2}'
         await talking.close()

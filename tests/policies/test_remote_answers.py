@@ -51,19 +51,43 @@ BODIES: dict[str, tuple[Spoil, str]] = {
     "ids outside": (choice(token_ids=[VOCABULARY, 65]), "outside the vocabulary of 261"),
     "ids that are an object": (choice(token_ids={"a": 1}), "which is not a list"),
     "no ids": (choice(token_ids=[], logprobs={}), "sent no tokens"),
-    "too few log-probabilities": (logprobs(token_logprobs=[-0.5]), "1 log-probabilities for 2 tokens"),
+    "too few log-probabilities": (
+        logprobs(token_logprobs=[-0.5]),
+        "1 log-probabilities for 2 tokens",
+    ),
     "a log-probability of 3": (logprobs(token_logprobs=[3.0, -0.5]), "log-probability 3.0"),
-    "a log-probability of -inf": (logprobs(token_logprobs=[float("-inf"), -0.5]), "log-probability -Infinity"),
-    "a log-probability of NaN": (logprobs(token_logprobs=[float("nan"), -0.5]), "log-probability NaN"),
+    "a log-probability of -inf": (
+        logprobs(token_logprobs=[float("-inf"), -0.5]),
+        "log-probability -Infinity",
+    ),
+    "a log-probability of NaN": (
+        logprobs(token_logprobs=[float("nan"), -0.5]),
+        "log-probability NaN",
+    ),
     "a log-probability of null": (logprobs(token_logprobs=[None, -0.5]), "log-probability null"),
     "a log-probability in words": (logprobs(token_logprobs=["low", -0.5]), 'log-probability "low"'),
-    "too many": (lambda answer: vllm_answer([65] * 4000, [-0.5] * 4000), "4000 tokens where 12 were asked for"),
+    "too many": (
+        lambda answer: vllm_answer([65] * 4000, [-0.5] * 4000),
+        "4000 tokens where 12 were asked for",
+    ),
     "no reason": (choice(finish_reason=None), "finish reason null"),
     "another reason": (choice(finish_reason={"a": 1}), "the finish reason"),
-    "likeliest in one place": (logprobs(top_logprobs=[{"token_id:65": -0.5}]), "likeliest tokens of 1 places"),
-    "likeliest outside": (logprobs(top_logprobs=[{"token_id:9999": -1}, None]), "9999 among the likeliest"),
-    "likeliest above 0": (logprobs(top_logprobs=[{"token_id:65": 2}, None]), "log-probability 2 among"),
-    "likeliest in a text": (logprobs(top_logprobs=["abc", None]), "in place of the likeliest tokens"),
+    "likeliest in one place": (
+        logprobs(top_logprobs=[{"token_id:65": -0.5}]),
+        "likeliest tokens of 1 places",
+    ),
+    "likeliest outside": (
+        logprobs(top_logprobs=[{"token_id:9999": -1}, None]),
+        "9999 among the likeliest",
+    ),
+    "likeliest above 0": (
+        logprobs(top_logprobs=[{"token_id:65": 2}, None]),
+        "log-probability 2 among",
+    ),
+    "likeliest in a text": (
+        logprobs(top_logprobs=["abc", None]),
+        "in place of the likeliest tokens",
+    ),
 }
 
 
@@ -88,7 +112,10 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
             asked += [bad, bad]
             with pytest.raises(BadAnswer) as failed:
                 await policy.generate("a", [1], SAMPLING)
-            assert reason in failed.value.message and url in failed.value.message, (name, failed.value.message)
+            assert reason in failed.value.message and url in failed.value.message, (
+                name,
+                failed.value.message,
+            )
             assert "tried 2 times" in failed.value.message and not asked, name
         await policy.close()
 
@@ -96,7 +123,9 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
 async def test_rounding_is_no_fault() -> None:
     """A log-probability a hair above 0 is 0; alternatives that have none, or no id of their own, are fine."""
     tops = [{"token_id:65": 1e-6, "token_id:66": None, "word": -2.0}, None]
-    answer = logprobs(token_logprobs=[1e-6, -9999.0], top_logprobs=tops)(vllm_answer([65, 66], [0.0, 0.0]))
+    answer = logprobs(token_logprobs=[1e-6, -9999.0], top_logprobs=tops)(
+        vllm_answer([65, 66], [0.0, 0.0])
+    )
 
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, answer
@@ -105,7 +134,11 @@ async def test_rounding_is_no_fault() -> None:
         policy = VLLMPolicy(url, "m", vocabulary=VOCABULARY)
         said = await policy.generate("a", [1], SAMPLING)
         await policy.close()
-    assert said.logp_policy.tolist() == [0.0, -9999.0] and said.top_ids[0].tolist()[:3] == [65, -1, -1]
+    assert said.logp_policy.tolist() == [0.0, -9999.0] and said.top_ids[0].tolist()[:3] == [
+        65,
+        -1,
+        -1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +178,10 @@ async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> Non
         {"message": {"content": "a\ud800"}, "finish_reason": "stop"},
         {"message": {"content": [5]}, "finish_reason": "stop"},
         {"message": {"content": [{"type": "text"}]}, "finish_reason": "stop"},
-        {"message": {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 5000}}]}, "finish_reason": "stop"},
+        {
+            "message": {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 5000}}]},
+            "finish_reason": "stop",
+        },
     ],
 )
 async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
@@ -185,12 +221,25 @@ class Spoilt(StandIn):
         return status, self.spoil(answer) if spoilt else answer
 
 
-async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(tmp_path: Path, model: Path) -> None:
+async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(
+    tmp_path: Path, model: Path
+) -> None:
     stand_in = Spoilt(model, BODIES["ids without end"][0], range(3, 5))
     async with server(stand_in.handle) as url:
-        remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
-        more: dict[str, Any] = {"algo": {"drop_zero_variance": False}, "adapter": {"enabled": False}}
-        async with trainer_of(tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more) as trainer:
+        remote = {
+            "backend": "vllm",
+            "url": url,
+            "model": "base",
+            "api_key_env": "SERVER_KEY",
+            "retries": 0,
+        }
+        more: dict[str, Any] = {
+            "algo": {"drop_zero_variance": False},
+            "adapter": {"enabled": False},
+        }
+        async with trainer_of(
+            tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more
+        ) as trainer:
             run = await trainer.train()
             found = episodes_of(trainer.store, run)
             alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
@@ -201,11 +250,21 @@ async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(tmp_
     assert {e.fact for e in found if e not in lost} == {"trained"}
 
 
-async def test_a_training_of_which_everything_fails_stops_with_the_sentence(tmp_path: Path, model: Path) -> None:
+async def test_a_training_of_which_everything_fails_stops_with_the_sentence(
+    tmp_path: Path, model: Path
+) -> None:
     stand_in = Spoilt(model, BODIES["a page"][0], range(1, 100))
     async with server(stand_in.handle) as url:
-        remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
-        async with trainer_of(tmp_path, model, remote=remote, adapter={"enabled": False}) as trainer:
+        remote = {
+            "backend": "vllm",
+            "url": url,
+            "model": "base",
+            "api_key_env": "SERVER_KEY",
+            "retries": 0,
+        }
+        async with trainer_of(
+            tmp_path, model, remote=remote, adapter={"enabled": False}
+        ) as trainer:
             with pytest.raises(TrainingStopped, match="nothing_graded") as stopped:
                 await trainer.train()
     await stand_in.close()

@@ -34,11 +34,19 @@ class Faulty(StandIn):
         if self.fault == "hangs":
             await asyncio.sleep(1)
         if self.fault == "500":
-            return 500, {"error": {"message": "CUDA out of memory", "type": "InternalServerError", "code": 500}}
+            return 500, {
+                "error": {
+                    "message": "CUDA out of memory",
+                    "type": "InternalServerError",
+                    "code": 500,
+                }
+            }
         if self.fault == "no JSON":
             return 200, b"<html>proxy</html>"
         status, answer = await super().handle(path, body)
-        for choice in answer.get("choices", ()):  # an endpoint that knows nothing of vLLM's own fields
+        for choice in answer.get(
+            "choices", ()
+        ):  # an endpoint that knows nothing of vLLM's own fields
             del choice["token_ids"]
             choice["logprobs"]["tokens"] = ["A"] * len(choice["logprobs"]["tokens"])
         answer.get("meta_info", {}).pop("output_token_logprobs", None)
@@ -56,7 +64,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("command", ["train", "rollout"])
-@pytest.mark.parametrize(("kind", "fault"), [("vllm", fault) for fault in FAULTS] + [("sglang", "no ids")])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("vllm", fault) for fault in FAULTS] + [("sglang", "no ids")]
+)
 async def test_a_fault_in_the_middle_is_a_message(
     tmp_path: Path,
     model: Path,
@@ -74,15 +84,29 @@ async def test_a_fault_in_the_middle_is_a_message(
         remote |= {"model": "absent" if fault == "wrong model" else "base"}
         remote |= {"timeout": 0.5 if fault == "hangs" else 600, "retries": 0, "patience": 0}
         adapter = {"enabled": False}
-        write_project(tmp_path, model, remote=remote, adapter=adapter, rollout={"concurrency": 2}, train={"steps": 4})
+        write_project(
+            tmp_path,
+            model,
+            remote=remote,
+            adapter=adapter,
+            rollout={"concurrency": 2},
+            train={"steps": 4},
+        )
         more = ["-n", "8"] if command == "rollout" else []
         code = await asyncio.to_thread(main, [command, "--project", str(tmp_path), *more])
     await stand_in.close()
     said = capsys.readouterr().err
     what, hint = FAULTS[fault]
-    masked = fault in ("no JSON", "no ids")  # of single episodes: a rollout has others, a training stops with the words
+    masked = fault in (
+        "no JSON",
+        "no ids",
+    )  # of single episodes: a rollout has others, a training stops with the words
     assert code == (0 if masked and command == "rollout" else 1)
-    assert what in said.replace("\n", " ") and hint in said.replace("\n", " ") and "Traceback" not in said
+    assert (
+        what in said.replace("\n", " ")
+        and hint in said.replace("\n", " ")
+        and "Traceback" not in said
+    )
     assert "cannot be reached" not in said or fault == "dies"
 
 
@@ -139,6 +163,12 @@ async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:
         with pytest.raises(PolicyError, match="answered 400: enough"):
             await policy.generate("a", [1], Sampling(seed=2**63 - 1))
         await policy.close()
-    wanted = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    wanted = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
     wanted |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 2**63 - 1}
     assert wanted.items() <= seen[0].items()

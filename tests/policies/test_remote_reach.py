@@ -35,7 +35,9 @@ async def falling_silent(answers: int) -> AsyncIterator[str]:
         await reader.readuntil(b"\r\n\r\n")
         if left:
             left -= 1
-            writer.write(b'HTTP/1.1 200 X\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"data":[]}')
+            writer.write(
+                b'HTTP/1.1 200 X\r\nContent-Length: 11\r\nConnection: close\r\n\r\n{"data":[]}'
+            )
             await writer.drain()
         else:
             await over.wait()
@@ -58,21 +60,29 @@ def remote(url: str) -> list[str]:
 
 async def chat(url: str, db: Path) -> list[dict[str, Any]]:
     """Return the events of a chat in which one thing is said."""
-    _, events = await serve([{"op": "user", "text": "hi"}], "--pack", "calc-task", "--db", str(db), *remote(url))
+    _, events = await serve(
+        [{"op": "user", "text": "hi"}], "--pack", "calc-task", "--db", str(db), *remote(url)
+    )
     return events
 
 
 async def test_no_process_listens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
     (event,) = await chat(url, tmp_path / "c.db")
-    assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: Connection refused."
+    assert (
+        event["ev"] == "fatal"
+        and event["message"] == f"{url} cannot be reached: Connection refused."
+    )
     assert "remote.url" in event["hint"] and "--model tiny" in event["hint"]
 
 
 async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
     async with falling_silent(0) as url:
         (event,) = await chat(url, tmp_path / "c.db")
-    assert event["ev"] == "fatal" and event["message"] == f"{url} cannot be reached: no answer for 4 s."
+    assert (
+        event["ev"] == "fatal"
+        and event["message"] == f"{url} cannot be reached: no answer for 4 s."
+    )
     assert "loads its model" in event["hint"]
 
 
@@ -91,4 +101,6 @@ async def test_a_what_if_with_a_server_that_is_not_there(tmp_path: Path) -> None
     code, events = await what_if(db, episode, "--turn", "2", "--project", str(tmp_path))
     assert code and events[-1]["ev"] == "fatal" and "Connection refused" in events[-1]["message"]
     with Store.open(db, readonly=True) as store:
-        assert len(store.episodes.ids()) == 1 and store.episodes.get(episode).outcome is Outcome.SOLVED
+        assert (
+            len(store.episodes.ids()) == 1 and store.episodes.get(episode).outcome is Outcome.SOLVED
+        )

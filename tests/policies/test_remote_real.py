@@ -36,18 +36,50 @@ def serving(model: Path, log: Path, *options: str) -> Iterator[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [VLLM, "serve", str(model), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", "256", "--host", "127.0.0.1", "--port", str(port), "--api-key", "k", *options]
-    extra = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [
+        VLLM,
+        "serve",
+        str(model),
+        "--served-model-name",
+        "base",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+    ]
+    command += [
+        "--max-model-len",
+        "256",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--api-key",
+        "k",
+        *options,
+    ]
+    extra = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
     extra |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=inherited | extra) as process:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, env=inherited | extra) as process,
+    ):
         try:
             while not _healthy(f"http://127.0.0.1:{port}/health"):
                 assert process.poll() is None, log.read_text()[-2000:]
                 time.sleep(0.5)
             url = f"http://127.0.0.1:{port}/v1"
-            yield {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "retries": 0}
+            yield {
+                "backend": "vllm",
+                "url": url,
+                "model": "base",
+                "api_key_env": "SERVER_KEY",
+                "retries": 0,
+            }
         finally:
             process.terminate()
 
@@ -61,12 +93,19 @@ def _healthy(url: str) -> bool:
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-async def test_training_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool) -> None:
+async def test_training_with_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool
+) -> None:
     monkeypatch.setenv("SERVER_KEY", "k")
-    model = write_model(tmp_path / "model", head_dim=32)  # the least that vLLM's attention on a CPU knows
+    model = write_model(
+        tmp_path / "model", head_dim=32
+    )  # the least that vLLM's attention on a CPU knows
     (model / "generation_config.json").write_text(json.dumps({**SILENT, "eos_token_id": STOP}))
     options = ["--enable-lora", "--max-lora-rank", "8"] if adapter else []
-    more: dict[str, Any] = {"adapter": {"enabled": adapter, "r": 2}, "train": {"steps": 3, "lr": 1e-2}}
+    more: dict[str, Any] = {
+        "adapter": {"enabled": adapter, "r": 2},
+        "train": {"steps": 3, "lr": 1e-2},
+    }
     processed = ["--logprobs-mode", "processed_logprobs"] if adapter else []
     heat = {"temperature": 0.7} if adapter else {}
     with serving(model, tmp_path / "log", *options, *processed) as remote:
@@ -76,7 +115,10 @@ async def test_training_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             rows = trainer.store.runs.steps(run.id)
         assert run.status == "finished"
         assert [row["sampling/sampling_logp_difference/max"] < 1e-4 for row in rows] == [True] * 3
-        for wrong, match in (({"model": "absent"}, "404: The model `absent` does not exist"), ({"key": "x"}, "401")):
+        for wrong, match in (
+            ({"model": "absent"}, "404: The model `absent` does not exist"),
+            ({"key": "x"}, "401"),
+        ):
             monkeypatch.setenv("SERVER_KEY", wrong.get("key", "k"))
             asked = {**remote, **{name: value for name, value in wrong.items() if name == "model"}}
             off: dict[str, Any] = {"train": {"steps": 1}, "adapter": {"enabled": False}}

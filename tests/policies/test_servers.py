@@ -46,23 +46,39 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
     async with AsyncExitStack() as stack:
         stands = [StandIn("vllm", model) for _ in range(2)]
         urls = [await stack.enter_async_context(server(one.handle)) for one in stands]
-        policies = [VLLMPolicy(url, "base", api_key="k", retries=0, context_length=256) for url in urls]
+        policies = [
+            VLLMPolicy(url, "base", api_key="k", retries=0, context_length=256) for url in urls
+        ]
         policy = Servers(policies, patience=5.0, pause=0.05)
         said = [await turn(policy, key) for key in ("a", "b", "a", "b", "a")]
         stands.sort(key=lambda one: -one.generated)
         assert [one.generated for one in stands] == [3, 2], "an episode stays on its server"
         stands[0].down = True
         said += await asyncio.gather(turn(policy, "a"), turn(policy, "c"))
-        assert stands[1].generated == 4 and policy.describe() == "vllm on 2 servers, 1 of them unreachable"
+        assert (
+            stands[1].generated == 4
+            and policy.describe() == "vllm on 2 servers, 1 of them unreachable"
+        )
         moved = policy.take_metrics()  # c may begin on either server
         assert moved["remote/servers"] == 1.0 and moved["remote/moved_turns"] in (1.0, 2.0)
-        policy._folder, policy.weights_version = model, "run@1"  # published while the first was lost
+        policy._folder, policy.weights_version = (
+            model,
+            "run@1",
+        )  # published while the first was lost
         stands[0].down = False
         await soon(lambda: len(policy.reachable) == 2)
-        assert "/collective_rpc" in stands[0].paths, "it has the present weights before it gets a turn"
+        assert "/collective_rpc" in stands[0].paths, (
+            "it has the present weights before it gets a turn"
+        )
         said += [await turn(policy, key) for key in ("a", "d")]
-        assert [one.generated for one in stands] == [4, 5], "a stays where it moved to; a new episode evens out"
-        slow = Servers([Slow(urls[0], "base", api_key="k", retries=0, context_length=256)], patience=0.3, pause=0.05)
+        assert [one.generated for one in stands] == [4, 5], (
+            "a stays where it moved to; a new episode evens out"
+        )
+        slow = Servers(
+            [Slow(urls[0], "base", api_key="k", retries=0, context_length=256)],
+            patience=0.3,
+            pause=0.05,
+        )
         said.append(await turn(slow, "a"))
         await slow.close()
         assert all(one == said[0] for one in said), "the seed decides, not the server"
@@ -96,12 +112,20 @@ async def test_training_on_two_servers_with_one_that_keeps_old_weights(
         found = []
         for name, used in (("good", [urls[0]]), ("bad", urls)):
             remote = {"backend": "vllm", "urls": used, "model": "base", "api_key_env": "SERVER_KEY"}
-            async with trainer_of(tmp_path / name, model, remote=remote, train={"steps": 2, "lr": 0.3}) as trainer:
+            async with trainer_of(
+                tmp_path / name, model, remote=remote, train={"steps": 2, "lr": 0.3}
+            ) as trainer:
                 run = await trainer.train()
                 gaps = [row["probe/logp_difference"] for row in trainer.store.runs.steps(run.id)]
-                alerts = [alert for alert in trainer.store.journal.alerts(run.id) if alert["name"] == "mismatch"]
+                alerts = [
+                    alert
+                    for alert in trainer.store.journal.alerts(run.id)
+                    if alert["name"] == "mismatch"
+                ]
                 found.append((gaps, alerts))
-                assert run.status == "finished" and "STABLE" in {p.name for p in tmp_path.glob(f"{name}/**/STABLE")}
+                assert run.status == "finished" and "STABLE" in {
+                    p.name for p in tmp_path.glob(f"{name}/**/STABLE")
+                }
         for one in stands:
             await one.close()
     (good, quiet), (bad, named) = found

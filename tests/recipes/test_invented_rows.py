@@ -66,19 +66,33 @@ def test_every_kind_of_tool_and_task_is_in_it() -> None:
     rows = drawn()
     families = Counter(one.family for one in rows)
     wanted = "one conversion choose list record two_steps parallel corrected fails say read greeting abstain look_up"
-    assert all(families[name] > 10 for name in f"{wanted} expression program loaded secret function".split()), families
+    assert all(
+        families[name] > 10
+        for name in f"{wanted} expression program loaded secret function".split()
+    ), families
     assert len({tool["function"]["name"] for one in rows for tool in one.tools}) > 3000
     kinds = Counter(field["type"] for one in rows for field in properties(one))
-    assert all(kinds[name] > 30 for name in ("integer", "number", "string", "boolean", "array", "object")), kinds
+    assert all(
+        kinds[name] > 30 for name in ("integer", "number", "string", "boolean", "array", "object")
+    ), kinds
     more = [field for one in rows for field in properties(one)]
     assert any("enum" in field for field in more) and any("default" in field for field in more)
     assert {bool(field.get("description")) for field in more} == {True, False}
-    sizes = Counter(len(tool["function"]["parameters"]["properties"]) for one in rows for tool in one.tools)
+    sizes = Counter(
+        len(tool["function"]["parameters"]["properties"]) for one in rows for tool in one.tools
+    )
     assert set(sizes) >= {0, 1, 2, 3, 4}
     assert set(Counter(len(one.tools) for one in rows)) >= {0, 1, 2, 3, 4, 5}
-    chinese = [one for one in rows if re.search(r"[\u4e00-\u9fff]", json.dumps(one.messages, ensure_ascii=False))]
+    chinese = [
+        one
+        for one in rows
+        if re.search(r"[\u4e00-\u9fff]", json.dumps(one.messages, ensure_ascii=False))
+    ]
     assert 0.15 < len(chinese) / len(rows) < 0.5
-    assert len({one.messages[0]["content"] for one in rows if one.messages[0]["role"] == "system"}) > 200
+    assert (
+        len({one.messages[0]["content"] for one in rows if one.messages[0]["role"] == "system"})
+        > 200
+    )
 
 
 def test_every_call_that_is_learned_fits_its_schema_and_is_to_a_tool_of_the_prompt() -> None:
@@ -86,13 +100,24 @@ def test_every_call_that_is_learned_fits_its_schema_and_is_to_a_tool_of_the_prom
         offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in one.tools}
         for turn, name, arguments in calls(one):
             if turn not in one.muted:
-                jsonschema.Draft202012Validator({**offered[name], "additionalProperties": False}).validate(arguments)
+                jsonschema.Draft202012Validator(
+                    {**offered[name], "additionalProperties": False}
+                ).validate(arguments)
 
 
 def test_arguments_stand_in_the_conversation_before_the_call() -> None:
     """A model can read them, but for a capital at the beginning; those of a second step are the first one's result."""
     for one in drawn():
-        if one.family not in ("one", "conversion", "choose", "fails", "list", "two_steps", "look_up", "corrected"):
+        if one.family not in (
+            "one",
+            "conversion",
+            "choose",
+            "fails",
+            "list",
+            "two_steps",
+            "look_up",
+            "corrected",
+        ):
             continue
         before, turns = "", itertools.count()
         for message in one.messages:
@@ -122,7 +147,9 @@ def test_no_row_of_a_pack_is_in_it() -> None:
         for path in sorted((packs_dir() / name / "data").glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
-                asked = fields.get("prompt") or fields["conversations"][1]["content"]  # minimind's form
+                asked = (
+                    fields.get("prompt") or fields["conversations"][1]["content"]
+                )  # minimind's form
                 questions.add(" ".join(asked.split()))
                 for text in fields.values():
                     grams |= set(thirteens(text)) if isinstance(text, str) else set()
@@ -139,7 +166,9 @@ def test_no_name_of_a_measured_tool_is_in_it() -> None:
     functions = {tool.__name__ for subject in subjects for tool in subject.tools}
     assert packs - SHARED <= HELD_OUT and functions <= HELD_OUT
     for one in drawn():
-        named = {tool["function"]["name"].lower() for tool in one.tools} | {name.lower() for _, name, _ in calls(one)}
+        named = {tool["function"]["name"].lower() for tool in one.tools} | {
+            name.lower() for _, name, _ in calls(one)
+        }
         assert not named & HELD_OUT
 
 

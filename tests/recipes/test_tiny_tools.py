@@ -69,7 +69,9 @@ def test_a_stopped_training_resumes_to_the_same_weights(trained: Path, tmp_path:
     assert not train(SMALL, run(folder, report=report, resume=True, stopped=lambda: len(seen) == 5))
     assert train(SMALL, run(folder, report=report, resume=True))
     assert seen == [(step, 6) for step in (1, 2, 3, 4, 5, 6)]
-    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        trained / "model.safetensors"
+    ).read_bytes()
 
 
 def test_only_the_number_of_steps_may_change_on_resuming(tmp_path: Path) -> None:
@@ -88,7 +90,10 @@ def test_what_it_writes_is_a_hugging_face_folder(trained: Path, tmp_path: Path) 
     require_undamaged(trained)
     shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint"))
     require_undamaged(tmp_path / "copy")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(trained),
+        AutoTokenizer.from_pretrained(trained),
+    )
     assert model.config.model_type == "qwen3" and model.config.max_position_embeddings == 2048
     asked = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
@@ -106,7 +111,9 @@ def test_the_shipped_plan_fits_its_limits() -> None:
     plan = Plan(**load_yaml(RECIPE / "recipe.yaml"))
     model = make_model(plan.architecture, plan.vocabulary, plan.seed)
     count = sum(weight.numel() for weight in model.parameters())
-    assert count <= 8_000_000 and 2 * count <= 11_500_000, "two bytes each, and the tokenizer beside them"
+    assert count <= 8_000_000 and 2 * count <= 11_500_000, (
+        "two bytes each, and the tokenizer beside them"
+    )
     assert plan.architecture["max_position_embeddings"] >= 2048
     second = plan.first_phase
     assert rate(plan, 0) < 0.1 and rate(plan, second // 2) == 1.0 and rate(plan, second - 1) == 0.02
@@ -124,18 +131,29 @@ def test_a_word_has_the_same_tokens_wherever_it_stands(trained: Path) -> None:
 
 def test_any_text_survives_the_tokenizer(trained: Path) -> None:
     tokenizer = Tokenizer.load(trained)
-    for text in ("把“灯”倒过来写。", "naïve\t🙂 \x00", '{"a": {"b": [1, -2.5, null]}}', "    return x  # ok"):
+    for text in (
+        "把“灯”倒过来写。",
+        "naïve\t🙂 \x00",
+        '{"a": {"b": [1, -2.5, null]}}',
+        "    return x  # ok",
+    ):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("1234")) == 4
 
 
 def test_only_what_a_model_samples_counts_in_full_and_mistakes_do_not(trained: Path) -> None:
     chat = Chat(Tokenizer.load(trained))
-    one = next(found for found in map(lambda n: row(0, n), itertools.count()) if found.family == "corrected")
+    one = next(
+        found
+        for found in map(lambda n: row(0, n), itertools.count())
+        if found.family == "corrected"
+    )
     ids, weights = encode(chat, one, 0.1, 4096)
     said = chat.decode(ids[weights == 1.0].tolist())
     mistake = next(m for m in one.messages if m["role"] == "assistant")
-    assert said.count("<|im_end|>") == 2 and said.endswith(str(one.messages[-1]["content"]) + "<|im_end|>")
+    assert said.count("<|im_end|>") == 2 and said.endswith(
+        str(one.messages[-1]["content"]) + "<|im_end|>"
+    )
     assert chat.assistant_text(Message(**mistake)) not in said
 
 

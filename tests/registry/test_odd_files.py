@@ -13,7 +13,10 @@ from agentrl_cli.registry import load_file
 def test_names_that_differ_in_a_dot_alone_are_two_files(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text("NAME = 'underscore'\n")
     (tmp_path / "my.task.py").write_text("NAME = 'dot'\n")
-    assert [load_file(tmp_path / name).NAME for name in ("my_task.py", "my.task.py")] == ["underscore", "dot"]
+    assert [load_file(tmp_path / name).NAME for name in ("my_task.py", "my.task.py")] == [
+        "underscore",
+        "dot",
+    ]
 
 
 def test_an_error_in_a_library_is_reported_at_the_users_line(tmp_path: Path) -> None:

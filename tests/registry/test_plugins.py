@@ -43,7 +43,9 @@ def install(folder: Path) -> None:
 
 
 def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom agentrl_cli.commands import main\n"
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom agentrl_cli.commands import main\n"
+    )
     command = [sys.executable, "-c", f"{code}sys.exit(main({list(args)!r}))"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -40,13 +40,19 @@ def test_a_file_is_imported_once_and_again_after_a_change(tmp_path: Path) -> Non
 def test_an_edit_that_keeps_size_and_second_is_seen_by_the_next_process(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     load = f"load_file(Path({str(file)!r}))"
-    program = f"from pathlib import Path; from agentrl_cli.registry import load_file; print({load}.value)"
+    program = (
+        f"from pathlib import Path; from agentrl_cli.registry import load_file; print({load}.value)"
+    )
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     for value in ("1", "2"):
         file.write_text(f"value = {value}\n")
         os.utime(file, ns=(10**18, 10**18))
         done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout == f"{value}\n"
 
@@ -75,7 +81,9 @@ def test_code_that_fails_names_file_and_line(tmp_path: Path) -> None:
         load_file(tmp_path / "worse.py")
 
 
-@pytest.mark.parametrize("line", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"])
+@pytest.mark.parametrize(
+    "line", ["raise SystemExit(3)", "import asyncio; raise asyncio.CancelledError"]
+)
 def test_a_file_that_would_end_the_process_is_an_error_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
@@ -103,19 +111,31 @@ def look(name):
     import later
     return later.show(STOCK[name], units.UNIT)
 """
-LATER = "from .db import STOCK\ndef show(count, unit):\n    return f'{count} {unit} of {len(STOCK)}'\n"
+LATER = (
+    "from .db import STOCK\ndef show(count, unit):\n    return f'{count} {unit} of {len(STOCK)}'\n"
+)
 
 
-def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(tmp_path: Path) -> None:
+def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(
+    tmp_path: Path,
+) -> None:
     """Two folders with files of the same names keep them apart; the files of one folder share each."""
     before = [*sys.path]
     for name, stock in (("one", "{'bolt': 3}"), ("two", "{'bolt': 5, 'nut': 1}")):
-        files = {"tool": TOOL, "later": LATER, "db": f"STOCK = {stock}\n", "helpers__units": "UNIT = 'pallets'\n"}
+        files = {
+            "tool": TOOL,
+            "later": LATER,
+            "db": f"STOCK = {stock}\n",
+            "helpers__units": "UNIT = 'pallets'\n",
+        }
         folder_of(tmp_path / name, **files, reward="import db\nimport tool\n")
     one, two = (load_file(tmp_path / name / "tool.py") for name in ("one", "two"))
     assert (one.look("bolt"), two.look("bolt")) == ("3 pallets of 1", "5 pallets of 2")
     reward = load_file(tmp_path / "two" / "reward.py")
-    assert reward.tool is two and reward.db.STOCK is two.STOCK is load_file(tmp_path / "two" / "db.py").STOCK
+    assert (
+        reward.tool is two
+        and reward.db.STOCK is two.STOCK is load_file(tmp_path / "two" / "db.py").STOCK
+    )
     assert sys.path == before and not {"db", "tool", "later", "helpers"} & set(sys.modules)
     (tmp_path / "one" / "db.py").write_text("STOCK = {'bolt': 40}\n")
     assert load_file(tmp_path / "one" / "tool.py").look("bolt") == "40 pallets of 1"
@@ -125,23 +145,34 @@ def test_files_beside_a_file_are_imported_when_it_loads_and_when_it_is_called(tm
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("import not_there", "`pip install not_there` if it is a package; a file of your own, not_there.py, must"),
+        (
+            "import not_there",
+            "`pip install not_there` if it is a package; a file of your own, not_there.py, must",
+        ),
         ("from bs4x.sub import y", "`pip install bs4x`"),
         ("import far", "far.py must lie beside bad.py"),
         ("from .absent import x", "has no absent.py"),
         ("from db import missing", "Fix the file"),
     ],
 )
-def test_a_missing_module_is_a_package_to_install_or_a_file_to_put_beside(tmp_path: Path, line: str, says: str) -> None:
+def test_a_missing_module_is_a_package_to_install_or_a_file_to_put_beside(
+    tmp_path: Path, line: str, says: str
+) -> None:
     (tmp_path / "far.py").touch()
     inner = folder_of(tmp_path / "inner", bad=f"x = 1\n{line}\n", db="")
     with pytest.raises(EnvError, match=r"bad\.py:2: ") as caught:
         load_file(inner / "bad.py")
-    assert says in caught.value.hint and "agentrl_files" not in caught.value.message + caught.value.hint
+    assert (
+        says in caught.value.hint
+        and "agentrl_files" not in caught.value.message + caught.value.hint
+    )
 
 
 def test_a_failure_beside_is_named_where_it_is(tmp_path: Path) -> None:
-    for text, place in (("x = {}['y']\n", r"db\.py:1: KeyError"), ("def (\n", r"db\.py:1: SyntaxError")):
+    for text, place in (
+        ("x = {}['y']\n", r"db\.py:1: KeyError"),
+        ("def (\n", r"db\.py:1: SyntaxError"),
+    ):
         folder_of(tmp_path, tool="\nimport db\n", db=text)
         with pytest.raises(EnvError, match=place):
             load_file(tmp_path / "tool.py")

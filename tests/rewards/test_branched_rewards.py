@@ -20,7 +20,9 @@ async def test_the_conversation_is_the_one_that_the_agent_ended_with() -> None:
         seen.update(prompts=prompts, completions=completions, ids=completion_ids)
         return [1.0]
 
-    def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
+    def verl(
+        data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    ) -> float:
         seen["solution"] = solution_str
         return 1.0
 

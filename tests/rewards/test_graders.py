@@ -64,7 +64,9 @@ def rollout_of(
     pack = Pack.of("p", [{"prompt": "Go."}], made, tools=tools)
     config = Config.model_validate({"rollout": {"max_tokens": 2000, **limits}})
     replies = [CALL, "done"] if tools else ["done"]
-    rollout = Rollout(ScriptedPolicy(replies, BYTES), Chat(BYTES), {"p": pack}, config, hooks=HookList(hooks))
+    rollout = Rollout(
+        ScriptedPolicy(replies, BYTES), Chat(BYTES), {"p": pack}, config, hooks=HookList(hooks)
+    )
     return rollout, [Job(pack.tasks("train")[0], seed=n, sample=n) for n in range(6)]
 
 
@@ -92,8 +94,12 @@ def ends(words: str, *, later: bool) -> Callable[..., Any]:
 # --- what is not graded ----------------------------------------------------------------------------------------------
 
 
-async def test_a_primary_reward_of_none_is_masked_counted_and_reported(tmp_path: Path, model: Path) -> None:
-    code = TASK_PY.replace("    said =", "    if episode.sample == 1:\n        return None\n    said =", 1)
+async def test_a_primary_reward_of_none_is_masked_counted_and_reported(
+    tmp_path: Path, model: Path
+) -> None:
+    code = TASK_PY.replace(
+        "    said =", "    if episode.sample == 1:\n        return None\n    said =", 1
+    )
     write_pack(tmp_path, code=code)
     async with trainer_of(tmp_path, model, algo={"drop_zero_variance": False}) as trainer:
         run = await trainer.train()
@@ -103,7 +109,9 @@ async def test_a_primary_reward_of_none_is_masked_counted_and_reported(tmp_path:
         assert {(e.outcome, e.fact, e.reward, e.advantage) for e in nothing} == {
             (Outcome.UNGRADED, "skipped:ungraded", None, None)
         }
-        assert "'even' is None" in nothing[0].error and [p.name for p in nothing[0].reward_parts] == ["length"]
+        assert "'even' is None" in nothing[0].error and [
+            p.name for p in nothing[0].reward_parts
+        ] == ["length"]
         assert {e.fact for e in found if e.sample != 1} == {"trained"}
         step = store.runs.steps(run.id)[0]
         rest = [e.graded_reward for e in found if e.sample != 1 and e.step == 1]
@@ -113,7 +121,10 @@ async def test_a_primary_reward_of_none_is_masked_counted_and_reported(tmp_path:
 
 
 async def test_another_part_that_is_none_is_left_out_with_its_weight() -> None:
-    parts = (Reward("right", right, primary=True), Reward("style", lambda episode, ctx: None, weight=0.5))
+    parts = (
+        Reward("right", right, primary=True),
+        Reward("style", lambda episode, ctx: None, weight=0.5),
+    )
     rollout, jobs = rollout_of(*parts)
     (episode,) = await rollout.run(jobs[:1])
     assert (episode.outcome, episode.reward, len(episode.reward_parts)) == (Outcome.SOLVED, 1.0, 1)
@@ -179,7 +190,10 @@ def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
             signal.signal(signal.SIGINT, one)
             with pytest.raises(KeyboardInterrupt), contained("The code"):
                 signal.raise_signal(signal.SIGINT)
-        with pytest.raises(EnvError, match="The code raised KeyboardInterrupt"), contained("The code"):
+        with (
+            pytest.raises(EnvError, match="The code raised KeyboardInterrupt"),
+            contained("The code"),
+        ):
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
@@ -222,7 +236,10 @@ async def test_a_deadline_cuts_off_whatever_hangs() -> None:
     try:
         by_reward, jobs = rollout_of(Reward("slow", lambda episode, ctx: let.wait(), timeout=0.2))
         (episode,) = await by_reward.run(jobs[:1])
-        assert episode.outcome is Outcome.ENV_ERROR and "'slow' took longer than 0.2 s" in episode.error
+        assert (
+            episode.outcome is Outcome.ENV_ERROR
+            and "'slow' took longer than 0.2 s" in episode.error
+        )
         grader, _ = rollout_of(Reward("slow", lambda episode, ctx: let.wait()), episode_timeout=0.3)
         hook, _ = rollout_of(hooks=(Stuck(),), episode_timeout=0.3)
         world, _ = rollout_of(episode_timeout=0.3)
@@ -271,7 +288,9 @@ async def test_a_world_of_plain_functions_runs_in_a_thread() -> None:
     rollout, jobs = rollout_of()
     rollout = in_world(rollout, World)
     (episode,) = await rollout.run(jobs[:1])
-    assert episode.outcome is Outcome.SOLVED and len(seen) == 2 and threading.get_ident() not in seen
+    assert (
+        episode.outcome is Outcome.SOLVED and len(seen) == 2 and threading.get_ident() not in seen
+    )
     assert RewardPart("env", 1.0, 0.0) in episode.reward_parts
 
 
@@ -284,7 +303,9 @@ async def test_a_grader_that_needs_the_main_thread_gets_it() -> None:
         return 1.0
 
     (part,) = await score(
-        Episode("e", "t"), [Reward("alarmed", alarmed)], RewardContext(Task("t", "p", "", "", ()), "")
+        Episode("e", "t"),
+        [Reward("alarmed", alarmed)],
+        RewardContext(Task("t", "p", "", "", ()), ""),
     )
     assert part.value == 1.0
 
@@ -307,7 +328,11 @@ async def test_an_object_without_a_text_form_is_an_error() -> None:
     values: list[Any] = [Plain(), [Plain()], iter("ab"), Said(), {"n": Said()}]
     answers = [await as_tool(give).call(ToolContext(), {}) for _ in range(5)]
     for answer in answers[:3]:
-        assert answer.error == "exception" and "has no text form" in answer.text and "0x" not in answer.text
+        assert (
+            answer.error == "exception"
+            and "has no text form" in answer.text
+            and "0x" not in answer.text
+        )
     assert [answer.text for answer in answers[3:]] == ['"said"', '{"n": "said"}']
 
 
@@ -315,7 +340,8 @@ def test_a_rollout_and_an_eval_of_which_nothing_is_graded_fail(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_pack(
-        tmp_path, code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n"
+        tmp_path,
+        code="def even(episode, ctx):\n    return None\n\n\nREWARDS = {'even': even, 'length': even}\n",
     )
     write_project(tmp_path, model, eval={"k": 1, "limit": 2})
     assert main(["rollout", "-n", "2", "--project", str(tmp_path)]) == 1

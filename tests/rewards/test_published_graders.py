@@ -26,8 +26,19 @@ from agentrl_cli.types import Outcome
 from tests.tools.test_configured_tools import call, play
 
 TESTS = ["assert first([3, 4]) == 3", "assert math.isclose(first([0.5]), 0.5)"]
-FULL = {"task_id": 11, "text": "Write a function.", "code": "", "test_list": TESTS, "test_setup_code": "import math"}
-SANITIZED = {"task_id": 12, "prompt": "Write a function.", "test_list": TESTS, "test_imports": ["import math"]}
+FULL = {
+    "task_id": 11,
+    "text": "Write a function.",
+    "code": "",
+    "test_list": TESTS,
+    "test_setup_code": "import math",
+}
+SANITIZED = {
+    "task_id": 12,
+    "prompt": "Write a function.",
+    "test_list": TESTS,
+    "test_imports": ["import math"],
+}
 
 
 @pytest.mark.parametrize("row", [FULL, SANITIZED], ids=["full", "sanitized"])
@@ -43,7 +54,11 @@ async def test_mbpp_in_both_forms(row: dict[str, Any]) -> None:
         done = []
         for text in (good, good.replace("[0]", "[-1]")):
             policy = ScriptedPolicy([text], chat.tokenizer)
-            done.append(await Rollout(policy, chat, {"m": pack}, config, sandbox=sandbox).episode(Job(task, 1)))
+            done.append(
+                await Rollout(policy, chat, {"m": pack}, config, sandbox=sandbox).episode(
+                    Job(task, 1)
+                )
+            )
     assert [one.reward for one in done] == [1.0, 0.0], [one.error for one in done]
 
 
@@ -52,7 +67,11 @@ AREA = {
     "description": "Area.",
     "parameters": {
         "type": "dict",
-        "properties": {"base": {"type": "integer"}, "height": {"type": "float"}, "unit": {"type": "string"}},
+        "properties": {
+            "base": {"type": "integer"},
+            "height": {"type": "float"},
+            "unit": {"type": "string"},
+        },
         "required": ["base", "height"],
     },
 }
@@ -77,11 +96,19 @@ POSSIBLE = {"geometry.area": {"base": [10], "height": [5], "unit": ["square cm",
         ([], call("geometry.area", base=10, height=5), 0),
     ],
 )
-async def test_bfcls_rows_and_calls(wanted: list[Any], said: str, worth: float, tmp_path: Path) -> None:
+async def test_bfcls_rows_and_calls(
+    wanted: list[Any], said: str, worth: float, tmp_path: Path
+) -> None:
     """Functions that only the row declares, with BFCL's names of types; calls in any order."""
-    row = {"id": "simple_0", "question": [[{"role": "user", "content": "Area?"}]], "function": [AREA]}
+    row = {
+        "id": "simple_0",
+        "question": [[{"role": "user", "content": "Area?"}]],
+        "function": [AREA],
+    }
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({**row, "ground_truth": wanted}) + "\n")
+    (tmp_path / "data" / "train.jsonl").write_text(
+        json.dumps({**row, "ground_truth": wanted}) + "\n"
+    )
     (tmp_path / "task.yaml").write_text(
         "name: p\nsandbox: false\ntools: [declared]\n"
         "rewards: {calls: {primary: true, function: 'agentrl_cli.rewards.calls:same_calls'}}\n"
@@ -90,16 +117,23 @@ async def test_bfcls_rows_and_calls(wanted: list[Any], said: str, worth: float, 
     (task,) = pack.tasks("train")
     (shown,) = pack.tools_of(task)
     properties = shown.schema["function"]["parameters"]["properties"]
-    assert shown.schema["function"]["parameters"]["type"] == "object" and properties["height"]["type"] == "number"
+    assert (
+        shown.schema["function"]["parameters"]["type"] == "object"
+        and properties["height"]["type"] == "number"
+    )
     episode = await play(pack, [said])
-    assert (episode.reward, len(episode.turns)) == (worth, 3 if "tool_call" in said else 2), episode.error
+    assert (episode.reward, len(episode.turns)) == (worth, 3 if "tool_call" in said else 2), (
+        episode.error
+    )
 
 
 async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:
     database = tmp_path / "database" / "shop" / "shop.sqlite"
     database.parent.mkdir(parents=True)
     with sqlite3.connect(database) as made:
-        made.execute("CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5")
+        made.execute(
+            "CREATE TABLE goods AS SELECT 'pen' AS name, 2 AS price UNION ALL SELECT 'ink', 5"
+        )
     row = {"db_id": "shop", "question": "Which goods?", "query": "SELECT name FROM goods"}
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps(row) + "\n")
@@ -109,7 +143,11 @@ async def test_spiders_rows_on_a_database_in_place(tmp_path: Path) -> None:
     )
     pack = load_pack(tmp_path)
     chat = Chat(ByteTokenizer())
-    said = ["```sql\nSELECT name FROM goods ORDER BY price DESC;\n```", "SELECT price FROM goods", "I do not know."]
+    said = [
+        "```sql\nSELECT name FROM goods ORDER BY price DESC;\n```",
+        "SELECT price FROM goods",
+        "I do not know.",
+    ]
     config = Config()
     config.rollout.max_tokens = 4000
     outcomes = []
@@ -130,7 +168,9 @@ async def test_a_database_larger_than_its_memory_is_read_in_place(tmp_path: Path
     for query in ("UPDATE t SET n = 2", "CREATE TEMP TABLE u (a)", "ATTACH ':memory:' AS x"):
         assert (await tool.call(state, {"query": query})).error == "refused"
     await tool.release(state)
-    assert path.stat().st_mtime_ns == before and [item.name for item in tmp_path.iterdir()] == ["large.db"]
+    assert path.stat().st_mtime_ns == before and [item.name for item in tmp_path.iterdir()] == [
+        "large.db"
+    ]
     with pytest.raises(Exception, match="database or disk is full") as caught:
         await SqlTool(str(path), memory_mb=1, writable=True).create(ToolContext())
     assert "memory_mb" in str(getattr(caught.value, "hint", ""))

@@ -39,13 +39,28 @@ TASK = Task(
 
 def episode() -> Episode:
     """Asked, called a tool, answered 5; ids 0…8, the model's own are 1, 2, 5 and 6."""
-    origin = [Origin.USER, Origin.MODEL, Origin.MODEL, Origin.TOOL, Origin.TOOL, Origin.MODEL, Origin.MODEL]
+    origin = [
+        Origin.USER,
+        Origin.MODEL,
+        Origin.MODEL,
+        Origin.TOOL,
+        Origin.TOOL,
+        Origin.MODEL,
+        Origin.MODEL,
+    ]
     call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
     turns = (
         Turn(0, "user", tuple(TASK.prompt), 0, 1),
         Turn(1, "assistant", (said,), 1, 3),
-        Turn(2, "tool", ({"role": "tool", "content": "5"},), 3, 5, results=(ToolResult("5", reward=0.25),)),
+        Turn(
+            2,
+            "tool",
+            ({"role": "tool", "content": "5"},),
+            3,
+            5,
+            results=(ToolResult("5", reward=0.25),),
+        ),
         Turn(3, "assistant", ({"role": "assistant", "content": "It is 5."},), 5, 7),
     )
     return Episode("e", "p/1", turns=turns, tokens=Tokens.given(range(7), origin), step=4)
@@ -56,7 +71,9 @@ def context(**changes: Any) -> RewardContext:
     return RewardContext(TASK, **plain)
 
 
-async def value(function: Callable[..., Any], ctx: RewardContext | None = None) -> tuple[float, str]:
+async def value(
+    function: Callable[..., Any], ctx: RewardContext | None = None
+) -> tuple[float, str]:
     (part,) = await score(episode(), [Reward("r", function)], ctx or context())
     return part.value, part.detail
 
@@ -65,12 +82,16 @@ async def value(function: Callable[..., Any], ctx: RewardContext | None = None) 
 
 
 async def test_verls_compute_score() -> None:
-    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    ) -> float:
         assert (data_source, solution_str, ground_truth) == ("gsm8k", "1 2 3 4 5 6", "5")
         assert extra_info == {"index": 7, "num_turns": 4, "rollout_reward_scores": [0.25]}
         return 0.5
 
-    async def named(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, Any]:
+    async def named(
+        data_source: str, solution_str: str, ground_truth: str, **kwargs: Any
+    ) -> dict[str, Any]:
         return {"score": 1, "acc": True, "extra": sorted(kwargs)}
 
     assert await value(compute_score) == (0.5, "")
@@ -88,7 +109,9 @@ async def test_without_a_tokenizer_the_response_is_its_texts() -> None:
 
 async def test_trls_reward_functions() -> None:
     def accuracy(completions: Any, solution: list[str], **kwargs: Any) -> list[float]:
-        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [[1, 2, 3, 4, 5, 6]]
+        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [
+            [1, 2, 3, 4, 5, 6]
+        ]
         assert [message["role"] for message in completions[0]] == ["assistant", "tool", "assistant"]
         assert kwargs["trainer_state"].global_step == 4 and kwargs["ground_truth"] == ["5"]
         kwargs["log_metric"]("seen", 1)
@@ -110,7 +133,9 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
         "@rollout_trace_op\n"
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):\n    return scale\n"
     )
-    reward = load_reward(tmp_path, "r", {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}, {})
+    reward = load_reward(
+        tmp_path, "r", {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}, {}
+    )
     assert (await score(episode(), [reward], context()))[0].value == 0.25
     with pytest.raises(NotFound, match="'compute'"):
         load_reward(tmp_path, "r", {"function": "mine.py:compute"}, {})
@@ -123,7 +148,9 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
 async def test_in_a_rollout_verls_function_sees_the_response_without_control_tokens() -> None:
     seen: list[str] = []
 
-    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    ) -> float:
         seen.append(solution_str)
         return float(ground_truth in solution_str)
 
@@ -140,7 +167,12 @@ async def test_in_a_rollout_verls_function_sees_the_response_without_control_tok
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("so 1,234 then", "1234"), ("3 and\n#### -7.50 of 9", "-7.50"), ("#### none", None), ("none", None)],
+    [
+        ("so 1,234 then", "1234"),
+        ("3 and\n#### -7.50 of 9", "-7.50"),
+        ("#### none", None),
+        ("none", None),
+    ],
 )
 def test_final_number(text: str, number: str | None) -> None:
     assert rules.final_number(text) == number
@@ -229,16 +261,31 @@ def fake() -> Iterator[Fake]:
         yield made
 
 
-async def test_a_judge_scores_between_its_ends_and_is_asked_once(fake: Fake, tmp_path: Path) -> None:
+async def test_a_judge_scores_between_its_ends_and_is_asked_once(
+    fake: Fake, tmp_path: Path
+) -> None:
     fake.answers = [503, "Fine work.\nScore: 8"]
-    given = {"url": fake.url, "model": "m", "rubric": "Grade the sum.", "cache": str(tmp_path / "c" / "judge.jsonl")}
+    given = {
+        "url": fake.url,
+        "model": "m",
+        "rubric": "Grade the sum.",
+        "cache": str(tmp_path / "c" / "judge.jsonl"),
+    }
     reward = load_reward(tmp_path, "judged", {"judge": given, "weight": 0.5}, {})
     first, second = await asyncio.gather(*(score(episode(), [reward], context()) for _ in range(2)))
-    assert first == second and first[0].value == 0.8 and first[0].weight == 0.5 and "Fine work." in first[0].detail
+    assert (
+        first == second
+        and first[0].value == 0.8
+        and first[0].weight == 0.5
+        and "Fine work." in first[0].detail
+    )
     assert len(fake.bodies) == 2  # the busy one, and its repetition
     asked = fake.bodies[-1]["messages"][0]["content"]
     assert (
-        "Grade the sum." in asked and "[calls add {'a': 2}]" in asked and "tool: 5" in asked and "\n5\n=====" in asked
+        "Grade the sum." in asked
+        and "[calls add {'a': 2}]" in asked
+        and "tool: 5" in asked
+        and "\n5\n=====" in asked
     )
     fake.answers = [500]
     again = Judge.of(given, "here")  # another process would read the file
@@ -256,7 +303,9 @@ async def test_a_judge_scores_between_its_ends_and_is_asked_once(fake: Fake, tmp
         ([{"choices": [{"message": {"content": "Score: 5 \ud800"}}]}], "answered no text"),
     ],
 )
-async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[Any], words: str) -> None:
+async def test_a_judge_that_fails_masks_the_episode(
+    fake: Fake, answers: list[Any], words: str
+) -> None:
     fake.answers = answers
     judge = Judge.of({"url": fake.url, "model": "m", "retries": 0}, "here")
     with pytest.raises(EnvError, match=words):
@@ -265,7 +314,11 @@ async def test_a_judge_that_fails_masks_the_episode(fake: Fake, answers: list[An
     chat = Chat(ByteTokenizer())
     rollout = Rollout(ScriptedPolicy(["5"], chat.tokenizer), chat, {"p": pack}, Config())
     done = await rollout.episode(Job(pack.tasks("train")[0], 1))
-    assert done.outcome is Outcome.ENV_ERROR and done.reward_parts == () and words.split(maxsplit=1)[0] in done.error
+    assert (
+        done.outcome is Outcome.ENV_ERROR
+        and done.reward_parts == ()
+        and words.split(maxsplit=1)[0] in done.error
+    )
 
 
 async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
@@ -276,7 +329,9 @@ async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
     assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
 
 
-async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_another(fake: Fake) -> None:
+async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_another(
+    fake: Fake,
+) -> None:
     fake.answers = [0.5, "Score: 10"]
     asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here")
     question = [{"role": "user", "content": "Well?"}]
@@ -343,8 +398,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (bundled_model() / name).is_file():
             shutil.copy(bundled_model() / name, folder / name)
     torch.manual_seed(0)
-    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 4096}
-    shape |= {"num_attention_heads": 2, "num_labels": 1, "pad_token_id": 0, "max_position_embeddings": 256}
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "vocab_size": 4096,
+    }
+    shape |= {
+        "num_attention_heads": 2,
+        "num_labels": 1,
+        "pad_token_id": 0,
+        "max_position_embeddings": 256,
+    }
     make: Any = LlamaForSequenceClassification
     make(LlamaConfig(**shape)).save_pretrained(folder)
     return folder

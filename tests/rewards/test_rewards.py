@@ -30,7 +30,12 @@ async def test_functions_sync_and_async_in_order() -> None:
         return 0.25
 
     rewards = [
-        Reward("right", lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]), 2.0, True),
+        Reward(
+            "right",
+            lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]),
+            2.0,
+            True,
+        ),
         Reward("slow", slow, 0.5),
         Reward("skipped", lambda episode, ctx: None),
         Reward("said", lambda episode, ctx: ctx.part(1, "one")),
@@ -50,7 +55,9 @@ async def test_functions_sync_and_async_in_order() -> None:
     assert await score(EPISODE, [], context()) == ()
 
 
-@pytest.mark.parametrize("answer", [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.float64(1)])
+@pytest.mark.parametrize(
+    "answer", [True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), np.float64(1)]
+)
 async def test_booleans_and_the_numbers_of_numpy_count_as_numbers(answer: Any) -> None:
     (part,) = await score(EPISODE, one(lambda episode, ctx: answer), context())
     assert part.value == 1.0 and isinstance(part.value, float)
@@ -64,7 +71,16 @@ async def test_a_primary_part_stays_primary_whatever_the_function_makes_of_it() 
 
 
 @pytest.mark.parametrize(
-    "answer", ["1.0", float("nan"), float("inf"), [1], {"value": 1}, (None, "x"), RewardPart("part", float("nan"))]
+    "answer",
+    [
+        "1.0",
+        float("nan"),
+        float("inf"),
+        [1],
+        {"value": 1},
+        (None, "x"),
+        RewardPart("part", float("nan")),
+    ],
 )
 async def test_what_is_no_number_is_an_error_of_the_grader(answer: Any) -> None:
     with pytest.raises(EnvError, match="'part'"):

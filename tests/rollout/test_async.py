@@ -52,9 +52,13 @@ def slow(folder: Path, delay: float = 0.0) -> Path:
     return write_pack(folder, code=SLOW.replace("DELAY", str(delay)))
 
 
-def teacher_forced(weights: torch.nn.Module, ids: Sequence[int], start: int) -> np.ndarray[Any, Any]:
+def teacher_forced(
+    weights: torch.nn.Module, ids: Sequence[int], start: int
+) -> np.ndarray[Any, Any]:
     with torch.no_grad():
-        logits = weights(torch.tensor([list(ids)])).logits[0, start - 1 : -1].float().log_softmax(-1)
+        logits = (
+            weights(torch.tensor([list(ids)])).logits[0, start - 1 : -1].float().log_softmax(-1)
+        )
     return np.asarray(logits.gather(-1, torch.tensor(list(ids[start:]))[:, None])[:, 0])
 
 
@@ -76,8 +80,12 @@ async def test_no_forward_sees_half_updated_weights(model: Path, adapter: bool) 
     async def episode(number: int) -> list[str]:
         ids, seen = [10 + number, 11, 12, 13], []
         for turn in range(6):
-            out = await policy.generate(str(number), ids, Sampling(max_new_tokens=5, seed=100 * number + turn))
-            turns.append((out.weights_version, [*ids, *out.ids.tolist()], len(ids), out.logp_policy))
+            out = await policy.generate(
+                str(number), ids, Sampling(max_new_tokens=5, seed=100 * number + turn)
+            )
+            turns.append(
+                (out.weights_version, [*ids, *out.ids.tolist()], len(ids), out.logp_policy)
+            )
             seen.append(out.weights_version)
             ids = [*ids, *out.ids.tolist(), 20 + turn]
             await asyncio.sleep(0.001 * number)
@@ -105,12 +113,18 @@ async def test_no_forward_sees_half_updated_weights(model: Path, adapter: bool) 
     assert any(len(set(episode)) > 1 for episode in seen), "no episode lived through an update"
     for version, ids, start, logps in turns:
         np.testing.assert_allclose(logps, teacher_forced(versions[version], ids, start), atol=1e-4)
-    worst = max(float(np.abs(p - teacher_forced(versions["v0"], i, s)).max()) for v, i, s, p in turns if v != "v0")
+    worst = max(
+        float(np.abs(p - teacher_forced(versions["v0"], i, s)).max())
+        for v, i, s, p in turns
+        if v != "v0"
+    )
     assert worst > 1e-2, "the versions do not differ, so this proves nothing"
 
 
 def test_a_twin_has_adapter_weights_of_its_own_on_the_same_base(model: Path) -> None:
-    trained = add_adapter(load_model(model, ModelConfig(dtype="float32"), base=model), LoraConfig(r=2), model)
+    trained = add_adapter(
+        load_model(model, ModelConfig(dtype="float32"), base=model), LoraConfig(r=2), model
+    )
     other = twin(trained)
     pairs = list(zip(trained.parameters(), other.parameters(), strict=True))
     assert all((ours is theirs) == (not ours.requires_grad) for ours, theirs in pairs)
@@ -126,7 +140,9 @@ def test_a_twin_has_adapter_weights_of_its_own_on_the_same_base(model: Path) -> 
     assert torch.equal(trained(ids).logits, other(ids).logits)
 
 
-async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(tmp_path: Path, model: Path) -> None:
+async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(
+    tmp_path: Path, model: Path
+) -> None:
     write_pack(tmp_path)
     weights = []
     async with trainer_of(tmp_path, model, deterministic=True, train={"steps": 3}) as trainer:
@@ -143,7 +159,10 @@ async def test_without_staleness_it_is_the_synchronous_algorithm_bit_by_bit(tmp_
 
 async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
     slow(tmp_path, 0.02)
-    sections: dict[str, Any] = {"adapter": {"enabled": True, "r": 2}, "train": {"steps": 4, "lr": 1e-2}}
+    sections: dict[str, Any] = {
+        "adapter": {"enabled": True, "r": 2},
+        "train": {"steps": 4, "lr": 1e-2},
+    }
     async with trainer_of(tmp_path, model, rollout={"async_staleness": 1}, **sections) as trainer:
         run = await trainer.train()
         store = trainer.store
@@ -153,10 +172,16 @@ async def test_a_run_that_samples_ahead(tmp_path: Path, model: Path) -> None:
     assert len(episodes) == 4 * 8 and all(e.fact for e in episodes)
     assert all(m["staleness/max"] <= 1 for m in metrics.values())
     assert max(m["staleness/max"] for m in metrics.values()) == 1
-    assert all("sampling/sampling_logp_difference/max" in m and "sampling/kl" in m for m in metrics.values())
+    assert all(
+        "sampling/sampling_logp_difference/max" in m and "sampling/kl" in m
+        for m in metrics.values()
+    )
     assert all("sampling/correction" in m for m in metrics.values()), "auto is tis"
     versions = {t.weights_version for e in episodes for t in e.turns if t.role == "assistant"}
-    assert len(versions) > 1 and versions <= {str(model), *(f"{run.name}@{step}" for step in range(1, 4))}
+    assert len(versions) > 1 and versions <= {
+        str(model),
+        *(f"{run.name}@{step}" for step in range(1, 4)),
+    }
 
 
 async def test_the_next_step_begins_before_the_update_is_done(tmp_path: Path, model: Path) -> None:
@@ -173,14 +198,20 @@ async def test_the_next_step_begins_before_the_update_is_done(tmp_path: Path, mo
         begun.clear()
         folder = tmp_path / str(staleness)
         rollout = {"async_staleness": staleness}
-        async with trainer_of(folder, model, hooks=[Order()], rollout=rollout, train={"steps": 4}) as trainer:
+        async with trainer_of(
+            folder, model, hooks=[Order()], rollout=rollout, train={"steps": 4}
+        ) as trainer:
             await trainer.train()
         assert begun.index(("update", 1)) == expected
         assert sum(what == "episode" for what, _ in begun) == 32
 
 
-async def test_a_straggler_is_cut_off_and_its_group_trains_without_it(tmp_path: Path, model: Path) -> None:
-    code = SLOW.replace("await asyncio.sleep(DELAY)", "await asyncio.sleep(30 * (COUNT.pop() == 0))")
+async def test_a_straggler_is_cut_off_and_its_group_trains_without_it(
+    tmp_path: Path, model: Path
+) -> None:
+    code = SLOW.replace(
+        "await asyncio.sleep(DELAY)", "await asyncio.sleep(30 * (COUNT.pop() == 0))"
+    )
     write_pack(tmp_path, code="COUNT = [1] * 500 + [0] + [1] * 3\n" + code)
     rollout = {"async_staleness": 1, "episode_timeout": 1.0}
     async with trainer_of(tmp_path, model, rollout=rollout, train={"steps": 2}) as trainer:
@@ -199,27 +230,44 @@ async def test_resume_goes_on_from_what_was_sampled_ahead(tmp_path: Path, model:
                 raise KeyboardInterrupt
 
     slow(tmp_path, 0.01)
-    given: dict[str, Any] = {"rollout": {"async_staleness": 1}, "train": {"steps": 4, "save_every": 1}}
+    given: dict[str, Any] = {
+        "rollout": {"async_staleness": 1},
+        "train": {"steps": 4, "save_every": 1},
+    }
     async with trainer_of(tmp_path, model, hooks=[Dies()], **given) as trainer:
         with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
             await trainer.train()
         run = trainer.store.runs.get(trainer.run.id)
-        before = {e.id for e in episodes_of(trainer.store, run) if e.outcome is not Outcome.CANCELLED}
+        before = {
+            e.id for e in episodes_of(trainer.store, run) if e.outcome is not Outcome.CANCELLED
+        }
     assert len(before) >= 24
     async with trainer_of(tmp_path, model, run=run, **given) as trainer:
         run = await trainer.train()
-        episodes = [e for e in episodes_of(trainer.store, run) if e.outcome is not Outcome.CANCELLED]
+        episodes = [
+            e for e in episodes_of(trainer.store, run) if e.outcome is not Outcome.CANCELLED
+        ]
     assert run.status == "finished" and len(episodes) == 32
     assert before <= {e.id for e in episodes} and all(e.fact for e in episodes)
 
 
 def episode_of(*versions: str) -> Episode:
-    turns = [Turn(n, "assistant", (), 0, 0, weights_version=version) for n, version in enumerate(versions)]
+    turns = [
+        Turn(n, "assistant", (), 0, 0, weights_version=version)
+        for n, version in enumerate(versions)
+    ]
     return Episode("e" + "".join(versions), "t", "p", turns=tuple(turns))
 
 
 def test_staleness_is_measured_and_bounded() -> None:
-    groups = [[episode_of("tiny", "r@1"), episode_of("r@3"), episode_of("r@2", "r@3"), episode_of("other@1")]]
+    groups = [
+        [
+            episode_of("tiny", "r@1"),
+            episode_of("r@3"),
+            episode_of("r@2", "r@3"),
+            episode_of("other@1"),
+        ]
+    ]
     assert stale(groups, "r", 3, 1) == {"etinyr@1"} and not stale(groups, "r", 3, 2)
     assert age_metrics(groups, "r", 3) == {
         "staleness/mean": pytest.approx((3 + 2 + 0 + 1 + 0 + 3) / 6),
@@ -238,7 +286,9 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
             raise TrainingStopped("no more")
         return [[episode_of(f"r@{step}")]]
 
-    ahead = Prefetcher(sample, Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}}))
+    ahead = Prefetcher(
+        sample, Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}})
+    )
     assert (await ahead.take(0))[0][0].id == "er@0" and begun == [0, 1, 2]
     assert (await ahead.take(1))[0][0].id == "er@1" and begun == [0, 1, 2]
     with pytest.raises(TrainingStopped):
@@ -261,7 +311,10 @@ def test_the_plan_counts_the_second_copy_and_determinism_refuses(model: Path) ->
 
 
 def test_a_training_ahead_samples_from_a_twin(model: Path) -> None:
-    settings = {"model": {"name": str(model), "dtype": "bfloat16"}, "rollout": {"async_staleness": 1}}
+    settings = {
+        "model": {"name": str(model), "dtype": "bfloat16"},
+        "rollout": {"async_staleness": 1},
+    }
     loaded = load_policy(None, Config.model_validate(settings), base=model, trainable=True)
     policy = loaded.policy
     assert isinstance(policy, LocalPolicy) and policy.engine == "paged"
@@ -273,7 +326,9 @@ def test_a_training_ahead_samples_from_a_twin(model: Path) -> None:
 
 
 @pytest.mark.parametrize("correction", ["tis", "mis_sequence"])
-async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path, model: Path, correction: str) -> None:
+async def test_an_edited_model_is_measured_alerted_and_corrected(
+    tmp_path: Path, model: Path, correction: str
+) -> None:
     """Between sampling and the update of step 2 the output layer is changed behind the policy's back."""
     found: list[Any] = []
 
@@ -284,11 +339,15 @@ async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path,
                     found[0].loaded.model.lm_head.weight.mul_(30.0)
 
     algo = {"correction": correction}
-    async with trainer_of(tmp_path, model, hooks=[Edits()], algo=algo, train={"steps": 3}) as trainer:
+    async with trainer_of(
+        tmp_path, model, hooks=[Edits()], algo=algo, train={"steps": 3}
+    ) as trainer:
         found.append(trainer)
         run = await trainer.train()
         metrics = {row["step"]: row for row in trainer.store.runs.steps(run.id)}
-        alerts = [a["value"] for a in trainer.store.journal.alerts(run.id) if a["name"] == "mismatch"]
+        alerts = [
+            a["value"] for a in trainer.store.journal.alerts(run.id) if a["name"] == "mismatch"
+        ]
         rows = [e for e in episodes_of(trainer.store, run, 2) if e.fact == "trained"]
         signals = [trainer.store.signals.get(e.id) for e in rows]
     name = "sampling/sampling_logp_difference/max"
@@ -306,10 +365,14 @@ async def test_an_edited_model_is_measured_alerted_and_corrected(tmp_path: Path,
         change = (own.logp_train - episode.tokens.logp_sampled)[mask].astype(np.float64)
         expected = {
             "tis": np.exp(change).clip(max=2),
-            "mis_sequence": np.full_like(change, np.exp(change.sum()) * (np.exp(change.sum()) <= 2)),
+            "mis_sequence": np.full_like(
+                change, np.exp(change.sum()) * (np.exp(change.sum()) <= 2)
+            ),
         }[correction]
         total = sum(int(e.trained_tokens) for e in rows)
-        np.testing.assert_allclose(own.weight[mask] * total, expected * own.advantage[mask], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            own.weight[mask] * total, expected * own.advantage[mask], rtol=1e-3, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("hooked", "correction"), [(True, "auto"), (False, "auto")])
@@ -326,7 +389,9 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
     algo = {"correction": correction}
     async with trainer_of(tmp_path, model, hooks=hooks, algo=algo, train={"steps": 1}) as trainer:
         run = await trainer.train()
-        assert trainer.learner.loss_config.correction == ("tis" if hooked and correction == "auto" else "none")
+        assert trainer.learner.loss_config.correction == (
+            "tis" if hooked and correction == "auto" else "none"
+        )
         metrics = trainer.store.runs.steps(run.id)[0]
         rows = [e for e in episodes_of(trainer.store, run) if e.fact == "trained"]
         signals = [trainer.store.signals.get(e.id) for e in rows]
@@ -337,7 +402,9 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
         mask = episode.tokens.trained_mask
         gap = (own.logp_train - episode.tokens.logp_sampled)[mask].astype(np.float64)
         factor = np.exp(gap).clip(max=2) if hooked and correction == "auto" else np.ones_like(gap)
-        np.testing.assert_allclose(own.weight[mask] * total, factor * own.advantage[mask], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            own.weight[mask] * total, factor * own.advantage[mask], rtol=1e-3, atol=1e-6
+        )
         seen += gap.tolist()
         assert not hooked or not {int(id_) for id_ in episode.tokens.ids[mask]} & set(range(5, 133))
     # Half of the tokens are cut off, so what is left was sampled at about twice the policy's probability.

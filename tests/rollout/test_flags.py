@@ -28,7 +28,16 @@ def sampled(ids: list[int]) -> Tokens:
     column = np.full(n, -0.5, np.float32)
     top = np.zeros((n, 5), np.int32)
     return Tokens.sampled(
-        Generation(np.array(ids, np.int32), column, column, column, top, top.astype(np.float32), StopReason.STOP, "")
+        Generation(
+            np.array(ids, np.int32),
+            column,
+            column,
+            column,
+            top,
+            top.astype(np.float32),
+            StopReason.STOP,
+            "",
+        )
     )
 
 
@@ -36,7 +45,9 @@ def call(**arguments: Any) -> ToolCall:
     return ToolCall("c", "calculator", arguments, str(arguments))
 
 
-def episode(*steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | None = None, **given: Any) -> Episode:
+def episode(
+    *steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | None = None, **given: Any
+) -> Episode:
     """Assistant and tool turns in turn; a step without results is an answer."""
     turns: list[Turn] = []
     spans: list[Tokens] = []
@@ -45,14 +56,18 @@ def episode(*steps: tuple[list[ToolCall], list[ToolResult]], ids: list[int] | No
     for calls, results in steps:
         tokens = sampled(ids or [1, 2, 3])
         stop = end + len(tokens)
-        turns.append(Turn(len(turns), "assistant", (), end, stop, calls=tuple(calls), stop_reason=reason))
+        turns.append(
+            Turn(len(turns), "assistant", (), end, stop, calls=tuple(calls), stop_reason=reason)
+        )
         spans.append(tokens)
         end = stop
         if results:
             turns.append(Turn(len(turns), "tool", (), end, end + 2, results=tuple(results)))
             spans.append(Tokens.given([4, 5], [Origin.TOOL] * 2))
             end += 2
-    return Episode("e", "t", turns=tuple(turns), tokens=Tokens.concat(spans), outcome=Outcome.FAILED).with_(**given)
+    return Episode(
+        "e", "t", turns=tuple(turns), tokens=Tokens.concat(spans), outcome=Outcome.FAILED
+    ).with_(**given)
 
 
 OK = ToolResult("54.0")
@@ -82,8 +97,14 @@ def test_no_tool() -> None:
         ([([call(a=1)], [OK])] * 2, True),  # the same answer twice in a row
         ([([call(a=1)], [OK]), ([call(a=1)], [ToolResult("other")])], False),  # the world changed
         ([([call(a=1)], [OK]), ([call(a=2)], [OK])], False),
-        ([([call(a=1)], [ToolResult(str(n))]) for n in range(3)], True),  # three times is too often anyway
-        ([([call(a=1, b=2)], [OK]), ([call(b=2, a=1)], [OK])], True),  # the order of arguments does not matter
+        (
+            [([call(a=1)], [ToolResult(str(n))]) for n in range(3)],
+            True,
+        ),  # three times is too often anyway
+        (
+            [([call(a=1, b=2)], [OK]), ([call(b=2, a=1)], [OK])],
+            True,
+        ),  # the order of arguments does not matter
     ],
 )
 def test_loop_of_calls(steps: list[tuple[list[ToolCall], list[ToolResult]]], loops: bool) -> None:
@@ -92,7 +113,10 @@ def test_loop_of_calls(steps: list[tuple[list[ToolCall], list[ToolResult]]], loo
 
 def test_loop_of_tokens() -> None:
     assert repetition(np.array([9, *[1, 2, 3] * 12], np.int32)) == (36, 3)
-    assert repetition(np.array([9, *[1, 2, 3] * 12, 0], np.int32)) == (36, 3)  # a stop token behind it
+    assert repetition(np.array([9, *[1, 2, 3] * 12, 0], np.int32)) == (
+        36,
+        3,
+    )  # a stop token behind it
     assert repetition(np.array([1] * 31, np.int32)) == (0, 0)
     assert repetition(np.arange(500, dtype=np.int32)) == (0, 0)
     assert repetition(np.array([], np.int32)) == (0, 0)
@@ -115,7 +139,9 @@ def test_answered_after_an_error() -> None:
 
 def test_malformed_by_call_and_by_result() -> None:
     broken = ToolCall("c", "", None, "{oops", error="not JSON: line 1")
-    (flag,) = find_flags(episode(([broken], [ToolResult("not JSON", error="malformed_call")]), ([call()], [OK])))
+    (flag,) = find_flags(
+        episode(([broken], [ToolResult("not JSON", error="malformed_call")]), ([call()], [OK]))
+    )
     assert (flag.name, flag.evidence) == ("MALFORMED", "not JSON: line 1")
 
 
@@ -142,7 +168,11 @@ def test_mask_bugs() -> None:
     origin[3] = Origin.MODEL  # a token of the tool's turn
     wrong = replace(CLEAN.tokens, origin=origin)
     (flag,) = find_flags(CLEAN.with_(tokens=wrong))
-    assert (flag.name, flag.evidence, flag.turn) == ("MASK", "1 tokens of a tool turn count as sampled", 1)
+    assert (flag.name, flag.evidence, flag.turn) == (
+        "MASK",
+        "1 tokens of a tool turn count as sampled",
+        1,
+    )
     bare = Tokens.given([1, 2, 3], [Origin.MODEL] * 3)
     turn = Turn(0, "assistant", (), 0, 3, calls=(call(),))
     assert flag_names(Episode("e", "t", turns=(turn,), tokens=bare)) == ("MASK",)

@@ -27,7 +27,17 @@ from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import Tool, tool
-from agentrl_cli.types import Episode, Fact, Generation, Origin, Outcome, Sampling, StopReason, Task, ToolResult
+from agentrl_cli.types import (
+    Episode,
+    Fact,
+    Generation,
+    Origin,
+    Outcome,
+    Sampling,
+    StopReason,
+    Task,
+    ToolResult,
+)
 from tests.helpers.chat import add
 
 BYTES = ByteTokenizer()
@@ -55,7 +65,11 @@ def fail(text: str) -> str:
 
 COUNT: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "count", "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "count",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 
 
@@ -64,10 +78,14 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def exact(episode: Episode, ctx: Any) -> Any:
-    return ctx.part(float(ctx.final_text == ctx.task.data.get("answer")), f"said {ctx.final_text!r}")
+    return ctx.part(
+        float(ctx.final_text == ctx.task.data.get("answer")), f"said {ctx.final_text!r}"
+    )
 
 
-def pack_of(*, tools: Sequence[Any] = (add, recite, fail), reward: Callable[..., Any] = exact, **row: Any) -> Pack:
+def pack_of(
+    *, tools: Sequence[Any] = (add, recite, fail), reward: Callable[..., Any] = exact, **row: Any
+) -> Pack:
     data = {"prompt": "2 + 3?", "answer": "5", **row}
     return Pack.of("sums", [data], [Reward("exact", reward)], tools=tools, system="Use tools.")
 
@@ -75,7 +93,9 @@ def pack_of(*, tools: Sequence[Any] = (add, recite, fail), reward: Callable[...,
 def rollout_of(pack: Pack, replies: Any, *, store: Store | None = None, **limits: Any) -> Rollout:
     given = {"max_tokens": 4000, "max_new_tokens": 400, "max_observation_tokens": 300, **limits}
     policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, BYTES)
-    return Rollout(policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": given}), store=store)
+    return Rollout(
+        policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": given}), store=store
+    )
 
 
 def job_of(pack: Pack, **facts: Any) -> Job:
@@ -96,7 +116,11 @@ async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
         return ToolResult("see", images=(b"\x89PNG",))
 
     episode = await attempt(pack_of(tools=[look]), [call("look"), "5"])
-    assert episode.outcome is Outcome.ENV_ERROR and "reads text alone" in episode.error and not episode.reward_parts
+    assert (
+        episode.outcome is Outcome.ENV_ERROR
+        and "reads text alone" in episode.error
+        and not episode.reward_parts
+    )
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -108,15 +132,33 @@ async def test_an_episode_with_a_tool(tmp_path: Path) -> None:
         run = store.runs.add(RunRow(id="", name="fox"))
         store.tasks.add(pack.tasks("train"))
         rollout = rollout_of(pack, said, store=store)
-        episode = await rollout.episode(job_of(pack, run_id=run.id, step=3, group_id="g", sample=2, kind="train"))
+        episode = await rollout.episode(
+            job_of(pack, run_id=run.id, step=3, group_id="g", sample=2, kind="train")
+        )
         stored = store.episodes.get(episode.id)
         back = stored.tokens
         assert stored == episode.with_(tokens=back)
-        for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
-            assert np.array_equal(getattr(back, name), getattr(episode.tokens, name), equal_nan=name != "ids"), name
+        for name in (
+            "ids",
+            "origin",
+            "logp_sampled",
+            "logp_policy",
+            "entropy",
+            "top_ids",
+            "top_logps",
+        ):
+            assert np.array_equal(
+                getattr(back, name), getattr(episode.tokens, name), equal_nan=name != "ids"
+            ), name
         assert not store.live.all(run.id)
     assert (episode.outcome, episode.reward, episode.primary) == (Outcome.SOLVED, 1.0, 1.0)
-    assert [turn.role for turn in episode.turns] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [turn.role for turn in episode.turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert (episode.tool_calls, episode.tool_errors, episode.step, episode.sample) == (1, 0, 3, 2)
     assert [result.text for result in observations(episode)] == ["5"]
     # Turns cover the tokens without a gap, and what the model said is there as it was sampled.
@@ -124,15 +166,23 @@ async def test_an_episode_with_a_tool(tmp_path: Path) -> None:
     assert episode.turns[-1].end == len(episode.tokens)
     for turn, text in zip([t for t in episode.turns if t.role == "assistant"], said, strict=True):
         span = episode.tokens.slice(turn.start, turn.end)
-        assert span.ids.tolist() == [*BYTES.encode(text), STOP] and set(span.origin) == {Origin.MODEL}
+        assert span.ids.tolist() == [*BYTES.encode(text), STOP] and set(span.origin) == {
+            Origin.MODEL
+        }
         assert turn.stop_reason is StopReason.STOP
     # All of it is what the template would have written, and only the model's tokens are trained.
-    assert episode.tokens.ids.tolist() == CHAT.render(episode.messages, pack.schemas).ids[: len(episode.tokens)]
+    assert (
+        episode.tokens.ids.tolist()
+        == CHAT.render(episode.messages, pack.schemas).ids[: len(episode.tokens)]
+    )
     assert episode.trained_tokens == sum(len(BYTES.encode(text)) + 1 for text in said)
     assert np.isnan(episode.tokens.logp_policy[~episode.tokens.trained_mask]).all()
     tool_turn = episode.turns[3]
     origins = episode.tokens.origin[tool_turn.start : tool_turn.end]
-    assert BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end][origins == Origin.TOOL]) == "5"
+    assert (
+        BYTES.decode(episode.tokens.ids[tool_turn.start : tool_turn.end][origins == Origin.TOOL])
+        == "5"
+    )
     assert episode.flags == () and episode.error == "" and episode.ended >= episode.started > 0
 
 
@@ -174,7 +224,9 @@ async def test_parallel_calls_are_answered_in_order_and_no_more_than_allowed() -
     assert results[3].error == "too_many_calls" and "at most 3" in results[3].text
     ids = [call_.id for turn in episode.turns for call_ in turn.calls]
     assert len(set(ids)) == 4
-    assert [m["tool_call_id"] for turn in episode.turns for m in turn.messages if turn.role == "tool"] == ids
+    assert [
+        m["tool_call_id"] for turn in episode.turns for m in turn.messages if turn.role == "tool"
+    ] == ids
 
 
 async def test_a_slow_tool_times_out_and_the_episode_goes_on() -> None:
@@ -200,8 +252,13 @@ async def test_submit_ends_the_episode_and_the_reward_sees_the_answer() -> None:
         seen.append(dict(ctx.state))
         return 1.0
 
-    episode = await attempt(pack_of(tools=["submit"], reward=reward), [call("submit", answer="5"), "never said"])
-    assert episode.outcome is Outcome.SOLVED and len([t for t in episode.turns if t.role == "assistant"]) == 1
+    episode = await attempt(
+        pack_of(tools=["submit"], reward=reward), [call("submit", answer="5"), "never said"]
+    )
+    assert (
+        episode.outcome is Outcome.SOLVED
+        and len([t for t in episode.turns if t.role == "assistant"]) == 1
+    )
     assert "5" in str(seen[0]) and observations(episode)[0].done
 
 
@@ -239,7 +296,11 @@ async def test_state_is_made_and_freed_for_every_episode() -> None:
 async def test_without_tools_none_is_offered() -> None:
     pack = pack_of()
     rollout = Rollout(
-        ScriptedPolicy([call("add", a=2, b=3), "5"], BYTES), CHAT, {"sums": pack}, Config(), with_tools=False
+        ScriptedPolicy([call("add", a=2, b=3), "5"], BYTES),
+        CHAT,
+        {"sums": pack},
+        Config(),
+        with_tools=False,
     )
     episode = await rollout.episode(job_of(pack))
     assert "<tools>" not in BYTES.decode(episode.tokens.ids[: episode.turns[0].end])
@@ -257,14 +318,19 @@ async def test_turns_are_limited() -> None:
 
 async def test_a_prompt_that_does_not_fit() -> None:
     episode = await attempt(pack_of(prompt="x" * 900), ["5"], max_tokens=800)
-    assert (episode.outcome, episode.trained_tokens, episode.reward_parts) == (Outcome.TOO_LONG, 0, ())
+    assert (episode.outcome, episode.trained_tokens, episode.reward_parts) == (
+        Outcome.TOO_LONG,
+        0,
+        (),
+    )
     assert len(episode.tokens) > 900  # all of it is there to be looked at
     narrow = ScriptedPolicy(["5"], BYTES, context_length=200)
     assert (await attempt(pack_of(prompt="x" * 300), narrow)).outcome is Outcome.TOO_LONG
 
 
 @pytest.mark.parametrize(
-    ("side", "begins", "ends"), [("left", "[…", "]vwxyz"), ("right", "abcde[…", "]"), ("middle", "ab[…", "]xyz")]
+    ("side", "begins", "ends"),
+    [("left", "[…", "]vwxyz"), ("right", "abcde[…", "]"), ("middle", "ab[…", "]xyz")],
 )
 async def test_long_observations_are_cut(side: str, begins: str, ends: str) -> None:
     replies = [call("recite", count=20), "5"]
@@ -277,7 +343,8 @@ async def test_long_observations_are_cut(side: str, begins: str, ends: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("overflow", "outcome"), [("stop", Outcome.TRUNCATED_TOKENS), ("truncate_observation", Outcome.SOLVED)]
+    ("overflow", "outcome"),
+    [("stop", Outcome.TRUNCATED_TOKENS), ("truncate_observation", Outcome.SOLVED)],
 )
 async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outcome) -> None:
     pack = pack_of()
@@ -291,8 +358,15 @@ async def test_a_result_that_overflows_the_context(overflow: str, outcome: Outco
         assert result.truncated and len(result.text) < 260
     else:  # kept for people, without a token that a model saw or a loss could touch
         turn = episode.turns[-1]
-        assert (turn.role, turn.start, turn.end) == ("tool", len(episode.tokens), len(episode.tokens))
-        assert result.text == turn.messages[0]["content"] == recite(10) and "DRIFT" not in episode.flags
+        assert (turn.role, turn.start, turn.end) == (
+            "tool",
+            len(episode.tokens),
+            len(episode.tokens),
+        )
+        assert (
+            result.text == turn.messages[0]["content"] == recite(10)
+            and "DRIFT" not in episode.flags
+        )
 
 
 @tool(timeout=1e9)
@@ -309,7 +383,10 @@ async def hang_shortly() -> None:
 
 async def test_an_episode_whose_tool_hangs_is_masked() -> None:
     episode = await attempt(pack_of(tools=[hang]), [call("hang")], episode_timeout=0.1)
-    assert (episode.outcome, episode.reward_parts) == (Outcome.TIMEOUT, ()) and "0.1 s" in episode.error
+    assert (episode.outcome, episode.reward_parts) == (
+        Outcome.TIMEOUT,
+        (),
+    ) and "0.1 s" in episode.error
 
 
 async def test_no_episode_is_masked_because_the_model_is_slow() -> None:
@@ -332,8 +409,14 @@ async def test_a_grader_that_raises_is_an_env_error_and_never_a_zero() -> None:
 
     for reward in (broken, timed_out):
         episode = await attempt(pack_of(reward=reward), ["5"])
-        assert (episode.outcome, episode.reward_parts, episode.primary) == (Outcome.ENV_ERROR, (), None)
-        assert "'exact'" in episode.error and episode.trained_tokens == 2  # and what was sampled is kept
+        assert (episode.outcome, episode.reward_parts, episode.primary) == (
+            Outcome.ENV_ERROR,
+            (),
+            None,
+        )
+        assert (
+            "'exact'" in episode.error and episode.trained_tokens == 2
+        )  # and what was sampled is kept
 
 
 async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part() -> None:
@@ -344,7 +427,9 @@ async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part
             return {"bonus": 0.5}
 
     pack = pack_of()
-    rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Bonus()]))
+    rollout = Rollout(
+        ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Bonus()])
+    )
     good, bad = await rollout.run([job_of(pack, sample=n) for n in range(2)])
     assert (good.reward, good.outcome) == (1.5, Outcome.SOLVED)
     assert bad.outcome is Outcome.ENV_ERROR and "the hook broke" in bad.error
@@ -364,9 +449,18 @@ async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: 
             return value
 
     pack = pack_of()
-    rollout = Rollout(ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()]))
-    for episode in (await rollout.episode(job_of(pack)), await attempt(pack_of(tools=[Opinion()]), ["5"])):
-        assert episode.outcome is Outcome.ENV_ERROR and "finite" in episode.error and episode.reward is None
+    rollout = Rollout(
+        ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()])
+    )
+    for episode in (
+        await rollout.episode(job_of(pack)),
+        await attempt(pack_of(tools=[Opinion()]), ["5"]),
+    ):
+        assert (
+            episode.outcome is Outcome.ENV_ERROR
+            and "finite" in episode.error
+            and episode.reward is None
+        )
 
 
 class Sticky(Tool):
@@ -396,7 +490,9 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
     assert "KeyError" in graded.error and sticky.freed == 3
 
 
-async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(tmp_path: Path) -> None:
+async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(
+    tmp_path: Path,
+) -> None:
     pack = pack_of(tools=[Sticky()])
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow(id="", name="fox"))
@@ -450,11 +546,19 @@ async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_p
         rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
         done: list[Episode] = []
         with pytest.raises(PolicyError, match="out of memory"):
-            await rollout.run([job_of(pack, sample=n, run_id=run.id, step=1) for n in range(5)], done.append)
+            await rollout.run(
+                [job_of(pack, sample=n, run_id=run.id, step=1) for n in range(5)], done.append
+            )
         rows = store.episodes.rows(store.episodes.ids(sort="time"))
-        assert [row.outcome for row in rows[:3]] == [Outcome.SOLVED, Outcome.SOLVED, Outcome.CANCELLED]
+        assert [row.outcome for row in rows[:3]] == [
+            Outcome.SOLVED,
+            Outcome.SOLVED,
+            Outcome.CANCELLED,
+        ]
         assert {row.outcome for row in rows[3:]} <= {Outcome.CANCELLED}
-        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live.all(run.id)
+        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live.all(
+            run.id
+        )
 
 
 async def test_a_cancelled_run_stores_what_was_running_as_cancelled(tmp_path: Path) -> None:
@@ -470,7 +574,9 @@ async def test_a_cancelled_run_stores_what_was_running_as_cancelled(tmp_path: Pa
         with pytest.raises(asyncio.CancelledError):
             await running
         rows = store.episodes.rows(store.episodes.ids())
-        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live.all(run.id)
+        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live.all(
+            run.id
+        )
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -510,7 +616,10 @@ async def test_seeds_are_the_jobs_own_and_new_for_every_turn() -> None:
 
 
 def test_seed_of_depends_on_all_its_parts() -> None:
-    seeds = {seed_of(*parts) for parts in [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]}
+    seeds = {
+        seed_of(*parts)
+        for parts in [(0, "train", 1, 2), (0, "train", 12), (1, "train", 1, 2), (0, "eval", 1, 2)]
+    }
     assert len(seeds) == 4 and all(0 <= seed < 2**63 for seed in seeds)
     assert seed_of(0, "train", 1, 2) == seed_of(0, "train", 1, 2)
 
@@ -534,7 +643,12 @@ class Lossy(Chat):
         if sum(message["role"] == "assistant" for message in messages_so_far) > 1:
             return whole
         role, start, end = whole.spans[0]
-        return Rendered(whole.ids[1:], whole.origin[1:], ((role, start, end - 1), *whole.spans[1:]), whole.text[1:])
+        return Rendered(
+            whole.ids[1:],
+            whole.origin[1:],
+            ((role, start, end - 1), *whole.spans[1:]),
+            whole.text[1:],
+        )
 
 
 async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
@@ -552,26 +666,45 @@ async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
         rollout = rollout.with_(chat=Lossy(BYTES))
         episode = await rollout.episode(job_of(pack))
         rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
-    assert " ".join(turn.role for turn in episode.turns) == "system user assistant tool assistant tool assistant"
+    assert (
+        " ".join(turn.role for turn in episode.turns)
+        == "system user assistant tool assistant tool assistant"
+    )
     # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
     assert found == [[], [("structural", 3)], [("structural", 3)]]
     assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
     assert rollout.guard_seconds > 0
 
 
-@pytest.mark.parametrize(("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)])
-async def test_a_training_episode_ends_at_its_first_structural_drift(structural: str, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("structural", "outcome"), [("skip", Outcome.DRIFT), ("train", Outcome.TRUNCATED_TURNS)]
+)
+async def test_a_training_episode_ends_at_its_first_structural_drift(
+    structural: str, outcome: Outcome
+) -> None:
     pack = pack_of()
-    rollout = rollout_of(pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3)
+    rollout = rollout_of(
+        pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3
+    )
     drift = DriftConfig.model_validate({"structural": structural})
     config = rollout.context.config.model_copy(update={"drift": drift})
     rollout = rollout.with_(config=config, chat=Lossy(BYTES))
     episode = await rollout.episode(replace(job_of(pack), kind="train"))
     turns = 1 if structural == "skip" else 3
-    assert episode.outcome is outcome and sum(turn.role == "assistant" for turn in episode.turns) == turns
-    fact = decide([[episode]], drift=rollout.drift, train_drifted=structural == "train", drop_zero_variance=False)
+    assert (
+        episode.outcome is outcome
+        and sum(turn.role == "assistant" for turn in episode.turns) == turns
+    )
+    fact = decide(
+        [[episode]],
+        drift=rollout.drift,
+        train_drifted=structural == "train",
+        drop_zero_variance=False,
+    )
     if structural == "skip":
-        assert "structural drift: the template writes" in episode.error and episode.reward_parts == ()
+        assert (
+            "structural drift: the template writes" in episode.error and episode.reward_parts == ()
+        )
         assert fact == {episode.id: Fact.SKIPPED_DRIFT}
     else:
         assert fact == {episode.id: Fact.TRAINED}
@@ -617,7 +750,10 @@ async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
     rollout = rollout_of(pack, ["5"])
     rollout = rollout.with_(hooks=HookList([Wrong()]))
     episode = await rollout.episode(job_of(pack))
-    assert episode.outcome is Outcome.ENV_ERROR and "it returned str; a Sampling or None" in episode.error
+    assert (
+        episode.outcome is Outcome.ENV_ERROR
+        and "it returned str; a Sampling or None" in episode.error
+    )
 
 
 class More(Hook):
@@ -655,7 +791,12 @@ class Counted(ScriptedPolicy):
 @pytest.mark.parametrize("said", ["5", "6", "long", "hang", "fail", "break", "cancel"])
 async def test_the_policy_forgets_an_episode_however_it_ends(said: str) -> None:
     """Else its keys and values would stay until the next update."""
-    replies = {"hang": call("hang"), "fail": call("fail", text="no"), "long": "x" * 900, "cancel": call("hang")}
+    replies = {
+        "hang": call("hang"),
+        "fail": call("fail", text="no"),
+        "long": "x" * 900,
+        "cancel": call("hang"),
+    }
     policy = Counted([replies.get(said, said)] * 9, BYTES)
     pack = pack_of(tools=[hang, fail])
     rollout = rollout_of(pack, policy, episode_timeout=60 if said == "cancel" else 0.2)

@@ -65,7 +65,11 @@ async def test_a_request_read_slowly_is_the_codes_own_fault(sandbox: Sandbox) ->
         assert (await session.cell(SLOW + "def f(x): return 1")).ok
         assert (await session.cell("6 * 7")).stdout == "42\n"
         result = await session.cell(f"len({long!r})")
-        assert (result.status, result.state_kept, result.rolled_back) == ("state_lost", False, True), result
+        assert (result.status, result.state_kept, result.rolled_back) == (
+            "state_lost",
+            False,
+            True,
+        ), result
         assert (await session.cell("6 * 7")).stdout == "42\n"
     assert (await session.cell(SLOW + "def f(x): return 1")).ok
     answers, body = await session.calls([["f", [long], {}], ["f", [1], {}]])
@@ -97,7 +101,9 @@ def wordy(n): raise ValueError("\U0001f600" * 300)
 async def test_answers_that_are_too_large_are_the_codes_own_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell(LARGE)
-    answers, body = await session.calls([["large", [size], {}] for size in (900_000, 15 << 20, 60 << 20, 900_000)])
+    answers, body = await session.calls(
+        [["large", [size], {}] for size in (900_000, 15 << 20, 60 << 20, 900_000)]
+    )
     assert [answer.status for answer in answers] == ["ok", "crashed", "crashed", "ok"], answers
     assert len(body) == 2 * 900_002
     answers, body = await session.calls([["wordy", [number], {}] for number in range(300)])
@@ -110,7 +116,9 @@ async def test_answers_that_are_too_large_are_the_codes_own_fault(sandbox: Sandb
 
 async def test_no_path_that_a_model_names_ends_the_box(sandbox: Sandbox) -> None:
     session = await sandbox.session()
-    await session.cell("import os\nx = 6\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)")
+    await session.cell(
+        "import os\nx = 6\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)"
+    )
     for path in ("\ud800", "a" * 300, "a" * 70_000, "a/" * 2000 + "b", "\udc80"):
         with pytest.raises(UsageError):
             await session.read(path)
@@ -158,7 +166,9 @@ wait()
 
 
 @pytest.mark.parametrize("keep", [0, 2])
-async def test_a_cell_that_waits_for_children_reaps_only_its_own(sandbox: Sandbox, keep: int) -> None:
+async def test_a_cell_that_waits_for_children_reaps_only_its_own(
+    sandbox: Sandbox, keep: int
+) -> None:
     session = await sandbox.session(keep=keep, wall=3.0)
     assert (await session.cell(WAIT)).ok
     for _ in range(4):
@@ -166,7 +176,9 @@ async def test_a_cell_that_waits_for_children_reaps_only_its_own(sandbox: Sandbo
         assert result.ok and result.stopped == 0, result.text()
     assert (await session.cell("os.abort()")).rolled_back
     assert (await session.cell("seen")).stdout == "[True, True, True, True, True]\n"
-    with_thread = await session.cell("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
+    with_thread = await session.cell(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()"
+    )
     assert with_thread.ok
     assert (await session.cell("x = 1; os.abort()")).rolled_back
     assert (await session.cell("len(seen), 'x' in globals()")).stdout == "(5, False)\n"
@@ -240,7 +252,11 @@ def test_a_fresh_folder_is_scanned_again(tmp_path: Path) -> None:
     """Its clock may not have moved on between the look and a change."""
     env = {**os.environ, "PYTHONPATH": str(sandbox_dir().parent)}
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, str(tmp_path)], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", LOOK, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.startswith("True"), done.stdout + done.stderr
 
@@ -263,7 +279,9 @@ async def test_calls_that_code_skips_are_crashed_and_not_timed_out(sandbox: Sand
     session = await sandbox.session()
     await session.cell(SKIPS)
     answers, _ = await session.calls([["skip", [], {}]] * 3)
-    assert [(answer.status, answer.detail[-8:]) for answer in answers] == [("crashed", "nonsense")] * 3
+    assert [(answer.status, answer.detail[-8:]) for answer in answers] == [
+        ("crashed", "nonsense")
+    ] * 3
     assert await session.calls([]) == ((), b"")
     # What it sent afterwards does not count as an answer to this.
     assert (await session.cell("6 * 7")).status in ("crashed", "state_lost")
@@ -271,7 +289,9 @@ async def test_calls_that_code_skips_are_crashed_and_not_timed_out(sandbox: Sand
 
 
 @pytest.mark.parametrize("after", ["pass", "files = [open('a', 'wb') for _ in range(20)]"])
-async def test_a_cell_that_closes_its_checkpoints_socket_still_rolls_back(sandbox: Sandbox, after: str) -> None:
+async def test_a_cell_that_closes_its_checkpoints_socket_still_rolls_back(
+    sandbox: Sandbox, after: str
+) -> None:
     session = await sandbox.session()
     assert (await session.cell("x = 1")).status == "ok"
     assert (await session.cell(f"import os\nos.closerange(4, 1000)\n{after}\nx = 2")).status == "ok"
@@ -285,8 +305,13 @@ async def test_a_late_request_for_a_socket_extends_no_deadline(sandbox: Sandbox)
     session, other = [await sandbox.session(wall=6.0) for _ in range(2)]
     for one in (session, other):
         assert (await one.cell(SKIPS)).ok
-    result, (answers, _) = await asyncio.gather(session.cell("stall()"), other.calls([["stall", [], {}]]))
-    assert (result.status, [answer.status for answer in answers]) == ("state_lost", ["state_lost"]), (result, answers)
+    result, (answers, _) = await asyncio.gather(
+        session.cell("stall()"), other.calls([["stall", [], {}]])
+    )
+    assert (result.status, [answer.status for answer in answers]) == (
+        "state_lost",
+        ["state_lost"],
+    ), (result, answers)
     assert not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
 
 
@@ -353,7 +378,9 @@ async def test_nothing_is_started_between_two_answers(sandbox: Sandbox) -> None:
             await asyncio.sleep(0.03 if number else 0.3)
             if number:
                 await session.run("print(1)")  # finds it before the session sleeps
-            while int((await session.bash(ALIVE)).stdout) > before + keep:  # what is found is killed a moment later
+            while (
+                int((await session.bash(ALIVE)).stdout) > before + keep
+            ):  # what is found is killed a moment later
                 await asyncio.sleep(0.05)
             await session.cell("forget()")
         assert (await session.cell("x * 7")).stdout == "42\n"

@@ -43,7 +43,9 @@ async def test_every_attack_is_contained(level: str) -> None:
 def test_the_rate_of_a_channel_is_its_capacity() -> None:
     word = "w000000ffffff"
     assert learned(word, f"{word} 0.5\n{word} 2.0\n") == 96.0
-    assert learned(word, "w00000000ffff 1.0") == pytest.approx(48 * (1 - 0.650022), abs=1e-3)  # 8 of 48 are wrong
+    assert learned(word, "w00000000ffff 1.0") == pytest.approx(
+        48 * (1 - 0.650022), abs=1e-3
+    )  # 8 of 48 are wrong
     assert learned(word, "w000000000000 0.001\nwffffff000000 0.001") == learned(word, "") == 0.0
 
 
@@ -66,7 +68,10 @@ async def test_grading_has_runners_of_its_own_and_takes_no_locks(level: str) -> 
         before = {id(runner) for runners in sandbox.pool.runners.values() for runner in runners}
         tests = [{"call": "lock", "args": [kind], "expect": "refused"} for kind in (1, 5)]
         assert (await grade(session, lock, tests)).failures == ()
-        profiles = {profile: {id(runner) for runner in runners} for profile, runners in sandbox.pool.runners.items()}
+        profiles = {
+            profile: {id(runner) for runner in runners}
+            for profile, runners in sandbox.pool.runners.items()
+        }
         assert len(profiles) == 2 and not profiles[("@grading",)] & before
 
 
@@ -79,7 +84,8 @@ async def test_an_attack_stopped_by_time_first_runs_again(sandbox: Sandbox) -> N
 async def test_the_probe_says_what_holds_here(sandbox: Sandbox) -> None:
     rows = await probe(sandbox)
     assert {row.name: row.held for row in rows} == dict.fromkeys(
-        ["files", "network", "signals", "processes", "memory", "disk", "output", "system", "state"], True
+        ["files", "network", "signals", "processes", "memory", "disk", "output", "system", "state"],
+        True,
     )
 
 
@@ -158,12 +164,18 @@ async def test_a_slow_solution_passes_within_its_budget(sandbox: Sandbox) -> Non
     session = await sandbox.session(cpu=0.6)
     busy = "import time\ndef add(a, b):\n    e = time.process_time() + 0.15\n    while time.process_time() < e: pass\n"
     slow = busy + "    return a + b\n"
-    graded = await grade(session, slow, TESTS, budget=30.0)  # 1.2 CPU seconds, but each call has its own limit
+    graded = await grade(
+        session, slow, TESTS, budget=30.0
+    )  # 1.2 CPU seconds, but each call has its own limit
     assert graded.ok, graded
     sleepy = slow.replace("while", "time.sleep(0.2)\n    while")
     spent = await grade(session, sleepy, TESTS, budget=0.8)
     assert 0 < spent.passed < 8
-    assert [line for line in spent.failures if "the 0.8 s that all tests have together were over" not in line] == []
+    assert [
+        line
+        for line in spent.failures
+        if "the 0.8 s that all tests have together were over" not in line
+    ] == []
     program = "import time; time.sleep(0.2); print(int(input()) * 2)"
     tests = [{"stdin": str(n), "stdout": str(2 * n)} for n in range(8)]
     assert (await grade(session, program, tests)).ok
@@ -173,10 +185,14 @@ async def test_a_slow_solution_passes_within_its_budget(sandbox: Sandbox) -> Non
 
 async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
     session = await sandbox.session()
-    count = "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
+    count = (
+        "import glob, os\nprint(len(glob.glob('n*')))\nopen('n' + input(), 'w').write('x' * 1000)\n"
+    )
     tests = [{"stdin": str(n), "stdout": "0"} for n in range(4)]
     assert (await grade(session, count, tests)).ok
-    deep = count + "for _ in range(100): os.mkdir('d'); os.chdir('d')"  # what cannot be put back is replaced
+    deep = (
+        count + "for _ in range(100): os.mkdir('d'); os.chdir('d')"
+    )  # what cannot be put back is replaced
     graded = await grade(session, deep, tests, setup="import sys")
     assert graded.ok, graded
 
@@ -184,7 +200,13 @@ async def test_programs_find_no_files_of_each_other(sandbox: Sandbox) -> None:
 async def test_an_honest_solution_passes_and_types_count(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     graded = await grade(session, HONEST, TESTS)
-    assert (graded.passed, graded.total, graded.score, graded.fakeable, graded.level) == (8, 8, 1.0, False, "ns")
+    assert (graded.passed, graded.total, graded.score, graded.fakeable, graded.level) == (
+        8,
+        8,
+        1.0,
+        False,
+        "ns",
+    )
     code = (
         "import math\ndef f(x): return x\ndef e(): [][0]\n"
         "def g(): return (1, [2.0, {3: b'4'}], {5}, math.nan, None, 2 ** 20000)"
@@ -208,7 +230,9 @@ async def test_programs_and_test_code(sandbox: Sandbox) -> None:
     tests = [{"stdin": "4\n", "stdout": "8"}, {"stdin": "5", "stdout": "11"}]
     program = await grade(session, "print(int(input()) * 2)", tests)
     assert (program.passed, program.fakeable, len(program.failures)) == (1, False, 1)
-    code = await grade(session, HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}])
+    code = await grade(
+        session, HONEST, ["assert add(1, 2) == 3", {"code": "assert add(1, 2) == 4"}]
+    )
     assert (code.passed, code.fakeable) == (1, True)
     broken = await grade(session, "def add(:", TESTS)
     assert (broken.passed, broken.total, broken.status) == (0, 8, Status.EXCEPTION)
@@ -221,7 +245,9 @@ async def test_a_check_judges_apart_from_the_solution(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     check = "def check(answer, n): return sorted(answer) == list(range(n))"
     tests = [{"call": "f", "args": [3], "check": check}, {"call": "f", "args": [4], "check": check}]
-    graded = await grade(session, "def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests)
+    graded = await grade(
+        session, "def f(n): return {3: [2, 0, 1], 4: [0]}[n]\ndef check(*a): return True", tests
+    )
     assert (graded.passed, graded.fakeable, len(graded.failures)) == (1, False, 1)
     with pytest.raises(DataError, match="check of test 1 does not load"):
         await grade(session, HONEST, [{"call": "add", "args": [1, 2], "check": "def check(:"}])
@@ -239,8 +265,14 @@ async def test_an_answer_that_breaks_the_check_is_wrong_and_scored(sandbox: Sand
     session = await sandbox.session()
     tests = [{"call": "f", "args": [n], "check": check} for n in (2, 3)]
     for answer, why in broken.items():
-        graded = await grade(session, f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3)
-        assert (graded.passed, graded.total, graded.status) == (1, 2, Status.OK) and why in graded.failures[0], graded
+        graded = await grade(
+            session, f"def f(n): return [1] if n == 2 else {answer}", tests, wall=0.3
+        )
+        assert (graded.passed, graded.total, graded.status) == (
+            1,
+            2,
+            Status.OK,
+        ) and why in graded.failures[0], graded
 
 
 async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
@@ -248,7 +280,9 @@ async def test_a_broken_setup_is_the_packs_fault(sandbox: Sandbox) -> None:
     for tests in (TESTS, [{"stdin": "", "stdout": "1"}]):
         with pytest.raises(DataError, match="setup does not load"):
             await grade(session, HONEST, tests, setup="import nothing_there")
-    graded = await grade(session, "print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())")
+    graded = await grade(
+        session, "print(6 * x)", [{"stdin": "7", "stdout": "42"}], setup="x = int(input())"
+    )
     assert graded.ok, graded
 
 
@@ -308,12 +342,16 @@ async def test_no_fork_bomb_is_tried_without_a_bound() -> None:
         assert launch.nproc_holds(), "the kernel exempts root, and the runner becomes another user"
     async with await opened("landlock") as sandbox:
         assert sandbox.bounded == all(runner.bounded for runner in sandbox.pool.runners[()])
-    async with await open_sandbox(backend=f"{__name__}:Unbounded", min_level="landlock", workers=1) as sandbox:
+    async with await open_sandbox(
+        backend=f"{__name__}:Unbounded", min_level="landlock", workers=1
+    ) as sandbox:
         assert not sandbox.bounded
         bombs = [one for one in attacks() if one.name.endswith("fork-bomb")]
         verdicts = await attack(sandbox, bombs)
     assert len(verdicts) == 2
-    assert all(one.status == "not run" and "root's processes" in one.problems[0] for one in verdicts)
+    assert all(
+        one.status == "not run" and "root's processes" in one.problems[0] for one in verdicts
+    )
 
 
 HOST = """
@@ -334,7 +372,10 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
     await (await opened(level)).close()
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, level], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", HOST, level],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     with host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
@@ -342,7 +383,9 @@ async def test_nothing_is_left_when_the_host_dies(level: str, number: signal.Sig
         host.send_signal(number)
         host.wait()
     folders = Path(tempfile.gettempdir())
-    assert comes(lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))), _sleepers()
+    assert comes(
+        lambda: not _sleepers() and not list(folders.glob(f"agentrl-work-{host.pid}-*"))
+    ), _sleepers()
 
 
 def _sleepers() -> list[str]:

@@ -56,7 +56,9 @@ async def test_what_others_take_of_the_processor_does_not_count(busy: None) -> N
         tests = [{"call": "f", "args": [n], "expect": n} for n in range(4)]
         assert (await grade(session, slow, tests)).passed == 4
         programs = [{"stdin": f"{n}\n", "stdout": f"{n}\n"} for n in range(4)]
-        assert (await grade(session, COMPUTE.format(seconds=0.25) + "print(input())", programs)).passed == 4
+        assert (
+            await grade(session, COMPUTE.format(seconds=0.25) + "print(input())", programs)
+        ).passed == 4
 
 
 async def test_what_waits_for_something_else_meets_its_limit_all_the_same(busy: None) -> None:
@@ -69,6 +71,4 @@ async def test_what_waits_for_something_else_meets_its_limit_all_the_same(busy: 
 
 def in_cell(seconds: float) -> str:
     """Code for a session's process, which has used CPU time before."""
-    return (
-        f"import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nprint('done')"
-    )
+    return f"import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\nprint('done')"

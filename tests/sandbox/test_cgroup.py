@@ -35,7 +35,10 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def removed(self: Path) -> None:
         if self.is_relative_to(tmp_path):
-            if any(entry.is_dir() for entry in self.iterdir()) or (self / "cgroup.procs").read_text():
+            if (
+                any(entry.is_dir() for entry in self.iterdir())
+                or (self / "cgroup.procs").read_text()
+            ):
                 raise OSError(16, "busy")
             for name in FILES:
                 (self / name).unlink()
@@ -56,7 +59,9 @@ def test_version_two_limits_a_runner_and_its_boxes(parent: Path) -> None:
         str(300 << 20), "0", "77", "+memory",
     ]  # fmt: skip
     assert str(group.folder / "runner" / "cgroup.procs") in group.command(["true"])[2]
-    assert _read(group.folder / "runner", "memory.max") == ["max\n"]  # what is held is all of it together
+    assert _read(group.folder / "runner", "memory.max") == [
+        "max\n"
+    ]  # what is held is all of it together
 
     first, second = group.take(64 << 20), group.take(80 << 20)
     assert first is not None and second is not None and first != second
@@ -103,7 +108,9 @@ def test_a_sweep_ends_what_is_in_a_cgroup_of_version_two(parent: Path) -> None:
     assert box is not None
     with subprocess.Popen(["sleep", "3600"]) as hog:
         (box / "cgroup.procs").write_text(f"{hog.pid}\n")
-        assert cgroup.sweep(parent) == 0  # these files do not notice its end, and the next start looks again
+        assert (
+            cgroup.sweep(parent) == 0
+        )  # these files do not notice its end, and the next start looks again
         assert hog.wait() == -signal.SIGKILL
     (box / "cgroup.procs").write_text("")
     assert cgroup.sweep(parent) == 1
@@ -117,7 +124,9 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if (
         not shutil.which("mount")
-        or subprocess.run(["mount", "-t", "cgroup2", "none", str(folder)], capture_output=True, check=False).returncode
+        or subprocess.run(
+            ["mount", "-t", "cgroup2", "none", str(folder)], capture_output=True, check=False
+        ).returncode
     ):
         pytest.skip("cgroup2 cannot be mounted here")
     fd = os.open(folder, os.O_DIRECTORY)
@@ -145,7 +154,9 @@ def test_processes_join_and_are_ended_in_the_kernels_version_two(mounted: Path) 
     runner = subprocess.Popen(group.command(["sleep", "3600"]))
     joiner = "import os, sys, time; os.write(int(sys.argv[1]), b'0'); print(flush=True); time.sleep(3600)"
     with Cgroup.files(box) as fds:
-        inside = subprocess.Popen(["python3", "-c", joiner, str(fds[0])], pass_fds=fds, stdout=subprocess.PIPE)
+        inside = subprocess.Popen(
+            ["python3", "-c", joiner, str(fds[0])], pass_fds=fds, stdout=subprocess.PIPE
+        )
     with runner, inside:
         assert inside.stdout is not None and inside.stdout.readline() == b"\n"
         assert comes(lambda: bool((group.folder / "runner" / "cgroup.procs").read_text()))
@@ -159,7 +170,9 @@ def test_processes_join_and_are_ended_in_the_kernels_version_two(mounted: Path) 
 
 def test_without_the_memory_controller_no_cgroup_is_made_and_none_left(mounted: Path) -> None:
     assert cgroup._make(mounted / "missing", "agentrl-runner-1", 1 << 28) is None
-    assert cgroup._make(mounted, "agentrl-runner-1", 1 << 28) is None  # nothing passes the controller on to it
+    assert (
+        cgroup._make(mounted, "agentrl-runner-1", 1 << 28) is None
+    )  # nothing passes the controller on to it
     assert [entry for entry in mounted.iterdir() if entry.is_dir()] == []
 
 
@@ -181,4 +194,6 @@ def test_a_namespace_of_root_alone_is_named(level: str, tmp_path: Path) -> None:
     assert "`unshare -r`" in said and "Start agentrl outside of it" in said
     for other in (tmp_path / "all", tmp_path / "missing"):
         assert "unshare -r" not in launch.explain(level, STDERR[level], other)
-    assert "unshare -r" not in launch.explain(level, "ModuleNotFoundError: sandbox", tmp_path / "one")
+    assert "unshare -r" not in launch.explain(
+        level, "ModuleNotFoundError: sandbox", tmp_path / "one"
+    )

@@ -41,13 +41,17 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
     try:
         assert comes(lambda: bool(_rows(tmp_path / "p"))), (tmp_path / "log").read_text()
         started = {pid: owner.born(str(pid)) for pid in descendants(run.pid)}
-        assert any(b"sandbox/main.py" in _line(pid) for pid in started), "episodes run, so a runner does"
+        assert any(b"sandbox/main.py" in _line(pid) for pid in started), (
+            "episodes run, so a runner does"
+        )
         run.send_signal(number)
         code = run.wait()
     finally:
         run.kill()
         run.wait()
-    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), (tmp_path / "log").read_text()
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), (
+        tmp_path / "log"
+    ).read_text()
     assert comes(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
     assert _of(Path(tempfile.gettempdir()), run.pid) == []
     if number == signal.SIGKILL:
@@ -57,7 +61,9 @@ def test_a_real_run_that_ends_early_leaves_nothing(number: signal.Signals, tmp_p
 
 def _rows(project: Path) -> list[Path]:
     """The store, once it holds something."""
-    return [file for file in (project / "runs").glob("agentrl.db-wal") if file.stat().st_size > 400_000]
+    return [
+        file for file in (project / "runs").glob("agentrl.db-wal") if file.stat().st_size > 400_000
+    ]
 
 
 def _of(top: Path, pid: int) -> list[str]:
@@ -87,7 +93,9 @@ SITS = "mkdir -p d/e; cd /; exec env -i sleep 45679.5"
 
 
 async def test_a_killed_runners_resources_are_removed() -> None:
-    async with await open_sandbox(backend="landlock", min_level="landlock", workers=1, wall=60.0) as sandbox:
+    async with await open_sandbox(
+        backend="landlock", min_level="landlock", workers=1, wall=60.0
+    ) as sandbox:
         session, deep = await sandbox.session(), await sandbox.session()
         await session.cell("x = 6")
         stopped = await deep.run(DEEP)
@@ -96,14 +104,20 @@ async def test_a_killed_runners_resources_are_removed() -> None:
         (runner,) = sandbox.pool.runners[()]
         assert isinstance(runner, Process) and (await session.cell("x * 7")).stdout == "42\n"
         sitting = asyncio.ensure_future(session.bash(SITS))
-        assert await soon(lambda: any(b"45679.5" in _line(pid) for pid in descendants(runner.process.pid)))
+        assert await soon(
+            lambda: any(b"45679.5" in _line(pid) for pid in descendants(runner.process.pid))
+        )
         started = {pid: owner.born(str(pid)) for pid in descendants(runner.process.pid)}
-        assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), sandbox.counts
+        assert runner.alive and not any(name.startswith("sandbox_") for name in sandbox.counts), (
+            sandbox.counts
+        )
         runner.process.kill()
         runner.process.wait()
         await sandbox.pool.inspect()
         assert not runner.folder.exists()
-        assert await soon(lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born])
+        assert await soon(
+            lambda: not [pid for pid, born in started.items() if owner.born(str(pid)) == born]
+        )
         sitting.cancel()
         await asyncio.gather(sitting, return_exceptions=True)
         assert (await session.cell("x * 7")).stdout == "42\n"
@@ -116,10 +130,16 @@ async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
         assert (await closing.cell("import os; x = 6; os.chmod('..', 0)")).ok
         for _ in range(SPARES + 2):  # more than stand ready
             assert (await (await sandbox.session()).cell("open('f', 'w').write('1')")).ok
-        assert (await other.run("print(6 * 7)")).stdout == (await closing.cell("print(x * 7)")).stdout == "42\n"
+        assert (
+            (await other.run("print(6 * 7)")).stdout
+            == (await closing.cell("print(x * 7)")).stdout
+            == "42\n"
+        )
         await closing.cell("os.chmod('..', 0)")
         (runner,) = sandbox.pool.runners[()]
-        assert isinstance(runner, Process) and not any(name.startswith("sandbox_") for name in sandbox.counts)
+        assert isinstance(runner, Process) and not any(
+            name.startswith("sandbox_") for name in sandbox.counts
+        )
     assert not runner.folder.exists()
 
 
@@ -135,7 +155,9 @@ asyncio.run(main())
 
 
 def test_canaries_of_a_killed_process_are_swept() -> None:
-    host = subprocess.Popen([sys.executable, "-c", PREY], env=ENV, stdout=subprocess.PIPE, text=True)
+    host = subprocess.Popen(
+        [sys.executable, "-c", PREY], env=ENV, stdout=subprocess.PIPE, text=True
+    )
     with host:
         assert host.stdout is not None
         folder, pid = host.stdout.readline().split()
@@ -150,13 +172,19 @@ def test_canaries_of_a_killed_process_are_swept() -> None:
 MANY = "import os\nfor n in range(20_000):\n    os.mkdir(f'd{n}'); os.symlink('x' * 200, f'l{n}')"
 
 
-async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leaves_nothing() -> None:
+async def test_a_cell_that_fills_the_folder_with_links_is_its_own_fault_and_leaves_nothing() -> (
+    None
+):
     """At the level without a file system of its own; the runner opens other boxes while a folder is deleted."""
-    async with await open_sandbox(backend="landlock", min_level="landlock", workers=1, wall=20.0) as sandbox:
+    async with await open_sandbox(
+        backend="landlock", min_level="landlock", workers=1, wall=20.0
+    ) as sandbox:
         session = await sandbox.session()
         await session.cell("kept = 1")
         result = await session.cell(MANY)
-        assert (result.status, result.detail) == (Status.DISK_LIMIT, "too many files"), result.text()
+        assert (result.status, result.detail) == (Status.DISK_LIMIT, "too many files"), (
+            result.text()
+        )
         assert (await session.cell("kept")).stdout == "1\n"
         assert (await sandbox.run(MANY)).status is Status.DISK_LIMIT
         (runner,) = sandbox.pool.runners[()]
@@ -179,7 +207,9 @@ async def test_programs_wait_for_a_slot_in_turn() -> None:
         ends = sorted(ended for _, ended in spans)
         for place, (start, _) in enumerate(spans[AT_ONCE:]):
             assert ends[place] <= start, "a place has to be free first"
-        assert all(early[0] < late[0] for early, late in zip(spans, spans[AT_ONCE + 1 :], strict=False))
+        assert all(
+            early[0] < late[0] for early, late in zip(spans, spans[AT_ONCE + 1 :], strict=False)
+        )
 
 
 async def test_no_session_starves_beside_busy_ones() -> None:

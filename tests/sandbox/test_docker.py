@@ -77,7 +77,9 @@ async def test_no_cheat_passes(sandbox: Sandbox) -> None:
     for name, code in CHEATS.items():
         graded = await grade(session, code, TESTS, wall=0.2)
         assert not graded.ok and not graded.fakeable, name
-        assert graded.passed == 0 or (graded.passed == 1 and name in ("forges replies", "patches json")), name
+        assert graded.passed == 0 or (
+            graded.passed == 1 and name in ("forges replies", "patches json")
+        ), name
     honest = await grade(session, HONEST, TESTS)
     assert (honest.passed, honest.level) == (8, "docker")
 
@@ -92,7 +94,12 @@ async def test_a_session_keeps_and_rolls_back(sandbox: Sandbox, api: Any) -> Non
         "x = 2\nc = bytearray(4 << 30)": Status.MEMORY,
     }.items():  # fmt: skip
         result = await session.cell(code, wall=0.4)
-        assert (result.status, result.rolled_back, result.state_kept, result.level) == (status, True, True, "docker")
+        assert (result.status, result.rolled_back, result.state_kept, result.level) == (
+            status,
+            True,
+            True,
+            "docker",
+        )
     assert (await session.cell("x")).stdout == "1\n"
     await session.cell("x = 5")
     assert await session.back(session.cells) == () and (await session.cell("x")).stdout == "1\n"
@@ -108,7 +115,9 @@ async def test_programs_commands_and_files(sandbox: Sandbox) -> None:
     assert (command.exit_code, command.stdout) == (127, "in")
     assert command.stderr.startswith("bash\n") and "line 3: nothing" in command.stderr
     await session.write("data/a.txt", "hello")
-    await session.cell("import os; os.symlink('/etc/passwd', 'l'); open('/tmp/t', 'w').write('tmp')")
+    await session.cell(
+        "import os; os.symlink('/etc/passwd', 'l'); open('/tmp/t', 'w').write('tmp')"
+    )
     listed = [(entry.path, entry.kind) for entry in await session.list()]
     assert listed == [("data", "folder"), ("data/a.txt", "file"), ("l", "link")]
     assert await session.read("data/a.txt") == b"hello"
@@ -179,7 +188,9 @@ async def test_a_fork_bomb_costs_little_more_than_its_wall_limit(sandbox: Sandbo
     assert result.status in (Status.TIMEOUT, Status.MEMORY) and result.stopped > 8
     assert (result.state_kept, result.rolled_back) == (True, op == "cell")
     assert (await session.cell("x + y")).stdout == "3\n"  # what was halted with the bomb goes on
-    assert await session.back(2) == () and (await session.cell("'y' in globals()")).stdout == "False\n"
+    assert (
+        await session.back(2) == () and (await session.cell("'y' in globals()")).stdout == "False\n"
+    )
     assert sandbox.counts[Status.SANDBOX_RESTARTED] == 0
 
 
@@ -217,7 +228,10 @@ async def test_a_dead_processes_resources_are_swept(api: Any) -> None:
 def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, "docker"], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", HOST, "docker"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     with host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
@@ -229,19 +243,32 @@ def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) ->
 
 RUNS = {
     "rollout": ["--model", "scripted", "-n", "500"],
-    "train": ["train.eval_every=0", "rollout.group_size=2", "rollout.prompts_per_step=1", "rollout.max_new_tokens=64"],
+    "train": [
+        "train.eval_every=0",
+        "rollout.group_size=2",
+        "rollout.prompts_per_step=1",
+        "rollout.max_new_tokens=64",
+    ],
 }
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_a_run_that_is_interrupted_leaves_no_container(api: Any, command: str, tmp_path: Path) -> None:
+def test_a_run_that_is_interrupted_leaves_no_container(
+    api: Any, command: str, tmp_path: Path
+) -> None:
     assert main(["init", "code-task", str(tmp_path / "p")]) == 0
-    words = [part for word in RUNS[command] for part in (["--set", word] if "=" in word else [word])]
+    words = [
+        part for word in RUNS[command] for part in (["--set", word] if "=" in word else [word])
+    ]
     words += ["--set", "sandbox.backend=docker", "--set", "sandbox.workers=1"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     with open(tmp_path / "log", "wb") as log:
         run = subprocess.Popen(
-            [sys.executable, "-m", "agentrl_cli", command, *words], cwd=tmp_path / "p", env=env, stdout=log, stderr=log
+            [sys.executable, "-m", "agentrl_cli", command, *words],
+            cwd=tmp_path / "p",
+            env=env,
+            stdout=log,
+            stderr=log,
         )
     try:
         assert comes(lambda: bool(_of(api, run.pid)), lambda: run.poll() is None)
@@ -269,7 +296,9 @@ def test_the_tag_depends_on_the_content(api: Any) -> None:
 async def test_without_an_image_the_message_says_how_to_make_one(api: Any) -> None:
     async with await Sandbox.open(SandboxConfig(backend="docker", workers=1)) as sandbox:
         session = await sandbox.session(imports=("yaml",))
-        with pytest.raises(SandboxFault) as caught:  # in the middle of a run: the episode is masked, not scored
+        with pytest.raises(
+            SandboxFault
+        ) as caught:  # in the middle of a run: the episode is masked, not scored
             await session.cell("1")
     assert "build-image --import yaml" in caught.value.hint
 
@@ -278,4 +307,6 @@ async def test_more_memory_than_a_container_has_is_refused(sandbox: Sandbox) -> 
     most = container._memory(sandbox.limits) >> 20
     with pytest.raises(ConfigError, match=rf"{most + 1} MiB of memory.*{most} MiB for all"):
         await sandbox.run("1", memory_mb=most + 1)
-    assert (await sandbox.run("print(1)", memory_mb=min(most, 2 * sandbox.limits.memory_mb))).stdout == "1\n"
+    assert (
+        await sandbox.run("print(1)", memory_mb=min(most, 2 * sandbox.limits.memory_mb))
+    ).stdout == "1\n"

@@ -56,12 +56,16 @@ async def test_one_loss_is_repaired_and_a_second_is_a_fault() -> None:
         await python.call(context, {"code": "x = 6\nopen('f', 'w').write('7')"})
         Flaky.left = 1
         answer = await python.call(context, {"code": "x * int(open('f').read())  # poison"})
-        assert (answer.text, answer.error) == ("42", None) and sandbox.counts["sandbox_restarted"] == 1
+        assert (answer.text, answer.error) == ("42", None) and sandbox.counts[
+            "sandbox_restarted"
+        ] == 1
         Flaky.left = 2
         with pytest.raises(SandboxFault, match="failed twice"):
             await bash.call(context, {"command": "echo poison"})
         assert sandbox.counts["sandbox_restarted"] == 3 and sandbox.counts["ok"] == 2
-        assert (await bash.call(context, {"command": "cat f"})).text == "7"  # the session was rebuilt
+        assert (
+            await bash.call(context, {"command": "cat f"})
+        ).text == "7"  # the session was rebuilt
         session = await context.session()
         Flaky.left = 2
         with pytest.raises(SandboxFault):
@@ -87,13 +91,17 @@ async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
     (pack / "task.yaml").write_text(TASK_YAML.replace("sandbox: false", "sandbox: true"))
     Flaky.left = 2  # both tries of the first step's sample 0; that of the second step goes well
     model, small = write_model(tmp_path / "model"), {"group_size": 3, "prompts_per_step": 1}
-    async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=BACKEND) as trainer:
+    async with trainer_of(
+        pack, model, train={"steps": 2}, rollout=small, sandbox=BACKEND
+    ) as trainer:
         run = await trainer.train()
         first, second = trainer.store.runs.steps(run.id)
         episodes = episodes_of(trainer.store, run, 1)
     assert run.error == "" and Flaky.left == 0
     lost = [episode for episode in episodes if episode.outcome is Outcome.SANDBOX_ERROR]
-    assert [(e.sample, e.reward_parts, e.fact, e.advantage) for e in lost] == [(0, (), "skipped:sandbox_error", None)]
+    assert [(e.sample, e.reward_parts, e.fact, e.advantage) for e in lost] == [
+        (0, (), "skipped:sandbox_error", None)
+    ]
     assert "failed twice (sandbox_restarted)" in lost[0].error
     assert [e.reward for e in episodes if e not in lost] == [1.0, 1.0]
     assert first["rewards/even/mean"] == 1.0  # not 2/3: it was not scored zero

@@ -28,22 +28,37 @@ async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> No
         ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", Status.BLOCKED, "net"),
         ("open('/usr/x', 'w')", Status.BLOCKED, "fs"),
         ("open('f', 'wb').write(bytes(70 << 20))", Status.DISK_LIMIT, "a file is too large"),
-        ("for n in 'fg': open(n, 'wb').write(bytes(60 << 20))", Status.DISK_LIMIT, "the work folder is full"),
+        (
+            "for n in 'fg': open(n, 'wb').write(bytes(60 << 20))",
+            Status.DISK_LIMIT,
+            "the work folder is full",
+        ),
         ("for i in range(5000): open(str(i), 'w').close()", Status.DISK_LIMIT, "too many files"),
         ("files = [open('/dev/null') for _ in range(300)]", Status.OPEN_FILES_LIMIT, ""),
-        ("import os\nwhile os.fork(): pass\nimport time; time.sleep(9)", Status.PROCESS_LIMIT, "processes"),
+        (
+            "import os\nwhile os.fork(): pass\nimport time; time.sleep(9)",
+            Status.PROCESS_LIMIT,
+            "processes",
+        ),
         ("class E(Exception):\n  def __str__(self): return 1 / 0\nraise E", Status.EXCEPTION, "E"),
         ("def f(:", Status.EXCEPTION, "SyntaxError"),
     ):
         session = await sandbox.session()
         await session.cell("x = 1")
         result = await session.cell(code)
-        assert (result.status, result.detail, result.state_kept, result.rolled_back) == (status, detail, True, False)
+        assert (result.status, result.detail, result.state_kept, result.rolled_back) == (
+            status,
+            detail,
+            True,
+            False,
+        )
         assert (await session.cell("x")).stdout == "1\n"
         await session.close()
 
 
-async def test_the_name_of_an_exception_is_shown_without_control_characters(sandbox: Sandbox) -> None:
+async def test_the_name_of_an_exception_is_shown_without_control_characters(
+    sandbox: Sandbox,
+) -> None:
     """People read it in their terminal, and a class may have any name."""
     session = await sandbox.session()
     odd = "raise type('\\x1b[2J\\n', (Exception,), {})('text')"
@@ -70,7 +85,9 @@ async def test_shared_memory_counts(sandbox: Sandbox) -> None:
     assert (await session.run(code)).status is (await session.cell(code)).status is Status.MEMORY
     denied = await session.bash("python3 -S -c 'import os; os.memfd_create(\"x\")'", "in")
     assert "PermissionError" in denied.stderr
-    assert (await session.run("print(input())", "in")).stdout == "in\n"  # its own memfd for that is allowed
+    assert (
+        await session.run("print(input())", "in")
+    ).stdout == "in\n"  # its own memfd for that is allowed
 
 
 async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> None:
@@ -82,7 +99,11 @@ async def test_memory_that_a_checkpoint_shares_counts_once(sandbox: Sandbox) -> 
 async def test_output_is_capped_in_the_middle_and_always_text(sandbox: Sandbox) -> None:
     session = await sandbox.session(output_kb=1)
     result = await session.cell("print('a' * 5000 + 'z' * 5000)")
-    assert result.truncated and result.stdout.startswith("a" * 512) and result.stdout.endswith("z" * 511 + "\n")
+    assert (
+        result.truncated
+        and result.stdout.startswith("a" * 512)
+        and result.stdout.endswith("z" * 511 + "\n")
+    )
     assert "[... 8977 bytes left out ...]" in result.stdout
     code = r"import sys; print('\ud800\0\x1b[2J'); sys.stdout.flush(); sys.stdout.buffer.write(b'\xff'); None"
     odd = await session.cell(code)
@@ -98,11 +119,31 @@ async def test_an_unknown_limit_is_refused(sandbox: Sandbox) -> None:
     ("command", "limit", "says"),
     [
         ("head -c 70000000 /dev/zero > f", "file_mb", "a file may have 64 MiB"),
-        ("dd if=/dev/zero of=f bs=1M count=60 && cp f g", "disk_mb", "all files together may have 64 MiB"),
-        ("for i in $(seq 5000); do echo >$i || exit 1; done", "inodes", "4096 files and folders in all"),
-        ("python3 -S -c 'f = [open(\"/dev/null\") for _ in range(300)]'", "open_files", "the limit is 256 for each"),
-        ("python3 -S -c 'b = bytearray(4 << 30)'", "memory_mb", "out of memory: the limit is 1024 MiB"),
-        ("for i in $(seq 99); do sleep 9 & done", "processes", "too many processes or threads: the limit is 32"),
+        (
+            "dd if=/dev/zero of=f bs=1M count=60 && cp f g",
+            "disk_mb",
+            "all files together may have 64 MiB",
+        ),
+        (
+            "for i in $(seq 5000); do echo >$i || exit 1; done",
+            "inodes",
+            "4096 files and folders in all",
+        ),
+        (
+            "python3 -S -c 'f = [open(\"/dev/null\") for _ in range(300)]'",
+            "open_files",
+            "the limit is 256 for each",
+        ),
+        (
+            "python3 -S -c 'b = bytearray(4 << 30)'",
+            "memory_mb",
+            "out of memory: the limit is 1024 MiB",
+        ),
+        (
+            "for i in $(seq 99); do sleep 9 & done",
+            "processes",
+            "too many processes or threads: the limit is 32",
+        ),
         ("(kill -XCPU $BASHPID)", "cpu", "5 s of CPU time"),
         ("sleep 9", "wall", "timed out after 3 s"),
         ("yes", "output_kb", "more than 16 MiB of output"),
@@ -129,7 +170,11 @@ async def test_cpu_seconds_of_children_count(sandbox: Sandbox) -> None:
     loop = "sh -c 'while :; do :; done'"
     busy = f'import os\nfor _ in range(999):\n    os.system("timeout 0.3 {loop}")\n'
     busy += "    print(sum(os.times()[2:4]), flush=True)"
-    for result in (await session.cell(busy), await session.run(busy), await session.bash(as_command(busy))):
+    for result in (
+        await session.cell(busy),
+        await session.run(busy),
+        await session.bash(as_command(busy)),
+    ):
         assert (result.status, result.detail) == (Status.TIMEOUT, "cpu"), result
         spent = [float(line) for line in result.stdout.split()]
         assert spent and 0.2 < spent[-1] < 1.2, spent
@@ -154,14 +199,20 @@ HOG = (
 
 async def test_a_burst_of_memory_is_the_codes_own_fault(sandbox: Sandbox) -> None:
     session = await sandbox.session(memory_mb=100, disk_mb=32)
-    for result in (await session.run(HOG), await session.cell(HOG), await session.bash(as_command(HOG))):
+    for result in (
+        await session.run(HOG),
+        await session.cell(HOG),
+        await session.bash(as_command(HOG)),
+    ):
         assert (result.status, result.limit) == (Status.MEMORY, "memory_mb"), result
     graded = await grade(session, f"def f():\n    exec({HOG!r})\n", [{"call": "f", "expect": 1}])
     assert "memory" in graded.failures[0] and sandbox.counts[Status.HOST_RESOURCES] == 0
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 
-async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(sandbox: Sandbox) -> None:
+async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(
+    sandbox: Sandbox,
+) -> None:
     session = await sandbox.session()
     code = (
         "import os, threading, time\ndef f(n):\n"
@@ -170,7 +221,9 @@ async def test_a_function_that_dies_after_its_last_answer_keeps_the_answer(sandb
     for later in (0.0, 0.001, 0.005, 0.02):
         graded = await grade(session, code, [{"call": "f", "args": [later], "expect": later}])
         assert graded.total == 1, graded
-        assert graded.passed or "exit" in graded.failures[0] or "crash" in graded.failures[0], graded
+        assert graded.passed or "exit" in graded.failures[0] or "crash" in graded.failures[0], (
+            graded
+        )
     assert (await session.cell("1 + 1")).stdout == "2\n"
 
 

@@ -79,7 +79,9 @@ def test_a_packs_wrong_options_are_reported(value: Any, says: str) -> None:
     assert says in caught.value.message
 
 
-async def test_a_packs_sessions_have_its_packages_limits_and_seed(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_a_packs_sessions_have_its_packages_limits_and_seed(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     made = pack(tmp_path, "{imports: [numpy], seed: 7, wall: 0.5, memory_mb: 2048}")
     assert made.sandbox and made.imports == ("numpy",)
     await sandbox.check(made.imports)
@@ -104,16 +106,25 @@ async def test_without_a_seed_each_episode_has_its_own_and_draws_the_same_again(
     seen = [(await (await session_of(made, sandbox, seed)).cell("import random; random.random()")).stdout
             for seed in (1, 1, 2)]  # fmt: skip
     assert seen[0] == seen[1] != seen[2]
-    free = [(await (await sandbox.session()).cell("import random; random.random()")).stdout for _ in range(2)]
+    free = [
+        (await (await sandbox.session()).cell("import random; random.random()")).stdout
+        for _ in range(2)
+    ]
     assert free[0] != free[1]
 
 
 async def test_the_configuration_gives_packages_and_a_seed_to_every_session(tmp_path: Path) -> None:
     async with await opened(imports=["numpy"], seed=5) as sandbox:
         assert list(sandbox.pool.runners) == [("numpy",)]  # the bare runner is never needed
-        one = await (await sandbox.session(episode_seed=1)).cell("import numpy, random; random.random()")
-        two = await (await session_of(pack(tmp_path, "true"), sandbox, 2)).cell("import random; random.random()")
-        own = await (await session_of(pack(tmp_path, "{seed: 6}"), sandbox)).cell("import random; random.random()")
+        one = await (await sandbox.session(episode_seed=1)).cell(
+            "import numpy, random; random.random()"
+        )
+        two = await (await session_of(pack(tmp_path, "true"), sandbox, 2)).cell(
+            "import random; random.random()"
+        )
+        own = await (await session_of(pack(tmp_path, "{seed: 6}"), sandbox)).cell(
+            "import random; random.random()"
+        )
     assert one.stdout == two.stdout != own.stdout
     with pytest.raises(MissingDependency, match="no_such_package"):
         await opened(imports=["no_such_package"])
@@ -150,9 +161,14 @@ def test_the_command_takes_packages_and_files(
     )
     command = ["sandbox", "run", "p.py", "--imports", "numpy", "--in", "in.txt"]
     assert main([*command, "--out", "out.txt"]) == 0
-    assert Path("out.txt").read_text() == "42" and "wrote out.txt, 2 bytes" in capsys.readouterr().err
+    assert (
+        Path("out.txt").read_text() == "42" and "wrote out.txt, 2 bytes" in capsys.readouterr().err
+    )
     assert main([*command, "--out", "leak", "--out", "out.txt"]) == 2
-    assert "it is a link, and links are not followed" in capsys.readouterr().err and not Path("leak").exists()
+    assert (
+        "it is a link, and links are not followed" in capsys.readouterr().err
+        and not Path("leak").exists()
+    )
     os.remove("out.txt")
     os.symlink("in.txt", "out.txt")
     assert main([*command, "--out", "out.txt"]) == 2  # nor is a link here
@@ -165,13 +181,17 @@ async def _available() -> None:
     await (await opened()).close()
 
 
-async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(sandbox: Sandbox) -> None:
+async def test_of_a_python_in_a_home_only_programs_and_libraries_are_visible(
+    sandbox: Sandbox,
+) -> None:
     """Its prefix may be a home folder."""
     if sys.base_prefix.startswith("/usr") or sandbox.level != "ns":
         pytest.skip("the interpreter is the system's")
     seen = await sandbox.run(f"import os; print(*sorted(os.listdir({sys.base_prefix!r})))")
     assert seen.ok and set(seen.stdout.split()) <= {"bin", "lib", "lib64"}, seen.text()
-    other = await (await sandbox.session()).bash("python3 -c 'import ssl, sqlite3, ctypes; print(6 * 7)'")
+    other = await (await sandbox.session()).bash(
+        "python3 -c 'import ssl, sqlite3, ctypes; print(6 * 7)'"
+    )
     assert other.stdout == "42\n", other.text()
 
 
@@ -186,7 +206,10 @@ async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rol
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
-        more: dict[str, Any] = {"open_session": sandbox.session, "limits": RolloutConfig(max_observation_chars=60)}
+        more: dict[str, Any] = {
+            "open_session": sandbox.session,
+            "limits": RolloutConfig(max_observation_chars=60),
+        }
         more["sessions"] = {"quick": {"wall": 0.4}, "other": {"wall": 2.5}}
         server = Trajectories([as_tool("run_python")], journal, **more)
         try:
@@ -195,13 +218,21 @@ async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rol
                 code = "import time; time.sleep(0.8)"
                 answer = await server.call(Call(pack, "1", "run_python", {"code": code}))
                 assert says in answer["result"]["text"], answer
-                answer = await server.call(Call(pack, "2", "run_python", {"code": "print('x' * 500)"}))
+                answer = await server.call(
+                    Call(pack, "2", "run_python", {"code": "print('x' * 500)"})
+                )
                 assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
         finally:
             await server.shutdown()
 
 
-ODD: list[dict[str, Any]] = [{"wall": -1}, {"memory_mb": 0}, {"cpu": "x"}, {"disk_mb": True}, {"cpu": float("nan")}]
+ODD: list[dict[str, Any]] = [
+    {"wall": -1},
+    {"memory_mb": 0},
+    {"cpu": "x"},
+    {"disk_mb": True},
+    {"cpu": float("nan")},
+]
 
 
 @pytest.mark.parametrize("limit", ODD)

@@ -82,8 +82,12 @@ async def test_a_sandbox_that_starts_no_more_is_a_fault(sandbox: Sandbox) -> Non
 async def test_waiting_for_a_slot_does_not_count_as_a_timeout(sandbox: Sandbox) -> None:
     contexts = [ToolContext(session_factory=sandbox.session) for _ in range(6)]
     code = {"code": "import time; time.sleep(1.6)"}
-    results = await asyncio.gather(*(run_python.call(context, code, timeout=3.0) for context in contexts))
-    assert [result.error for result in results] == [None] * 6  # four places: two of them had to wait
+    results = await asyncio.gather(
+        *(run_python.call(context, code, timeout=3.0) for context in contexts)
+    )
+    assert [result.error for result in results] == [
+        None
+    ] * 6  # four places: two of them had to wait
     await asyncio.gather(*(context.close() for context in contexts))
 
 
@@ -117,7 +121,9 @@ async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
             assert (await session.run("pass")).ok
 
     def counts() -> tuple[int, int, int]:
-        jail = [pid for pid in descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()]
+        jail = [
+            pid for pid in descendants(the_process(sandbox).pid) if Path(f"/proc/{pid}").exists()
+        ]
         open_there = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in jail)
         return len(os.listdir("/proc/self/fd")), len(jail), open_there
 
@@ -134,7 +140,9 @@ async def test_many_executions_in_a_row_leave_nothing(sandbox: Sandbox) -> None:
 async def test_requested_packages_can_be_imported(sandbox: Sandbox) -> None:
     plain, numeric = await sandbox.session(), await sandbox.session(imports=("numpy",))
     assert (await plain.cell("import numpy")).detail == "ModuleNotFoundError"
-    assert (await numeric.cell("import numpy as np, numpy.polynomial; int(np.arange(5).sum())")).stdout == "10\n"
+    assert (
+        await numeric.cell("import numpy as np, numpy.polynomial; int(np.arange(5).sum())")
+    ).stdout == "10\n"
     assert (await numeric.bash("ls /opt/packages")).stdout == "numpy\nnumpy.libs\n"
 
 
@@ -168,10 +176,14 @@ async def test_a_spare_box_has_the_limits_and_the_seed_of_its_session(sandbox: S
         runner = await stocked(sandbox)
         ready = list(runner.spares)
         session = await sandbox.session(seed=5, open_files=20 + number, memory_mb=300)
-        result = await session.cell("import random, resource; random.random(), resource.getrlimit(7)[0]")
+        result = await session.cell(
+            "import random, resource; random.random(), resource.getrlimit(7)[0]"
+        )
         assert result.stdout == f"(0.6229016948897019, {20 + number})\n"
         assert session._box is not None and session._box[1] in ready
-        large = await sandbox.session(disk_mb=100, file_mb=100)  # its file system has to be made for it
+        large = await sandbox.session(
+            disk_mb=100, file_mb=100
+        )  # its file system has to be made for it
         assert (await large.run("open('f', 'wb').write(bytes(90 << 20))")).ok
         await session.close()
         await large.close()
@@ -254,7 +266,11 @@ async def test_a_users_own_backend() -> None:
 def test_a_killed_processes_resources_are_swept_everywhere(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "3600"])
     dead = f"{left.pid}-{owner.born(str(left.pid))}-{owner.name().split('-')[2]}"
-    assert not owner.has_ended(dead) and not owner.has_ended(owner.name()) and not owner.has_ended("12-34")
+    assert (
+        not owner.has_ended(dead)
+        and not owner.has_ended(owner.name())
+        and not owner.has_ended("12-34")
+    )
     left.kill()
     left.wait()
     assert owner.has_ended(f"{dead}-7") and not owner.has_ended(dead.rpartition("-")[0] + "-5")

@@ -72,13 +72,19 @@ print(len(others))
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-async def test_a_signal_to_the_template_harms_no_later_program(session: Session, number: str) -> None:
-    harm = await session.run(OTHERS + f"import signal\nos.kill(others[0], signal.{number})\nprint('sent')")
+async def test_a_signal_to_the_template_harms_no_later_program(
+    session: Session, number: str
+) -> None:
+    harm = await session.run(
+        OTHERS + f"import signal\nos.kill(others[0], signal.{number})\nprint('sent')"
+    )
     assert (harm.stdout, harm.stopped) == ("sent\n", 0), harm.text()
     for _ in range(3):
         result = await session.run("print(open(0).read())", "6")
         assert (result.status, result.stdout) == ("ok", "6\n"), result.text()
-    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), session.sandbox.counts
+    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), (
+        session.sandbox.counts
+    )
 
 
 async def test_a_program_that_leaves_something_takes_the_template_with_it(session: Session) -> None:
@@ -108,12 +114,18 @@ async def test_a_session_that_stops_its_programs_meets_the_wall_limit(session: S
     await session.run("pass")
     assert (await session.cell(STOPS)).ok
     await asyncio.sleep(0.05)
-    result = await session.run("sum(range(5_000_000))", wall=1.0)  # the template is stopped, or its child at the latest
+    result = await session.run(
+        "sum(range(5_000_000))", wall=1.0
+    )  # the template is stopped, or its child at the latest
     assert (result.status, result.detail) == ("timeout", "wall"), result.text()
-    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), session.sandbox.counts
+    assert not any(name.startswith("sandbox_") for name in session.sandbox.counts), (
+        session.sandbox.counts
+    )
 
 
-async def test_a_program_runs_under_the_limits_and_the_state_of_its_session(session: Session) -> None:
+async def test_a_program_runs_under_the_limits_and_the_state_of_its_session(
+    session: Session,
+) -> None:
     count = "import os\nn = 0\ntry:\n    while os.fork():\n        n += 1\nexcept OSError:\n    print(n)"
     own = await session.sandbox.session(processes=5, memory_mb=300, seed=7)
     seen = [(await own.run(count)).stdout for _ in range(2)]
@@ -126,9 +138,13 @@ async def test_a_program_runs_under_the_limits_and_the_state_of_its_session(sess
 
 async def test_threads_and_exit_handlers_are_awaited(session: Session) -> None:
     thread = "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')"
-    assert (await session.run(f"{thread}\nthreading.Thread(target=late).start()")).stdout == "late\n"
+    assert (
+        await session.run(f"{thread}\nthreading.Thread(target=late).start()")
+    ).stdout == "late\n"
     look = "import atexit, io, os, sys, threading\nalive = threading.main_thread().is_alive"
-    assert (await session.run(f"{look}\natexit.register(lambda: print(alive()))")).stdout == "False\n"
+    assert (
+        await session.run(f"{look}\natexit.register(lambda: print(alive()))")
+    ).stdout == "False\n"
     replaced = "class Out(io.StringIO):\n    def flush(self): os.write(1, b'%d' % alive())\nsys.stdout = Out()"
     assert (await session.run(f"{look}\n{replaced}")).stdout == "0"
 
@@ -149,7 +165,9 @@ async def test_the_end_of_a_program_is_that_of_an_interpreter(session: Session) 
         assert result.stdout == "closed well\n" and result.ok == ("/" not in code), result.text()
         assert await session.read("left") == b"kept"
         await session.write("left", "")
-    assert (await session.run("import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()")).ok
+    assert (
+        await session.run("import os, sys\nprint(1)\nos.closerange(3, 200)\nsys.stdout.close()")
+    ).ok
 
 
 async def test_a_programs_changes_to_its_empty_input_end_with_it(session: Session) -> None:
@@ -171,13 +189,17 @@ _ = signal.setitimer(signal.ITIMER_REAL, 0.02)
 """
 
 
-async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_fault(session: Session) -> None:
+async def test_a_session_that_leaves_no_process_for_its_programs_is_its_own_fault(
+    session: Session,
+) -> None:
     full = await session.sandbox.session(processes=4, keep=8)
     await full.run("pass")
     assert (await full.cell(FILLS)).ok
     await asyncio.sleep(0.05)
     assert (await full.run("print(6 * 7)")).stdout == "42\n"
-    assert not any(name.startswith("sandbox_") or name == "host_resources" for name in session.sandbox.counts)
+    assert not any(
+        name.startswith("sandbox_") or name == "host_resources" for name in session.sandbox.counts
+    )
 
 
 THREAD = """

@@ -40,18 +40,31 @@ async def apart(episode: Episode, ctx: RewardContext) -> float:
 
 
 async def beside(episode: Episode, ctx: RewardContext) -> float:
-    return (await ctx.grade(SOLUTION + "c = base", ["assert add(1, c) == 8"], setup="base = 7", budget=9.0)).score
+    return (
+        await ctx.grade(
+            SOLUTION + "c = base", ["assert add(1, c) == 8"], setup="base = 7", budget=9.0
+        )
+    ).score
 
 
 async def after(episode: Episode, ctx: RewardContext) -> RewardPart:
     return RewardPart("after", 1.0, 0.0)
 
 
-REWARDS = [Reward("apart", apart, primary=True), Reward("beside", beside, 0.5), Reward("after", after)]
-PACK = Pack.of("made", [{"prompt": "go"}], REWARDS, tools=["run_python", "calculator"], sandbox=True)
+REWARDS = [
+    Reward("apart", apart, primary=True),
+    Reward("beside", beside, 0.5),
+    Reward("after", after),
+]
+PACK = Pack.of(
+    "made", [{"prompt": "go"}], REWARDS, tools=["run_python", "calculator"], sandbox=True
+)
 CALLS = "".join(
     f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-    for name, arguments in (("run_python", {"code": "6 * 7"}), ("calculator", {"expression": "1 + 1"}))
+    for name, arguments in (
+        ("run_python", {"code": "6 * 7"}),
+        ("calculator", {"expression": "1 + 1"}),
+    )
 )
 
 
@@ -65,7 +78,9 @@ def fill(path: Path, config: Config) -> str:
             with Store.open(path) as store:
                 store.tokenizers.add(tokenizer.hash, tokenizer.json, "", dict(tokenizer.specials))
                 policy = ScriptedPolicy([CALLS, "done"], tokenizer)
-                row = new_run(config, store, kind="rollout", packs=["made"], tokenizer=tokenizer.hash)
+                row = new_run(
+                    config, store, kind="rollout", packs=["made"], tokenizer=tokenizer.hash
+                )
                 more: dict[str, Any] = {"sandbox": sandbox, "store": store, "run": row}
                 rollout = Rollout(policy, Chat(tokenizer), {"made": PACK}, config, **more)
                 await rollout.run([])
@@ -98,7 +113,9 @@ def run(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return capsys.readouterr().out
 
 
-def test_they_are_shown_and_exported(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_are_shown_and_exported(
+    made: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     db, episode = str(made[0]), made[1]
     shown = run(capsys, "show", episode, "--db", db)
     line = next(line for line in shown.splitlines() if line.startswith("beside"))
@@ -116,16 +133,26 @@ NAKED = Config.model_validate({"sandbox": {"backend": "bare", "min_level": "bare
 """What a user has to write to get no isolation."""
 
 
-def test_a_run_without_isolation_is_marked_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_isolation_is_marked_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     db = tmp_path / "agentrl.db"
     episode = fill(db, NAKED)
     with Store.open(db, readonly=True) as store:
         row = store.episodes.row(episode)
         assert row.level == "bare" and row.run_id is not None
-        events = [event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"]
-        assert [event["data"]["level"] for event in events] == ["bare"]  # once, however many rounds a run has
-        alerts = [alert for alert in store.journal.alerts(row.run_id) if alert["name"] == "no_isolation"]
-        assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(alerts[0]["text"])
+        events = [
+            event for event in store.journal.events(row.run_id) if event["kind"] == "no_isolation"
+        ]
+        assert [event["data"]["level"] for event in events] == [
+            "bare"
+        ]  # once, however many rounds a run has
+        alerts = [
+            alert for alert in store.journal.alerts(row.run_id) if alert["name"] == "no_isolation"
+        ]
+        assert [alert["level"] for alert in alerts] == ["bad"] and "isolates NOTHING" in str(
+            alerts[0]["text"]
+        )
     for command in (["show", episode], ["replay", episode, "--plain"]):
         assert "bare: NO ISOLATION" in run(capsys, *command, "--db", str(db))
 
@@ -142,10 +169,26 @@ GRADED = (
 
 def test_commands_that_run_code_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "code-task", str(tmp_path / "p"), "--min-level", "bare"]) == 0
-    project = ["--project", str(tmp_path / "p"), "--set", "sandbox.backend=bare", "--set", "sandbox.workers=1"]
+    project = [
+        "--project",
+        str(tmp_path / "p"),
+        "--set",
+        "sandbox.backend=bare",
+        "--set",
+        "sandbox.workers=1",
+    ]
     commands: dict[str, list[str]] = {
         "rollout": ["--model", "scripted", "-n", "1"],
-        "eval": ["--checkpoint", "base", "--compare-to", "none", "--set", "model.name=scripted", "--limit", "1"],
+        "eval": [
+            "--checkpoint",
+            "base",
+            "--compare-to",
+            "none",
+            "--set",
+            "model.name=scripted",
+            "--limit",
+            "1",
+        ],
         "check": ["code-task"],
         "tools": ["call", "run_python", '{"code": "1"}'],
         "train": [part for name, value in SHORT.items() for part in ("--set", f"{name}={value}")],
@@ -164,7 +207,9 @@ class Naked(Process):
     level = "bare"
 
 
-def test_what_is_refused_is_not_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused_is_not_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "program.py"
     program.write_text("import os\nprint(os.getuid())")
     run = ["sandbox", "run", str(program), "--set", "sandbox.backend=bare"]
@@ -185,16 +230,38 @@ async def test_a_chat_and_a_what_if_warn_too() -> None:
     sandbox, note = await _sandbox(NAKED, PACK)
     assert sandbox is not None
     await sandbox.close()
-    event = {"ev": "ready", "model": "m", "weights": "", "context": 1, "tools": [], "sandbox": "bare", "note": note}
+    event = {
+        "ev": "ready",
+        "model": "m",
+        "weights": "",
+        "context": 1,
+        "tools": [],
+        "sandbox": "bare",
+        "note": note,
+    }
     assert any("isolates NOTHING" in line.plain for line in ready_lines(event))
     assert "isolates NOTHING" in event_lines(event)[0].plain
 
 
 def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
-    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n")
-    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(tmp_path / "s"), "--token", "t"]
+    (tmp_path / "agentrl.yaml").write_text(
+        "task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "tools",
+        "serve",
+        "--socket",
+        str(tmp_path / "s"),
+        "--token",
+        "t",
+    ]
     command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None and server.stdout.readline().startswith("unix:")
         server.send_signal(signal.SIGINT)
         _, err = server.communicate()
@@ -224,8 +291,14 @@ async def test_every_call_that_used_a_sandbox_knows_its_level() -> None:
         ctx = ToolContext(session_factory=sandbox.session)
         own, other, sleepy = as_tool(in_code), as_tool(apart_from_it), as_tool(in_code)
         sleepy.timeout = 0.2
-        given = [(own, {"code": "print(1)"}), (own, {"code": "1 / 0"}), (sleepy, {"code": "while True: pass"})]
-        results = await asyncio.gather(*(tool.call(ctx, arguments) for tool, arguments in [*given, (other, {})]))
+        given = [
+            (own, {"code": "print(1)"}),
+            (own, {"code": "1 / 0"}),
+            (sleepy, {"code": "while True: pass"}),
+        ]
+        results = await asyncio.gather(
+            *(tool.call(ctx, arguments) for tool, arguments in [*given, (other, {})])
+        )
         await ctx.close()
     assert [result.error for result in results] == [None, "exception", "timeout", None]
     assert [result.level for result in results] == [sandbox.level] * 3 + [""]

@@ -20,7 +20,9 @@ both = pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 @pytest.fixture
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     level = getattr(request, "param", "ns")
-    async with await open_sandbox(backend=level, min_level="landlock", workers=1, wall=2.0) as opened:
+    async with await open_sandbox(
+        backend=level, min_level="landlock", workers=1, wall=2.0
+    ) as opened:
         yield opened
 
 
@@ -49,7 +51,9 @@ def look():
 
 
 @both
-@pytest.mark.parametrize(("end", "status"), [("os.abort()", Status.CRASHED), ("os._exit(0)", Status.OK)])
+@pytest.mark.parametrize(
+    ("end", "status"), [("os.abort()", Status.CRASHED), ("os._exit(0)", Status.OK)]
+)
 async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
     sandbox: Sandbox, end: str, status: Status
 ) -> None:
@@ -61,7 +65,10 @@ async def test_a_cell_that_ends_badly_leaves_variables_and_files_as_they_were(
         result = await session.cell(SPOIL + end)
         assert (result.status, result.rolled_back, result.files) == (status, True, "restored")
         if status is not Status.OK:
-            assert "variables and files from this cell were discarded, earlier ones are kept" in result.text()
+            assert (
+                "variables and files from this cell were discarded, earlier ones are kept"
+                in result.text()
+            )
         assert (await session.cell("look()")).stdout == before.stdout
     assert (await session.cell("x")).stdout == "1\n"
 
@@ -70,7 +77,10 @@ async def test_unchanged_files_are_not_mentioned(sandbox: Sandbox) -> None:
     session = await sandbox.session()
     await session.cell("open('a', 'w').write('one')")
     crashed = await session.cell("import os; os.abort()")
-    assert crashed.files == "" and "; variables from this cell were discarded, earlier" in crashed.text()
+    assert (
+        crashed.files == ""
+        and "; variables from this cell were discarded, earlier" in crashed.text()
+    )
     raised = await session.cell("open('a', 'w').write('two'); 1 / 0")
     assert (raised.rolled_back, raised.files) == (False, "")
     assert await session.read("a") == b"two"  # an exception ends a cell as it would end it anywhere
@@ -81,7 +91,11 @@ async def test_a_folder_that_cannot_be_kept_is_reported_as_left(sandbox: Sandbox
     holes = "import os\nfor n in 'abc':\n    with open(n, 'w') as f: f.truncate(40 << 20)"
     await session.cell(holes)
     crashed = await session.cell("open('new', 'w'); os.abort()")
-    assert crashed.files == "left" and crashed.state_kept and "the files are as the cell left them" in crashed.text()
+    assert (
+        crashed.files == "left"
+        and crashed.state_kept
+        and "the files are as the cell left them" in crashed.text()
+    )
     assert [entry.path for entry in await session.list()] == ["a", "b", "c", "new"]
     await session.cell("os.remove('new')")
     assert await session.back(2) == ()  # by running the first call again
@@ -175,7 +189,9 @@ async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path)
     os.chmod(tmp_path, 0o777)
     os.chmod(outside, 0o777)
     session = await sandbox.session(keep=3)
-    await session.cell("import os\nos.makedirs('d/e'); open('d/a', 'w').write('1'); open('d/e/a', 'w').write('2')")
+    await session.cell(
+        "import os\nos.makedirs('d/e'); open('d/a', 'w').write('1'); open('d/e/a', 'w').write('2')"
+    )
     swap = f"os.rename('d', 'old'); os.symlink({str(outside)!r}, 'd'); os.symlink({str(outside)!r}, 'old/e2')"
     swap += f"; os.rename('old/e', 'e'); os.symlink({str(outside)!r}, 'old/e')"
     crashed = await session.cell(f"{swap}\nos.abort()")
@@ -184,7 +200,9 @@ async def test_restoring_files_follows_no_link(sandbox: Sandbox, tmp_path: Path)
     assert (await session.cell(swap)).ok
     assert await session.back(3) == ()
     assert await session.read("d/e/a") == b"2"
-    assert [path.name for path in outside.iterdir()] == ["a"] and (outside / "a").read_text() == "canary"
+    assert [path.name for path in outside.iterdir()] == ["a"] and (
+        outside / "a"
+    ).read_text() == "canary"
 
 
 async def test_a_deep_folder_does_not_end_the_box(sandbox: Sandbox) -> None:
@@ -197,7 +215,9 @@ async def test_a_deep_folder_does_not_end_the_box(sandbox: Sandbox) -> None:
 
 async def test_a_dropped_checkpoint_does_not_count_as_a_left_process(sandbox: Sandbox) -> None:
     session = await sandbox.session(keep=2)
-    await session.cell("import subprocess; subprocess.run(['true'])")  # from now on what still runs is looked for
+    await session.cell(
+        "import subprocess; subprocess.run(['true'])"
+    )  # from now on what still runs is looked for
     results = [await session.cell(f"x = {number}") for number in range(20)]
     assert {(result.stopped, result.reason) for result in results} == {(0, "")}
     left = await session.cell("child = subprocess.Popen(['sleep', '60'])")

@@ -35,9 +35,13 @@ async def test_a_packs_limits_reach_its_executions_and_are_counted(
         pytest.skip(f"{problem.message} {problem.hint}")
     model = write_model(tmp_path / "model")
     pack = write_pack(tmp_path / "pack", code=CODE)
-    (pack / "task.yaml").write_text(TASK_YAML.replace("sandbox: false", "sandbox: {wall: 0.3, file_mb: 2}"))
+    (pack / "task.yaml").write_text(
+        TASK_YAML.replace("sandbox: false", "sandbox: {wall: 0.3, file_mb: 2}")
+    )
     small, memory = {"group_size": 2, "prompts_per_step": 1}, {"workers": 1, "memory_mb": 512}
-    async with trainer_of(pack, model, train={"steps": 2}, rollout=small, sandbox=memory) as trainer:
+    async with trainer_of(
+        pack, model, train={"steps": 2}, rollout=small, sandbox=memory
+    ) as trainer:
         run = await trainer.train()
         steps = trainer.store.runs.steps(run.id)
         assert run.error == "" and [row["rewards/even/mean"] for row in steps] == [1.0, 1.0]

@@ -18,12 +18,21 @@ from tests.helpers.sandbox import open_sandbox
 async def test_cells_share_variables_and_imports(session: Session) -> None:
     first = await session.cell("import math\nx = 6")
     second = await session.cell("print(math.sqrt(x * 6))\nx + 1")
-    assert (first.ok, first.text(), second.stdout, second.level) == (True, "[no output]", "6.0\n7\n", "ns")
+    assert (first.ok, first.text(), second.stdout, second.level) == (
+        True,
+        "[no output]",
+        "6.0\n7\n",
+        "ns",
+    )
 
 
 async def test_an_exception_keeps_what_the_cell_had_done(session: Session) -> None:
     failed = await session.cell("x = 1\ny = x / 0")
-    assert (failed.status, failed.detail, failed.rolled_back) == (Status.EXCEPTION, "ZeroDivisionError", False)
+    assert (failed.status, failed.detail, failed.rolled_back) == (
+        Status.EXCEPTION,
+        "ZeroDivisionError",
+        False,
+    )
     assert failed.text().splitlines()[0].startswith("Traceback") and "y = x / 0" in failed.text()
     assert (await session.cell("x")).stdout == "1\n"
 
@@ -31,7 +40,11 @@ async def test_an_exception_keeps_what_the_cell_had_done(session: Session) -> No
 @pytest.mark.parametrize(
     ("code", "status", "says"),
     [
-        ("x = 2\nwhile True: pass", Status.TIMEOUT, "timed out after 0.4 s; variables from this cell were discarded"),
+        (
+            "x = 2\nwhile True: pass",
+            Status.TIMEOUT,
+            "timed out after 0.4 s; variables from this cell were discarded",
+        ),
         ("x = 2\nimport os; os.abort()", Status.CRASHED, "crashed with SIGABRT"),
         ("x = 2\nimport ctypes; ctypes.string_at(0)", Status.CRASHED, "crashed with SIGSEGV"),
         ("x = 2\nb = bytearray(4 << 30)", Status.MEMORY, "out of memory: the limit is 1024 MiB"),
@@ -67,14 +80,27 @@ async def test_threads_and_processes_of_a_cell_end_with_it(session: Session) -> 
     assert (result.ok, result.stopped) == (True, 3) and "3 processes" in result.text()
     before = await session.cell("n")
     await asyncio.sleep(2.0)
-    assert int((await session.cell("n")).stdout) - int(before.stdout) < 80  # 200 if the thread had continued
+    assert (
+        int((await session.cell("n")).stdout) - int(before.stdout) < 80
+    )  # 200 if the thread had continued
 
 
 async def test_programs_and_commands(session: Session) -> None:
-    program = await session.run("import sys\nprint(sys.stdin.read()[::-1], __name__, sys.argv)\nsys.exit(3)", "olleh")
-    assert (program.status, program.exit_code, program.stdout) == (Status.EXIT, 3, "hello __main__ ['main.py']\n")
+    program = await session.run(
+        "import sys\nprint(sys.stdin.read()[::-1], __name__, sys.argv)\nsys.exit(3)", "olleh"
+    )
+    assert (program.status, program.exit_code, program.stdout) == (
+        Status.EXIT,
+        3,
+        "hello __main__ ['main.py']\n",
+    )
     command = await session.bash("echo $0 >&2; cat; false", "in")
-    assert (command.status, command.exit_code, command.stdout, command.stderr) == (Status.EXIT, 1, "in", "bash\n")
+    assert (command.status, command.exit_code, command.stdout, command.stderr) == (
+        Status.EXIT,
+        1,
+        "in",
+        "bash\n",
+    )
     killed = await session.bash("kill -SEGV $$")
     assert (killed.status, killed.signal) == (Status.CRASHED, 11)
     busy = await session.run("while True: pass", wall=0.3)
@@ -90,12 +116,24 @@ def test_an_unknown_machine_has_no_filter_and_no_sandbox() -> None:
 
 async def test_files_never_follow_links(session: Session) -> None:
     await session.write("data/a.txt", "hello")
-    await session.cell("import os; os.symlink('/etc/passwd', 'l'); os.symlink('/etc', 'd'); os.mkfifo('p')")
+    await session.cell(
+        "import os; os.symlink('/etc/passwd', 'l'); os.symlink('/etc', 'd'); os.mkfifo('p')"
+    )
     assert [(e.path, e.kind) for e in await session.list()] == [
         ("d", "link"), ("data", "folder"), ("data/a.txt", "file"), ("l", "link"), ("p", "other"),
     ]  # fmt: skip
     assert await session.read("data/a.txt") == b"hello"
-    for path in ("l", "d/passwd", "../etc/passwd", "/etc/passwd", "p", "data", "missing", "a\0b", ""):
+    for path in (
+        "l",
+        "d/passwd",
+        "../etc/passwd",
+        "/etc/passwd",
+        "p",
+        "data",
+        "missing",
+        "a\0b",
+        "",
+    ):
         with pytest.raises(UsageError):
             await session.read(path)
     with pytest.raises(UsageError):
@@ -108,7 +146,9 @@ async def test_files_never_follow_links(session: Session) -> None:
 
 
 async def test_a_closed_folder_does_not_end_the_list(session: Session) -> None:
-    await session.cell("import os; os.mkdir('shut'); open('shut/x', 'w'); open('z', 'w'); os.chmod('shut', 0)")
+    await session.cell(
+        "import os; os.mkdir('shut'); open('shut/x', 'w'); open('z', 'w'); os.chmod('shut', 0)"
+    )
     assert [(e.path, e.kind) for e in await session.list()] == [("shut", "folder"), ("z", "file")]
     await session.cell("os.chmod('.', 0)")
     assert await session.list() == ()
@@ -119,7 +159,9 @@ async def test_a_traceback_hides_the_host(session: Session) -> None:
         for result in (await session.cell(code), await session.run(code)):
             text = result.text().replace('"/usr/', "")
             assert result.status is Status.EXCEPTION and f'"{sys.base_prefix}/' not in text
-            assert ("json/decoder.py" in result.stderr) == ("json" in code) and "worker" not in result.stderr
+            assert ("json/decoder.py" in result.stderr) == (
+                "json" in code
+            ) and "worker" not in result.stderr
             assert ("Traceback" in result.stderr) == ("json" in code or "eval" in code)
             assert "ast.py" not in result.stderr
 
@@ -145,7 +187,11 @@ async def test_a_call_that_differs_when_it_is_run_again_is_named(sandbox: Sandbo
     await session.bash("head -c 16 /dev/urandom | od")
     await session.cell("x + 1")
     (diverged,) = await session.back(3)  # not kept: the first two are run again
-    assert diverged.call == 2 and diverged.recorded.startswith("ok: ") and diverged.recorded != diverged.now
+    assert (
+        diverged.call == 2
+        and diverged.recorded.startswith("ok: ")
+        and diverged.recorded != diverged.now
+    )
     assert (await session.cell("x + 1")).stdout == "2\n"
 
 
@@ -191,7 +237,9 @@ for pid in made:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("level", ["landlock", "ns"])
 async def test_a_runner_started_by_root_becomes_another_user(level: str) -> None:
-    async with await open_sandbox(backend=level, min_level="landlock", workers=1, processes=8) as sandbox:
+    async with await open_sandbox(
+        backend=level, min_level="landlock", workers=1, processes=8
+    ) as sandbox:
         who = await sandbox.run(
             "import os; print(0 in os.getresuid() + os.getresgid(), os.getgroups() in ([], [65534]))"
         )

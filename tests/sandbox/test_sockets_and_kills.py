@@ -70,7 +70,12 @@ def refused(program: bytes, machine: str, number: int, *arguments: int) -> int:
         elif code == 0x54:
             word &= value
         else:
-            true = {0x15: word == value, 0x25: word > value, 0x35: word >= value, 0x45: bool(word & value)}[code]
+            true = {
+                0x15: word == value,
+                0x25: word > value,
+                0x35: word >= value,
+                0x45: bool(word & value),
+            }[code]
             at += yes if true else no
 
 
@@ -89,7 +94,9 @@ FREE = {"x86_64": ((335, 423),), "aarch64": ((244, 259), (295, 423))}
 @pytest.mark.parametrize("machine", NUMBERS)
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("grading", [True, False])
-def test_the_filter_for_code_refuses_what_reaches_other_sessions(machine: str, counted: bool, grading: bool) -> None:
+def test_the_filter_for_code_refuses_what_reaches_other_sessions(
+    machine: str, counted: bool, grading: bool
+) -> None:
     seccomp, numbers = guest_module("isolation/seccomp"), NUMBERS[machine]
     program = seccomp.build_for_code(counted, grading, machine)
     assert len(program) % 8 == 0 and len(program) // 8 < 300
@@ -101,11 +108,17 @@ def test_the_filter_for_code_refuses_what_reaches_other_sessions(machine: str, c
     locks = [error("fcntl", 3, command) for command in (5, 6, 7, 36, 37, 38)]
     assert locks == [eperm if grading else 0] * 6
     assert [error(name) for name in ("flock", "sendmsg")] == [eperm if grading else 0] * 2
-    assert [error("fcntl", 3, command) for command in (0, 1, 2, 3, 4, 8, 9, 1030, 1031, 1032)] == [0] * 10
-    assert [error("fcntl", 3, command) for command in (1024, 1025, 1026, 1036, 1038, 1040, 9999)] == [eperm] * 7
+    assert [error("fcntl", 3, command) for command in (0, 1, 2, 3, 4, 8, 9, 1030, 1031, 1032)] == [
+        0
+    ] * 10
+    assert [
+        error("fcntl", 3, command) for command in (1024, 1025, 1026, 1036, 1038, 1040, 9999)
+    ] == [eperm] * 7
     assert error("utimensat") == (eperm if grading and not counted else 0)
     assert error("statfs") == (0 if counted else unsupported)
-    assert [error("setxattr"), error("cachestat"), error("preadv2", 3, 0, 1, 0, 0, 8)] == [unsupported] * 3
+    assert [error("setxattr"), error("cachestat"), error("preadv2", 3, 0, 1, 0, 0, 8)] == [
+        unsupported
+    ] * 3
     assert [error("fadvise64", 3, 0, 0, advice) for advice in (2, 3, 4)] == [0, 0, eperm]
     assert [error("madvise", 0, 0, advice) for advice in (4, 8, 20, 21)] == [0, 0, eperm, eperm]
     assert error("preadv2", 3, 0, 1, 0, 0, 0) == 0
@@ -129,7 +142,9 @@ def small_group() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_kill_for_memory_elsewhere_is_counted_only_if_this_execution_was_killed(small_group: Path) -> None:
+def test_a_kill_for_memory_elsewhere_is_counted_only_if_this_execution_was_killed(
+    small_group: Path,
+) -> None:
     kills = guest_module("memory").OutOfMemoryKills([])
     kills.since(over=False, killed=False)
     bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
@@ -158,7 +173,9 @@ async def test_at_docker_a_kill_elsewhere_changes_no_result(small_group: Path) -
             await session.cell("0")
             assert subprocess.run([sys.executable, "-S", "-c", bomb], check=False).returncode == -9
             assert (await session.run(code)).status is status
-        assert not any(name.startswith(("host", "sandbox")) for name in sandbox.counts), sandbox.counts
+        assert not any(name.startswith(("host", "sandbox")) for name in sandbox.counts), (
+            sandbox.counts
+        )
 
 
 LINES = "".join(f"{n:06d}\n" for n in range(15_000))
@@ -170,7 +187,9 @@ async def test_right_output_that_is_long_is_right() -> None:
         long = {"stdin": "", "stdout": LINES}
         right = await grade(session, "for n in range(15_000): print(f'{n:06d} ')", [long])
         assert len(LINES) > 100_000 and (right.passed, right.failures) == (1, ())
-        wrong = await grade(session, "for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long])
+        wrong = await grade(
+            session, "for n in range(15_000): print(f'{n:06d}' if n != 7000 else 'x')", [long]
+        )
         assert wrong.passed == 0 and "expected" in wrong.failures[0]
         cut = await grade(session, "for n in range(99_000): print(f'{n:06d}')", [long])
         assert cut.passed == 0 and "KiB of output that are compared" in cut.failures[0]

@@ -20,7 +20,12 @@ PROGRAM = b"import atexit, threading\natexit.register(print, 2)\nthreading.Threa
 def interpreter(minor: int) -> tuple[str, str]:
     """Path and prefix of Python 3.`minor`; skips the test if absent."""
     try:
-        done = subprocess.run([f"python3.{minor}", "-c", WHERE, str(minor)], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [f"python3.{minor}", "-c", WHERE, str(minor)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(f"Python 3.{minor} is not installed")
     right, python, prefix = done.stdout.splitlines()

@@ -32,11 +32,16 @@ from agentrl_cli.store.maintenance import status
 from agentrl_cli.types import Episode, Origin, Outcome, Tokens
 from tests.helpers.train import write_model
 
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def settings(model: Path) -> Config:
-    return Config.model_validate({"model": {"name": str(model), "dtype": "float32"}, "rollout": {"max_new_tokens": 20}})
+    return Config.model_validate(
+        {"model": {"name": str(model), "dtype": "float32"}, "rollout": {"max_new_tokens": 20}}
+    )
 
 
 def write_adapter(folder: Path, model: Path, seed: int) -> Path:
@@ -47,14 +52,18 @@ def write_adapter(folder: Path, model: Path, seed: int) -> Path:
     torch.manual_seed(seed)
     given: Any = AutoModelForCausalLM.from_pretrained(model)
     with quiet_peft():
-        made: Any = get_peft_model(given, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        made: Any = get_peft_model(
+            given, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        )
         made.save_pretrained(folder)
     return folder
 
 
 async def ask(server: ModelServer, path: str, body: Any, method: str = "POST") -> httpx2.Response:
     transport = httpx2.ASGITransport(app=server.app({"test"}))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://test", timeout=None
+    ) as client:
         return await client.request(method, path, json=body)
 
 
@@ -69,7 +78,9 @@ async def talk(server: ModelServer, key: str, turns: int, **more: Any) -> None:
 
 def branches(trace: Trace) -> list[tuple[Tokens, int]]:
     """The tokens of each root-to-leaf path, and where those of its last turn begin."""
-    parents = [index - 1 if turn.parent is None else turn.parent for index, turn in enumerate(trace.turns)]
+    parents = [
+        index - 1 if turn.parent is None else turn.parent for index, turn in enumerate(trace.turns)
+    ]
     out = []
     for leaf in sorted(set(range(len(parents))) - set(parents)):
         path, at = [], leaf
@@ -87,14 +98,18 @@ def differences(model: Any, trace: Trace, temperature: float) -> float:
     for tokens, _ in branches(trace):
         episode = Episode("e", "t", tokens=tokens)
         _, found = trained_logprobs(model, [[Segment.of(episode)]], temperature=temperature)
-        worst = max(worst, float(np.abs(found.logp.numpy() - tokens.logp_policy[tokens.trained_mask]).max()))
+        worst = max(
+            worst, float(np.abs(found.logp.numpy() - tokens.logp_policy[tokens.trained_mask]).max())
+        )
     return worst
 
 
 async def test_what_is_served_has_the_trainers_log_probabilities(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", layers=2)
     async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
-        await asyncio.gather(*(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(4)))
+        await asyncio.gather(
+            *(talk(server, f"k{n}", 3, temperature=0.7, top_p=0.9) for n in range(4))
+        )
         await talk(server, "k0", 2, temperature=0.7)  # the same first message: the tree forks
         weights = load_model(model, settings(model).model, base=tmp_path)
         for n in range(4):
@@ -108,13 +123,20 @@ async def test_adapters_are_loaded_used_in_turn_and_unloaded(tmp_path: Path) -> 
     model = write_model(tmp_path / "model", layers=2)
     for name, seed in (("one", 1), ("two", 2)):
         write_adapter(tmp_path / name, model, seed)
-    base = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 8, "temperature": 0, "logprobs": True}
+    base = {
+        "messages": [{"role": "user", "content": "Go."}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "logprobs": True,
+    }
 
     async def logprobs(server: ModelServer, name: str) -> list[float]:
         found = (await ask(server, "/v1/chat/completions", {**base, "model": name})).json()
         return [token["logprob"] for token in found["choices"][0]["logprobs"]["content"]]
 
-    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db", adapters=["first=one"]) as server:
+    async with open_server(
+        settings(model), base=tmp_path, db=tmp_path / "a.db", adapters=["first=one"]
+    ) as server:
         added = await ask(server, "/v1/models", {"id": "second", "adapter": "two"})
         assert added.json()["weights_version"] == "two", added.text
         listed = (await ask(server, "/v1/models", None, "GET")).json()["data"]
@@ -161,7 +183,9 @@ async def test_adapters_of_the_projects_runs_are_served_over_http(tmp_path: Path
         added = await ask(server, "/v1/models", {"id": "x", "adapter": "sums@last"})
         assert (added.status_code, added.json()["weights_version"]) == (200, "sums@3"), added.text
         for spec in ("sums@base", "sums@9", "other@last"):
-            assert (await ask(server, "/v1/models", {"id": "y", "adapter": spec})).status_code == 400, spec
+            assert (
+                await ask(server, "/v1/models", {"id": "y", "adapter": spec})
+            ).status_code == 400, spec
 
 
 async def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -206,7 +230,9 @@ async def test_requests_for_one_model_are_batched_and_none_starves() -> None:
 
 async def test_sessions_are_recorded_as_episodes(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db", record=True) as server:
+    async with open_server(
+        settings(model), base=tmp_path, db=tmp_path / "a.db", record=True
+    ) as server:
         await talk(server, "k", 2, tools=[TOOL])
         await ask(server, "/e/k/end", {"reward": 1.0})
         await talk(server, "open", 1)
@@ -223,7 +249,17 @@ async def test_sessions_are_recorded_as_episodes(tmp_path: Path) -> None:
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--port", "0", "--record"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "serve",
+        "--model",
+        "scripted",
+        "--port",
+        "0",
+        "--record",
+    ]
     process = subprocess.Popen(
         [*command, "--db", str(tmp_path / "a.db")],
         stdout=subprocess.PIPE,
@@ -244,7 +280,9 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
             ({"headers": {"Content-Type": "text/plain"}, "content": json.dumps(body)}, 415),
         )
         for more, status in cases:
-            assert httpx2.post(f"{base}/chat/completions", timeout=None, **more).status_code == status
+            assert (
+                httpx2.post(f"{base}/chat/completions", timeout=None, **more).status_code == status
+            )
     finally:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
@@ -255,7 +293,17 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
 
 def recording(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """A server that records into `folder`, and its address."""
-    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--port", "0", "--record"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "serve",
+        "--model",
+        "scripted",
+        "--port",
+        "0",
+        "--record",
+    ]
     process = subprocess.Popen(
         [*command, "--db", str(folder / "a.db")],
         stdout=subprocess.PIPE,
@@ -277,12 +325,17 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
             answer = httpx2.post(f"{base}/e/{key}/v1/chat/completions", json=body, timeout=None)
             assert answer.status_code == 200
         assert status(db).running == 2
-        assert httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=None).status_code == 200
+        assert (
+            httpx2.post(f"{base}/e/over/end", json={"reward": 1.0}, timeout=None).status_code == 200
+        )
     finally:
         process.kill()
         process.communicate()
     with Store.open(db, readonly=True) as store:
-        found = {row.task_id: store.episodes.get(row.id) for row in store.episodes.rows(store.episodes.ids())}
+        found = {
+            row.task_id: store.episodes.get(row.id)
+            for row in store.episodes.rows(store.episodes.ids())
+        }
     assert {key: len(episode.turns) for key, episode in found.items()} == {"open": 2, "over": 2}
     assert (found["over"].outcome, found["over"].reward) == (Outcome.SOLVED, 1.0)
     assert found["open"].outcome is None and (status(db).running, status(db).interrupted) == (0, 1)
@@ -295,7 +348,16 @@ def test_what_was_answered_is_stored_whenever_the_server_is_killed(tmp_path: Pat
 
 
 def test_other_machines_need_a_token(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "serve", "--model", "scripted", "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "serve",
+        "--model",
+        "scripted",
+        "--host",
+        "0.0.0.0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2 and "a token is needed" in done.stderr
 
@@ -305,12 +367,19 @@ async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     schema = {
         "type": "object",
-        "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "properties": {
+            "kind": {"enum": ["cat", "dog"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
         "required": ["kind", "age"],
         "additionalProperties": False,
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
-    body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 60, "response_format": wanted}
+    body = {
+        "messages": [{"role": "user", "content": "Go."}],
+        "max_tokens": 60,
+        "response_format": wanted,
+    }
     async with open_server(settings(model), base=tmp_path, db=tmp_path / "a.db") as server:
         for n in range(3):
             found = (await ask(server, f"/e/k{n}/v1/chat/completions", body)).json()
@@ -318,11 +387,17 @@ async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:
             assert value["kind"] in ("cat", "dog") and 0 <= value["age"] <= 99
             assert found["choices"][0]["finish_reason"] == "stop"
         trace = await server.sessions.end("k0")
-        assert int(Origin.FORCED) in trace.tokens.origin  # what the grammar left no choice about is not trained
+        assert (
+            int(Origin.FORCED) in trace.tokens.origin
+        )  # what the grammar left no choice about is not trained
         free = {"type": "json_object"}
-        found = await ask(server, "/v1/chat/completions", {**body, "response_format": free, "max_tokens": 6})
+        found = await ask(
+            server, "/v1/chat/completions", {**body, "response_format": free, "max_tokens": 6}
+        )
         assert found.json()["choices"][0]["message"]["content"].startswith("{")
-        both = (await ask(server, "/v1/chat/completions", {**body, "tools": [TOOL]})).json()["choices"][0]["message"]
+        both = (await ask(server, "/v1/chat/completions", {**body, "tools": [TOOL]})).json()[
+            "choices"
+        ][0]["message"]
         assert both.get("tool_calls") or both["content"][:1] in "{<"
         for bad, text in (
             ({"type": "xml"}, "xml"),
@@ -330,10 +405,14 @@ async def test_an_answer_follows_its_schema(tmp_path: Path) -> None:
             (
                 {
                     "type": "json_schema",
-                    "json_schema": {"schema": {"type": "object", "patternProperties": {"(?=a)": {}}}},
+                    "json_schema": {
+                        "schema": {"type": "object", "patternProperties": {"(?=a)": {}}}
+                    },
                 },
                 "not served",
             ),
         ):
             refused = await ask(server, "/v1/chat/completions", {**body, "response_format": bad})
-            assert refused.status_code == 400 and text in refused.json()["error"]["message"], refused.text
+            assert refused.status_code == 400 and text in refused.json()["error"]["message"], (
+                refused.text
+            )

@@ -29,7 +29,14 @@ pytest.importorskip("textual_serve")
 
 @pytest.mark.parametrize(
     ("host", "inside"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("10.0.0.1", False), ("x", False)],
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("x", False),
+    ],
 )
 def test_loopback(host: str, inside: bool) -> None:
     assert is_loopback(host) is inside
@@ -56,19 +63,33 @@ async def test_only_the_token_opens(tmp_path: Path) -> None:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
             for path in ("/", "/ws", "/static/js/textual.js", "/?token=wrong", "/download/x"):
                 assert (await session.get(base + path)).status == 403, path
-            assert (await session.get(f"{base}/?token=secret", headers={"Host": "evil.example"})).status == 403
-            assert (await session.get(f"{base}/?token=secret", headers={"Origin": "http://evil.example"})).status == 403
+            assert (
+                await session.get(f"{base}/?token=secret", headers={"Host": "evil.example"})
+            ).status == 403
+            assert (
+                await session.get(
+                    f"{base}/?token=secret", headers={"Origin": "http://evil.example"}
+                )
+            ).status == 403
             page = await session.get(f"{base}/?token=secret")
             assert page.status == 200 and "token" not in str(page.url)
             text = await page.text()
-            assert "https://" not in text and "textual.js" in text  # nothing is asked of other machines
+            assert (
+                "https://" not in text and "textual.js" in text
+            )  # nothing is asked of other machines
             async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
                 text = b""
                 while b"served" not in text:
                     message = await socket.receive()
-                    assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message
-                    text += message.data if isinstance(message.data, bytes) else message.data.encode()
-            assert await soon(lambda: server.running == 0), "the screen's process ends with its browser"
+                    assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), (
+                        message
+                    )
+                    text += (
+                        message.data if isinstance(message.data, bytes) else message.data.encode()
+                    )
+            assert await soon(lambda: server.running == 0), (
+                "the screen's process ends with its browser"
+            )
     finally:
         await runner.cleanup()
 
@@ -81,7 +102,11 @@ async def test_the_screens_work_in_a_browser(tmp_path: Path) -> None:
     async with tab(tmp_path / "profile") as page:
         command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
         process = await asyncio.create_subprocess_exec(
-            *command, "--port", str(unused_port()), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            *command,
+            "--port",
+            str(unused_port()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         try:
             assert process.stdout is not None
@@ -111,7 +136,10 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
         store.runs.add(RunRow("r", "served", status="finished"))
     command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
     process = subprocess.Popen(
-        [*command, "--port", str(unused_port())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--port", str(unused_port())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
@@ -122,7 +150,10 @@ def test_the_command_serves_without_telling_the_token_twice(tmp_path: Path) -> N
     with cookies.open(address) as page:
         assert page.status == 200
     second = subprocess.run(
-        [*command, "--port", str(urlsplit(address).port)], capture_output=True, text=True, check=False
+        [*command, "--port", str(urlsplit(address).port)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert second.returncode == 2 and "in use" in second.stderr and "Traceback" not in second.stderr
     process.send_signal(signal.SIGINT)
@@ -143,7 +174,9 @@ async def test_a_screen_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPat
     async def nowhere(_: object = None) -> None:
         return None
 
-    monkeypatch.setattr(screens, "PATIENCE", 0.2)  # a constant that no user sets; the test would take its time
+    monkeypatch.setattr(
+        screens, "PATIENCE", 0.2
+    )  # a constant that no user sets; the test would take its time
     # Deaf to `quit`, and its stdout is never closed: textual-serve alone would wait for ever.
     screen = AppService(
         f"exec {sys.executable} -c 'import time; time.sleep(600)'",

@@ -38,7 +38,9 @@ def write_recipe(folder: Path, word: str) -> Path:
     return folder
 
 
-def test_a_strangers_recipe_runs_with_the_modules_beside_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_recipe_runs_with_the_modules_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for word in ("lantern", "copper"):  # two folders with modules of the same names
         folder, out = write_recipe(tmp_path / f"a-{word}", word), tmp_path / word
         assert main(["sft", str(out), "--recipe", str(folder), "--json"]) == 0
@@ -52,11 +54,16 @@ def test_options_replace_settings_and_a_stopped_recipe_is_resumed(
     folder, out = write_recipe(tmp_path / "mine", "x"), tmp_path / "out"
     assert main(["sft", str(out), "--recipe", str(folder), "--seed", "5"]) == 130
     assert f"agentrl sft {out} --recipe {folder} --resume" in capfd.readouterr().err
-    assert main(["sft", str(out), "--recipe", str(folder / "recipe.yaml"), "--seed", "6", "--resume"]) == 0
+    assert (
+        main(["sft", str(out), "--recipe", str(folder / "recipe.yaml"), "--seed", "6", "--resume"])
+        == 0
+    )
     assert json.loads((out / "made.json").read_text()) == ["x", 6, True, False]
 
 
-def test_a_recipe_without_make_or_with_a_mistake_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_make_or_with_a_mistake_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = write_recipe(tmp_path / "mine", "x")
     wrong = (("", "has no function `make`"), ("from .nowhere import x\n", "has no nowhere.py"))
     for code, said in wrong:

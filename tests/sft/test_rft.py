@@ -73,7 +73,9 @@ def test_the_best_of_each_task(project: Path) -> None:
             choose(store, "kind:train", "0" * 64)
 
 
-def test_an_episode_that_no_model_can_have_sampled_is_left_out(project: Path, tmp_path: Path) -> None:
+def test_an_episode_that_no_model_can_have_sampled_is_left_out(
+    project: Path, tmp_path: Path
+) -> None:
     """One id outside the vocabulary ended the whole fine-tuning with an IndexError."""
     db = tmp_path / "a.db"
     with sqlite3.connect(project / "runs" / "agentrl.db") as source, sqlite3.connect(db) as copy:
@@ -86,9 +88,16 @@ def test_an_episode_that_no_model_can_have_sampled_is_left_out(project: Path, tm
         tokens.ids[0] = 5_000_000
         store.episodes.add_turn(first.id, turn, tokens)
         store.flush()
-        found = choose(store, "kind:train", hash_of(store), vocabulary=VOCABULARY, narrate=lines.append)
+        found = choose(
+            store, "kind:train", hash_of(store), vocabulary=VOCABULARY, narrate=lines.append
+        )
     kept = [e.id for e in found]
-    assert first.id not in kept and second.id in kept and "5000000" in lines[0] and first.id in lines[0]
+    assert (
+        first.id not in kept
+        and second.id in kept
+        and "5000000" in lines[0]
+        and first.id in lines[0]
+    )
 
 
 def test_ids_are_trained_as_they_were_sampled(project: Path) -> None:
@@ -116,7 +125,9 @@ def test_micro_batches_add_up(project: Path) -> None:
     for budget in (None, 64):
         model = load_model(folder, ModelConfig(device="cpu", dtype="float32"), base=folder)
         loss = _backward(model, groups, budget)
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
         _, out = trained_logprobs(model, groups)
         assert loss == pytest.approx(-float(out.logp.mean().detach()), abs=1e-5)
     assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
@@ -129,15 +140,31 @@ def test_a_cold_start_and_then_training(
     out = tmp_path / ("cold-lora" if lora else "cold")
     more = ["--set", "adapter.enabled=true", "--set", "adapter.r=4"] if lora else []
     args = ["--project", str(project), *more]
-    sft = ["sft", str(out), "--from-store", "kind:train", "--best-of", "1", "--steps", "30", "--lr", "0.02", "--json"]
+    sft = [
+        "sft",
+        str(out),
+        "--from-store",
+        "kind:train",
+        "--best-of",
+        "1",
+        "--steps",
+        "30",
+        "--lr",
+        "0.02",
+        "--json",
+    ]
     assert main([*sft, *args]) == 0
     said = capfd.readouterr()
-    assert json.loads(said.out)["loss"] < (5.45 if lora else 4.5), "a uniform guess costs ln 261 = 5.56"
+    assert json.loads(said.out)["loss"] < (5.45 if lora else 4.5), (
+        "a uniform guess costs ln 261 = 5.56"
+    )
     assert f"tagged sft-{out.name}" in said.err
     db = project / "runs" / "agentrl.db"
     with Store.open(db, readonly=True) as store:
         tagged = store.episodes.rows(store.episodes.ids(f"tag:sft-{out.name}"))
-        assert {row.id for row in tagged} == {e.id for e in choose(store, "kind:train", hash_of(store), best_of=1)}
+        assert {row.id for row in tagged} == {
+            e.id for e in choose(store, "kind:train", hash_of(store), best_of=1)
+        }
     assert (out / "adapter_model.safetensors").is_file() is lora
     assert main(["train", "--model", str(out), "--steps", "1", "--json", *args]) == 0
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -145,7 +172,10 @@ def test_a_cold_start_and_then_training(
 
 
 def test_episodes_and_demonstrations_in_one_step(
-    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A quarter of every step's sixteen rows are the pack's demonstrations, the rest are episodes by their own ids."""
     (project / "task.py").write_text((project / "task.py").read_text() + DEMONSTRATIONS)
@@ -153,11 +183,28 @@ def test_episodes_and_demonstrations_in_one_step(
     inner = sft._backward
 
     def look(model: Any, groups: list[list[Segment]], budget: int | None) -> float:
-        seen.append([bytes(i - 5 for i in s.ids if i >= 5).decode("latin1") for group in groups for s in group])
+        seen.append(
+            [
+                bytes(i - 5 for i in s.ids if i >= 5).decode("latin1")
+                for group in groups
+                for s in group
+            ]
+        )
         return inner(model, groups, budget)
 
-    monkeypatch.setattr(sft, "_backward", look)  # only looks on: no output shows what a step was made of
-    args = ["sft", str(tmp_path / "both"), "--from-store", "kind:train", "--demonstrations", "0.25", "--steps", "2"]
+    monkeypatch.setattr(
+        sft, "_backward", look
+    )  # only looks on: no output shows what a step was made of
+    args = [
+        "sft",
+        str(tmp_path / "both"),
+        "--from-store",
+        "kind:train",
+        "--demonstrations",
+        "0.25",
+        "--steps",
+        "2",
+    ]
     assert main([*args, "--project", str(project), "--lr", "0.01"]) == 0, capfd.readouterr().err
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         count = min(12, len(choose(store, "kind:train", hash_of(store))))
@@ -171,7 +218,9 @@ def test_a_cold_start_from_demonstrations_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a pack that has some, in micro-batches of `train.token_budget`; one without says what is missing."""
-    folder = write_project(tmp_path / "project", write_model(tmp_path / "model"), train={"token_budget": 64})
+    folder = write_project(
+        tmp_path / "project", write_model(tmp_path / "model"), train={"token_budget": 64}
+    )
     args = ["--lr", "0.02", "--json", "--project", str(folder)]
     assert main(["sft", str(tmp_path / "none"), *args]) == 2
     assert "has no demonstrations" in capfd.readouterr().err
@@ -183,11 +232,22 @@ def test_a_cold_start_from_demonstrations_alone(
         budgets.add(budget)
         return inner(model, groups, budget)
 
-    monkeypatch.setattr(sft, "_backward", look)  # only looks on: no output shows what a step was made of
+    monkeypatch.setattr(
+        sft, "_backward", look
+    )  # only looks on: no output shows what a step was made of
     assert main(["sft", str(tmp_path / "cold"), "--steps", "30", *args]) == 0
     assert json.loads(capfd.readouterr().out)["loss"] < 5.2, "a uniform guess costs ln 261 = 5.56"
     assert budgets == {64}
-    again = ["train", "--model", str(tmp_path / "cold"), "--steps", "1", "--json", "--project", str(folder)]
+    again = [
+        "train",
+        "--model",
+        str(tmp_path / "cold"),
+        "--steps",
+        "1",
+        "--json",
+        "--project",
+        str(folder),
+    ]
     assert main(again) == 0
     assert json.loads(capfd.readouterr().out.splitlines()[-1])["status"] == "finished"
 
@@ -205,9 +265,16 @@ def demonstrate(row, rng, tool_rate):
 """
 
 
-def test_options_that_do_not_go_together(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for more, said in ((["--recipe", "tiny-agent"], "--recipe"), (["--tool-rate", "0.5"], "--tool-rate")):
-        code = main(["sft", str(tmp_path / "x"), "--best-of", "2", *more, "--project", str(project)])
+def test_options_that_do_not_go_together(
+    project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for more, said in (
+        (["--recipe", "tiny-agent"], "--recipe"),
+        (["--tool-rate", "0.5"], "--tool-rate"),
+    ):
+        code = main(
+            ["sft", str(tmp_path / "x"), "--best-of", "2", *more, "--project", str(project)]
+        )
         assert code == 2 and said in capfd.readouterr().err
 
 
@@ -218,6 +285,16 @@ def test_a_file_is_no_place_for_a_model(
 ) -> None:
     """Reported before anything is trained."""
     (tmp_path / "rows.jsonl").write_text("{}")
-    code = main(["sft", str(tmp_path / "rows.jsonl" / below), "--best-of", "2", *force, "--project", str(project)])
+    code = main(
+        [
+            "sft",
+            str(tmp_path / "rows.jsonl" / below),
+            "--best-of",
+            "2",
+            *force,
+            "--project",
+            str(project),
+        ]
+    )
     assert code == 2 and "is not a folder" in capfd.readouterr().err
     assert (tmp_path / "rows.jsonl").read_text() == "{}"

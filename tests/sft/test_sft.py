@@ -15,7 +15,14 @@ from agentrl_cli.chat.tokenizer import Tokenizer
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import bundled_model, packs_dir
-from agentrl_cli.sft.demonstrations import Lesson, Recipe, demonstrations, drill, encode, parse_recipe
+from agentrl_cli.sft.demonstrations import (
+    Lesson,
+    Recipe,
+    demonstrations,
+    drill,
+    encode,
+    parse_recipe,
+)
 from agentrl_cli.sft.train import lessons, make, rate
 from agentrl_cli.tasks import load_pack
 
@@ -46,7 +53,9 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -
         make(dataclasses.replace(SMALL, seed=seed), tmp_path / name)
     weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert weights["a"] == weights["b"] != weights["c"]
-    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (
+        tmp_path / "b" / "tokenizer.json"
+    ).read_bytes()
 
 
 def test_only_what_a_model_would_sample_is_trained() -> None:
@@ -56,13 +65,19 @@ def test_only_what_a_model_would_sample_is_trained() -> None:
     segment = encode(chat, pack, [*task.prompt, *pack.solution(task)])
     said = chat.decode(segment.ids[segment.trained].tolist())
     call = '{"name": "calculator", "arguments": {"expression": "' + task.data["expression"] + '"}}'
-    assert said == f"<tool_call>\n{call}\n</tool_call><|im_end|>Answer: {task.data['answer']}<|im_end|>"
+    assert (
+        said
+        == f"<tool_call>\n{call}\n</tool_call><|im_end|>Answer: {task.data['answer']}<|im_end|>"
+    )
 
 
 def test_demonstrations_guess_as_often_as_the_recipe_says_and_avoid_heldout_families() -> None:
     pack = load_pack("calc-task")
     recipe = dataclasses.replace(SMALL, packs={"calc-task": 1.0}, tool_rate=0.25)
-    drawn = [messages for _, messages in itertools.islice(demonstrations(recipe, {"calc-task": pack}, 0), 600)]
+    drawn = [
+        messages
+        for _, messages in itertools.islice(demonstrations(recipe, {"calc-task": pack}, 0), 600)
+    ]
     needing = [m for m in drawn if " + " not in m[1]["content"] or len(m[1]["content"]) > 24]
     share = sum(any(message["role"] == "tool" for message in m) for m in needing) / len(needing)
     assert 0.2 < share < 0.3

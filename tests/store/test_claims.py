@@ -51,22 +51,26 @@ def stopped(process: Started) -> int:
     """The number of a process that has sent itself SIGSTOP, once it is stopped."""
     pid = int(process.process.pid)
     stat = Path(f"/proc/{pid}/stat")
-    assert comes(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process.process.is_alive), (
-        process.log.read_text()
-    )
+    assert comes(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process.process.is_alive
+    ), process.log.read_text()
     return pid
 
 
 def set_holder(db: Path, run_id: str, holder: Holder, heartbeat: float) -> None:
     with contextlib.closing(sqlite3.connect(db)) as conn, conn:
         values = (holder.pid, holder.pid_started, holder.boot, holder.host, heartbeat, run_id)
-        conn.execute("UPDATE runs SET pid=?, pid_started=?, boot=?, host=?, heartbeat=? WHERE id=?", values)
+        conn.execute(
+            "UPDATE runs SET pid=?, pid_started=?, boot=?, host=?, heartbeat=? WHERE id=?", values
+        )
 
 
 # --- who is dead -----------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_taken_from_the_dead_alone(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
+def test_a_claim_is_taken_from_the_dead_alone(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
     db, now = tmp_path / "a.db", time.time()
     living = Holder.of(other.pid)
     elsewhere = replace(living, host="elsewhere")
@@ -76,7 +80,11 @@ def test_a_claim_is_taken_from_the_dead_alone(tmp_path: Path, other: subprocess.
         (replace(living, pid=2**22 + 1), now, True),
         (elsewhere, now, False),
         (elsewhere, now - 2 * STALE, True),
-        (replace(living, boot="another"), now, False),  # another container: its numbers mean nothing here
+        (
+            replace(living, boot="another"),
+            now,
+            False,
+        ),  # another container: its numbers mean nothing here
         (replace(living, boot="another"), now - 2 * STALE, True),
         (replace(living, boot="", pid_started=""), now, False),  # an old row
         (replace(living, boot="", pid_started=""), now - 2 * STALE, True),
@@ -90,12 +98,19 @@ def test_a_claim_is_taken_from_the_dead_alone(tmp_path: Path, other: subprocess.
             assert store.runs.get(run.id).state == ("interrupted" if free else "running")
             if free:
                 store.claims.take(run.id, "train")
-                assert store.runs.get(run.id).holder == Holder.of() and not store.claims.lost(run.id)
+                assert store.runs.get(run.id).holder == Holder.of() and not store.claims.lost(
+                    run.id
+                )
             else:
-                with pytest.raises(UsageError, match=rf"{run.name} is in use by agentrl train \(process {other.pid}"):
+                with pytest.raises(
+                    UsageError,
+                    match=rf"{run.name} is in use by agentrl train \(process {other.pid}",
+                ):
                     store.claims.take(run.id, "eval")
                 assert store.runs.get(run.id).holder == holder
-                assert f"taken over by agentrl train (process {other.pid}" in store.claims.lost(run.id)
+                assert f"taken over by agentrl train (process {other.pid}" in store.claims.lost(
+                    run.id
+                )
 
 
 def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
@@ -104,7 +119,9 @@ def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     assert started and _start_by_ps(process.pid)
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("", "fox", pid=process.pid))
-        assert store.runs.get(run.id).alive and store.runs.get(run.id).holder == Holder.of(process.pid)
+        assert store.runs.get(run.id).alive and store.runs.get(run.id).holder == Holder.of(
+            process.pid
+        )
         process.kill()
         while store.runs.get(run.id).alive:  # it stays a zombie all the while
             time.sleep(0.01)
@@ -127,7 +144,12 @@ def test_a_claim_beats_and_is_given_back(tmp_path: Path) -> None:
         run = store.runs.add(RunRow("", "fox", status="stopped"))
         with store.claims.hold(run.id, "merge"):
             held = store.runs.get(run.id)
-            assert (held.held, held.claim, held.alive, held.state) == (True, "merge", False, "stopped")
+            assert (held.held, held.claim, held.alive, held.state) == (
+                True,
+                "merge",
+                False,
+                "stopped",
+            )
             me = Holder.of()
             with contextlib.closing(connect(store.path)) as conn:
                 _beat(conn, (run.id, me.pid, me.pid_started, me.boot, me.host), Thrice())
@@ -178,7 +200,9 @@ def test_a_frozen_trainer_is_not_robbed_and_a_killed_one_is(
         ):
             assert main([*args, "--project", str(project)]) == 2
             output = capsys.readouterr().err
-            assert f"{run.name} is in use by agentrl train (process {pid} on {run.host})." in output, output
+            assert (
+                f"{run.name} is in use by agentrl train (process {pid} on {run.host})." in output
+            ), output
         assert main(["runs", "delete", run.name, "--yes", "--db", str(db)]) == 2
         with Store.open(db, readonly=True) as store:
             assert only_run(store).holder == run.holder and not out.exists()
@@ -189,7 +213,9 @@ def test_a_frozen_trainer_is_not_robbed_and_a_killed_one_is(
     assert ending(project) == whole
 
 
-def test_a_trainer_that_was_robbed_stops_writing(tmp_path: Path, model: Path, other: subprocess.Popen[bytes]) -> None:
+def test_a_trainer_that_was_robbed_stops_writing(
+    tmp_path: Path, model: Path, other: subprocess.Popen[bytes]
+) -> None:
     project = project_of(tmp_path / "project", model)
     db = project / "runs" / "agentrl.db"
     plan(project, "batch", 2, signal.SIGSTOP)
@@ -200,7 +226,11 @@ def test_a_trainer_that_was_robbed_stops_writing(tmp_path: Path, model: Path, ot
         set_holder(db, run.id, Holder.of(other.pid), heartbeat=time.time())
         os.kill(pid, signal.SIGCONT)
         code, output = trainer.end()
-        assert code == 1 and f"taken over by agentrl train (process {other.pid}" in output and "Traceback" not in output
+        assert (
+            code == 1
+            and f"taken over by agentrl train (process {other.pid}" in output
+            and "Traceback" not in output
+        )
         after = store.runs.get(run.id)
         assert (after.status, after.step, after.pid) == ("running", 1, other.pid) and after.alive
 
@@ -218,7 +248,11 @@ def test_two_evaluations_of_the_same(tmp_path: Path, model: Path) -> None:
     assert code == 0, output
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
-        rows = [row for row in store.episodes.rows(store.episodes.ids(run=run.id)) if row.outcome != "cancelled"]
+        rows = [
+            row
+            for row in store.episodes.rows(store.episodes.ids(run=run.id))
+            if row.outcome != "cancelled"
+        ]
         assert (run.status, run.claim) == ("finished", "")
         assert len(rows) == len({(row.task_id, row.sample) for row in rows}) == 8
 
@@ -234,7 +268,9 @@ def test_two_that_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     try:
         for args in (["sft", str(out), "--pack", "calc-task"], ["merge", "tiny", str(out)]):
             assert main([*args, "--db", str(tmp_path / "a.db")]) == 2
-            assert f"is being written by agentrl sft (process {first.pid})" in capsys.readouterr().err
+            assert (
+                f"is being written by agentrl sft (process {first.pid})" in capsys.readouterr().err
+            )
     finally:
         first.kill()
         first.wait()
@@ -265,5 +301,7 @@ def test_a_run_without_a_folder_goes_on(tmp_path: Path, model: Path, whole: dict
     assert ending(project) == whole and (project / "config.yaml").read_text() == trap
     with Store.open(db, readonly=True) as store:
         after = only_run(store)
-    assert Path(after.dir).parent == project / "runs" and (Path(after.dir) / "config.yaml").is_file()
+    assert (
+        Path(after.dir).parent == project / "runs" and (Path(after.dir) / "config.yaml").is_file()
+    )
     assert after.total_steps == STEPS

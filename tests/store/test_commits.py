@@ -63,9 +63,18 @@ def kill_at_commit(number: int) -> None:
 
 def project_of(folder: Path, model: Path) -> Path:
     write_pack(folder, code=TASK_PY + SLOW)
-    train = {"steps": STEPS, "save_every": 2, "eval_every": 1, "eval_tasks": 3, "eval_samples": 2, "lr": 3e-2}
+    train = {
+        "steps": STEPS,
+        "save_every": 2,
+        "eval_every": 1,
+        "eval_tasks": 3,
+        "eval_samples": 2,
+        "lr": 3e-2,
+    }
     given: dict[str, Any] = {"rollout": {"concurrency": 3, "max_new_tokens": 12}, "train": train}
-    return write_project(folder, model, deterministic=True, algo={"drop_zero_variance": False}, **given)
+    return write_project(
+        folder, model, deterministic=True, algo={"drop_zero_variance": False}, **given
+    )
 
 
 def ending(project: Path) -> dict[str, Any]:
@@ -73,16 +82,29 @@ def ending(project: Path) -> dict[str, Any]:
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
-        kept = [episode for episode in episodes_of(store, run) if episode.outcome is not Outcome.CANCELLED]
+        kept = [
+            episode
+            for episode in episodes_of(store, run)
+            if episode.outcome is not Outcome.CANCELLED
+        ]
         last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
         return {
             "metrics": [
                 {name: value for name, value in row.items() if not name.startswith(("time/", "at"))}
                 for row in store.runs.steps(run.id)
             ],
-            "sampled": Counter((e.step, e.group_id, e.sample, tuple(e.tokens.ids.tolist())) for e in kept),
-            "facts": {(e.step, e.group_id, e.sample): (e.fact, e.advantage, e.reward, e.flags) for e in kept},
-            "drift": Counter((e.step, e.group_id, e.sample, d.kind) for e in kept for d in store.marks.drift(e.id)),
+            "sampled": Counter(
+                (e.step, e.group_id, e.sample, tuple(e.tokens.ids.tolist())) for e in kept
+            ),
+            "facts": {
+                (e.step, e.group_id, e.sample): (e.fact, e.advantage, e.reward, e.flags)
+                for e in kept
+            },
+            "drift": Counter(
+                (e.step, e.group_id, e.sample, d.kind)
+                for e in kept
+                for d in store.marks.drift(e.id)
+            ),
             "evals": [(row.step, row.pass_rate, row.n_samples) for row in store.runs.evals(run.id)],
             "checkpoints": sorted((c.kind, c.step) for c in store.runs.checkpoints(run.id)),
             "alerts": sorted((a["name"], a["text"]) for a in store.journal.alerts(run.id)),
@@ -97,20 +119,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[dict[s
     code, output = spawn(project, "train", before=partial(kill_at_commit, 0))
     assert code == 0, output
     found = ending(project)
-    assert sum(found["drift"].values()) > 20 and all("drift/resegmented" in row for row in found["metrics"]), (
-        "without drift in the metrics a lost one would not be seen"
-    )
+    assert sum(found["drift"].values()) > 20 and all(
+        "drift/resegmented" in row for row in found["metrics"]
+    ), "without drift in the metrics a lost one would not be seen"
     return found, int((project / "commits").read_text())
 
 
-def test_killed_between_commits_again_and_again(tmp_path: Path, model: Path, whole: tuple[dict[str, Any], int]) -> None:
+def test_killed_between_commits_again_and_again(
+    tmp_path: Path, model: Path, whole: tuple[dict[str, Any], int]
+) -> None:
     """Five kills of one run, each before another commit: within a step, after it, around checkpoints, evaluations."""
     found, count = whole
     project, rng = project_of(tmp_path / "project", model), random.Random(5)
-    code, output = spawn(project, "train", before=partial(kill_at_commit, rng.randint(6, count // 3)))
+    code, output = spawn(
+        project, "train", before=partial(kill_at_commit, rng.randint(6, count // 3))
+    )
     assert code == -signal.SIGKILL, output
     for number in (rng.randint(1, 12) for _ in range(4)):
-        code, output = spawn(project, "train", "--resume", "last", before=partial(kill_at_commit, number))
+        code, output = spawn(
+            project, "train", "--resume", "last", before=partial(kill_at_commit, number)
+        )
         if code == 0:
             break
         assert code == -signal.SIGKILL, output

@@ -61,11 +61,14 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
         assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        assert [row["name"] for row in db["_sqlite_migrations"].rows] == [name for name, _ in MIGRATIONS]
+        assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
+            name for name, _ in MIGRATIONS
+        ]
         ours = {name for name in db.table_names() if not name.startswith(("_", "sqlite"))}
         assert all(Table(db, name).strict for name in ours)
         wanted = (
-            "runs steps tasks groups episodes turns tool_calls reward_parts turn_tokens evals checkpoints live logs"
+            "runs steps tasks groups episodes turns tool_calls"
+            " reward_parts turn_tokens evals checkpoints live logs"
         )
         wanted += " events alerts controls drift tokenizers attachments tags notes score_sets scores workers lightning"
         wanted += " prompts"
@@ -79,7 +82,10 @@ def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
     with Store.open(path) as store:
         store.runs.add(RunRow(id="r1", name="kept"))
     later = (*MIGRATIONS, ("m998_more", "ALTER TABLE runs ADD COLUMN extra TEXT;\n"))
-    broken = (*later, ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"))
+    broken = (
+        *later,
+        ("m999_broken", "CREATE TABLE fine (a INTEGER) STRICT;\nCREATE TABLE runs (a INTEGER);\n"),
+    )
     conn = connect(path)
     with pytest.raises(StoreError, match="table runs already exists"):
         migrate(conn, broken)
@@ -95,7 +101,9 @@ def test_migrations_apply_once_in_order_and_all_or_none(path: Path) -> None:
 
 
 @pytest.mark.parametrize("readonly", [True, False])
-def test_a_newer_file_is_refused_and_left_alone(path: Path, raw: sqlite3.Connection, readonly: bool) -> None:
+def test_a_newer_file_is_refused_and_left_alone(
+    path: Path, raw: sqlite3.Connection, readonly: bool
+) -> None:
     raw.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     raw.close()
     before = path.read_bytes()
@@ -136,7 +144,10 @@ def test_a_damaged_file_reports_it(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8192:-8192] = b"\xa5" * (len(data) - 16384)
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="damaged") as damaged, Store.open(path, readonly=True) as store:
+    with (
+        pytest.raises(StoreError, match="damaged") as damaged,
+        Store.open(path, readonly=True) as store,
+    ):
         store.episodes.rows(store.episodes.ids())
     assert ".recover" in damaged.value.hint
 
@@ -167,7 +178,9 @@ def test_a_full_disk_loses_nothing_that_was_written(path: Path) -> None:
 
 def test_a_full_disk_in_the_background_is_reported_by_the_next_write(path: Path) -> None:
     with Store.open(path) as store:
-        store.db.execute(f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}")
+        store.db.execute(
+            f"PRAGMA max_page_count={store.db.execute('PRAGMA page_count').fetchone()[0]}"
+        )
         store.journal.add_log(None, "info", "x" * 100_000)
         assert comes(lambda: store.buffer.failure is not None)
         with pytest.raises(StoreError, match="disk is full"):
@@ -246,7 +259,9 @@ with Store.open(path) as store:
 
 def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(path), name, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -260,10 +275,14 @@ def test_two_processes_create_and_share_one_store(path: Path) -> None:
         for name in ("one", "two"):
             rows = store.episodes.rows(store.episodes.ids(run=name, sort="step"))
             assert [row.reward for row in rows] == list(range(25))
-            assert [line["text"] for line in store.journal.logs(name)] == [f"line {n}" for n in range(25)]
+            assert [line["text"] for line in store.journal.logs(name)] == [
+                f"line {n}" for n in range(25)
+            ]
             for n in (0, 24):
                 episode = store.episodes.get(rows[n].id)
-                assert [turn.messages[0]["content"] for turn in episode.turns] == [f"{name} {n} {k}" for k in range(3)]
+                assert [turn.messages[0]["content"] for turn in episode.turns] == [
+                    f"{name} {n} {k}" for k in range(3)
+                ]
                 assert set(episode.tokens.ids.tolist()) == {n} and len(episode.tokens) == 180
         assert store.live.all() == []
 
@@ -283,9 +302,13 @@ def test_kill_9_keeps_every_turn_that_was_finished(path: Path, lines: int) -> No
             if what == "end":
                 assert episode.outcome is Outcome.FAILED and len(episode.turns) == 3
             else:
-                assert len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
+                assert (
+                    len(episode.turns) > int(what) and len(episode.tokens) == episode.turns[-1].end
+                )
         assert store.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        running = [row for row in store.episodes.rows(store.episodes.ids("outcome:none")) if row.running]
+        running = [
+            row for row in store.episodes.rows(store.episodes.ids("outcome:none")) if row.running
+        ]
         assert len(running) <= 1 and store.runs.get("run").state == "interrupted"
         assert store.episodes.cancel("run") == len(running) and store.live.all() == []
         assert store.episodes.ids("outcome:none") == []

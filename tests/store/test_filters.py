@@ -16,7 +16,15 @@ EPISODES = {
     # id: (task, step, reward, outcome, flags, text, tool)
     "a": ("calc/0001", 100, 0.0, Outcome.FAILED, ("BADARG",), "price is 4,5", "calculator"),
     "b": ("calc/0002", 110, 1.0, Outcome.SOLVED, (), 'he said "yes"', "calculator"),
-    "c": ("sql/0001", 120, 0.5, Outcome.TRUNCATED_TURNS, ("LOOP", "TRUNC"), "100% sure_thing", "run_sql"),
+    "c": (
+        "sql/0001",
+        120,
+        0.5,
+        Outcome.TRUNCATED_TURNS,
+        ("LOOP", "TRUNC"),
+        "100% sure_thing",
+        "run_sql",
+    ),
     "d": ("web/100%", 130, -0.2, Outcome.TIMEOUT, ("LOOP",), "back\\slash\nnext Ärger", ""),
 }
 
@@ -25,7 +33,9 @@ EPISODES = {
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store.open(tmp_path_factory.mktemp("filters") / "a.db") as opened:
         opened.runs.add(RunRow(id="r1", name="grpo-07"))
-        for n, (name, (task, step, reward, outcome, flags, text, tool)) in enumerate(EPISODES.items()):
+        for n, (name, (task, step, reward, outcome, flags, text, tool)) in enumerate(
+            EPISODES.items()
+        ):
             calls = (ToolCall("c", tool, {}, "{}"),) if tool else ()
             episode = Episode(
                 name,
@@ -34,7 +44,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
                 run_id="r1" if n < 2 else None,
                 step=step,
                 seed=n,
-                turns=(Turn(0, "assistant", ({"role": "assistant", "content": text},), 0, 0, calls=calls),),
+                turns=(
+                    Turn(
+                        0, "assistant", ({"role": "assistant", "content": text},), 0, 0, calls=calls
+                    ),
+                ),
                 tokens=Tokens.empty(),
                 reward_parts=(RewardPart("r", reward),),
                 outcome=outcome,
@@ -132,7 +146,13 @@ def test_filter(store: Store, filter: str, found: str) -> None:
 
 @pytest.mark.parametrize("name", fields())
 def test_negation_is_the_complement_for_every_field(store: Store, name: str) -> None:
-    value = "0.5" if name in SORTS and name not in ("task", "outcome", "kind") else "*" if name != "text" else "yes"
+    value = (
+        "0.5"
+        if name in SORTS and name not in ("task", "outcome", "kind")
+        else "*"
+        if name != "text"
+        else "yes"
+    )
     both = ask(store, f"{name}:{value}") + ask(store, f"-{name}:{value}")
     assert sorted(both) == list("abcde")
 
@@ -187,6 +207,10 @@ def test_an_unknown_order_names_the_nearest() -> None:
 
 def test_values_never_reach_the_sql(tmp_path: Path) -> None:
     for name in fields():
-        value = "1" if name in SORTS and name not in ("task", "outcome", "kind", "time") else "'; DROP--*"
+        value = (
+            "1"
+            if name in SORTS and name not in ("task", "outcome", "kind", "time")
+            else "'; DROP--*"
+        )
         sql, params = compile_filter(f'{name}:"{value}"' if value != "1" else f"{name}:1")
         assert "DROP" not in sql and params

@@ -57,16 +57,28 @@ def old_store(path: Path, episodes: int = 3) -> None:
                      "messages) VALUES ('e0',0,'user',0,0,'',1,1,'[]')")  # fmt: skip
         conn.execute("CREATE VIEW mine AS SELECT id FROM episodes")
         conn.execute("CREATE TABLE seen (id TEXT)")
-        conn.execute("CREATE TRIGGER tr AFTER INSERT ON seen BEGIN SELECT count(*) FROM episodes; END")
+        conn.execute(
+            "CREATE TRIGGER tr AFTER INSERT ON seen BEGIN SELECT count(*) FROM episodes; END"
+        )
         for n in range(episodes):
             parent = None if n == 0 else "e0" if n == 1 else "missing"
-            values = (n + 10, f"t{n}", "r0" if n < 2 else None, f"e{n}", f"g{n}", parent, "known" if n == 0 else "lost")
+            values = (
+                n + 10,
+                f"t{n}",
+                "r0" if n < 2 else None,
+                f"e{n}",
+                f"g{n}",
+                parent,
+                "known" if n == 0 else "lost",
+            )
             conn.execute(EPISODE, values)
 
 
 def rows(path: Path) -> dict[str, int]:
     with closing(sqlite3.connect(path)) as conn:
-        return {table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in KEPT}
+        return {
+            table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in KEPT
+        }
 
 
 def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_path: Path) -> None:
@@ -75,18 +87,31 @@ def test_an_old_store_keeps_every_row_and_lists_what_referred_to_nothing(tmp_pat
     before = rows(path)
     with Store.open(path) as store:
         after = rows(path)
-        assert after == before | {"tasks": 3, "groups": 3}, "missing tasks and groups are added from the episodes"
+        assert after == before | {"tasks": 3, "groups": 3}, (
+            "missing tasks and groups are added from the episodes"
+        )
         assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
         assert store.db.execute("PRAGMA foreign_keys").fetchone() == (1,)
         whole, fork, lost = (store.episodes.row(f"e{n}") for n in range(3))
-        assert (whole.rowid, whole.tokenizer, whole.group_id, whole.task_id) == (10, "known", "g0", "t0")
+        assert (whole.rowid, whole.tokenizer, whole.group_id, whole.task_id) == (
+            10,
+            "known",
+            "g0",
+            "t0",
+        )
         assert (fork.parent_id, fork.tokenizer, lost.parent_id) == ("e0", "lost", None)
-        assert store.select("SELECT n, why, pack FROM groups WHERE id='g0'") == [(7, "curriculum", "pack")]
-        assert store.tasks.get("t0") is not None and store.tasks.get("t1") is None, "only the name of t1 is known"
+        assert store.select("SELECT n, why, pack FROM groups WHERE id='g0'") == [
+            (7, "curriculum", "pack")
+        ]
+        assert store.tasks.get("t0") is not None and store.tasks.get("t1") is None, (
+            "only the name of t1 is known"
+        )
         runs = {run.name: (run.tokenizer, run.parent_id) for run in store.runs.all()}
         assert runs == {"a": ("known", None), "b": ("", None)}
         assert store.select("SELECT count(*) FROM mine") == [(3,)]
-        assert store.select("SELECT name FROM sqlite_schema WHERE type='trigger' AND name='tr'") == [("tr",)]
+        assert store.select(
+            "SELECT name FROM sqlite_schema WHERE type='trigger' AND name='tr'"
+        ) == [("tr",)]
         listed = "\n".join(line["text"] for line in store.journal.logs(None))
         assert "episodes.parent_id" in listed and "missing (1)" in listed
     assert status(path, check=True).check == "ok"
@@ -129,13 +154,23 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         for name in ("r0", "r1"):
             store.runs.add(RunRow(id=name, name=name, status="finished"))
-        fork = store.runs.add(RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3))
+        fork = store.runs.add(
+            RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3)
+        )
         Prompts(store).add(PromptRow("r0", "p", None, "seed", {}))
         Prompts(store).add(PromptRow("r0", "q", "p", "gepa", {}))
-        store.episodes.add(made(f"e{run}{n}", run_id=run, group_id="g", sample=n) for run in ("r0", "r1") for n in "01")
-        store.episodes.add([made("child", parent_id="er00", parent_turn=1), made("grandchild", parent_id="child")])
+        store.episodes.add(
+            made(f"e{run}{n}", run_id=run, group_id="g", sample=n)
+            for run in ("r0", "r1")
+            for n in "01"
+        )
+        store.episodes.add(
+            [made("child", parent_id="er00", parent_turn=1), made("grandchild", parent_id="child")]
+        )
         store.episodes.add([made("x")], tokenizer="later")
-        assert store.episodes.row("x").tokenizer == "later" and store.tokenizers.get("later") is None
+        assert (
+            store.episodes.row("x").tokenizer == "later" and store.tokenizers.get("later") is None
+        )
         store.tokenizers.add("later", "{}")
         assert store.tokenizers.get("later") is not None
         store.tasks.add([Task("t", "pack", "f", "train", (), {"a": 1})])
@@ -144,7 +179,9 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         assert store.episodes.row("grandchild").parent_id is None
         assert delete_run(store, store.runs.get("r0")) == 2
         assert store.select("SELECT id, run_id FROM groups") == [("g", "r1")]
-        assert store.runs.get(fork.id).parent_id is None and store.runs.get(fork.id).parent_step == 3
+        assert (
+            store.runs.get(fork.id).parent_id is None and store.runs.get(fork.id).parent_step == 3
+        )
         store.episodes.start(made("late", parent_id="er00", outcome=None))
         assert store.episodes.row("late").parent_id is None, "its parent was deleted while it ran"
         assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []

@@ -44,7 +44,14 @@ def small(folder: str, spare: int) -> None:
         shutil.copytree(folder, aside, dirs_exist_ok=True)
         files = [path for path in Path(aside).rglob("*") if path.is_file()]
         pages = sum(-(-path.stat().st_size // 4096) for path in files)
-        _call("mount", b"none", os.fsencode(folder), b"tmpfs", 0, f"size={4 * pages + spare}k".encode())
+        _call(
+            "mount",
+            b"none",
+            os.fsencode(folder),
+            b"tmpfs",
+            0,
+            f"size={4 * pages + spare}k".encode(),
+        )
         shutil.copytree(aside, folder, dirs_exist_ok=True)
 
 
@@ -75,9 +82,11 @@ def sentence(found: tuple[int, str]) -> str:
     if code == NOT_ALLOWED:
         pytest.skip(f"no file system may be mounted here: {output}")
     assert code == 3, output
-    assert "Traceback" not in output and "Something went wrong" not in output and "never retrieved" not in output, (
-        output
-    )
+    assert (
+        "Traceback" not in output
+        and "Something went wrong" not in output
+        and "never retrieved" not in output
+    ), output
     assert output.lower().count("disk is") == 1, output
     (line,) = (line for line in output.splitlines() if line.startswith("Error: "))
     return line.removeprefix("Error: ")
@@ -94,9 +103,13 @@ def sentence(found: tuple[int, str]) -> str:
         ("db vacuum", "runs", 0, "the store"),
     ],
 )
-def test_a_full_disk_is_one_sentence(trained: Path, command: str, folder: str, spare: int, what: str) -> None:
+def test_a_full_disk_is_one_sentence(
+    trained: Path, command: str, folder: str, spare: int, what: str
+) -> None:
     output = sentence(spawn(trained, *command.split(), before=partial(small, folder, spare)))
-    assert output.startswith(f"The disk is full: {what}") and output.endswith("could not be written.")
+    assert output.startswith(f"The disk is full: {what}") and output.endswith(
+        "could not be written."
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,4 +126,6 @@ def test_a_full_disk_is_one_sentence(trained: Path, command: str, folder: str, s
 )
 def test_a_read_only_disk_is_called_that(trained: Path, command: str, what: str) -> None:
     output = sentence(spawn(trained, *command.split(), before=partial(read_only, str(trained))))
-    assert output.startswith(f"The disk is read-only: {what}") and output.endswith("could not be written.")
+    assert output.startswith(f"The disk is read-only: {what}") and output.endswith(
+        "could not be written."
+    )

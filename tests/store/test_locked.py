@@ -23,6 +23,9 @@ def test_a_locked_store_in_a_folder_that_is_not_utf8_is_one_sentence(tmp_path: P
     Store.open(path).close()
     with closing(sqlite3.connect(os.fsencode(path), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with Store.open(path, busy_ms=20) as store, pytest.raises(StoreError, match="locked by another process"):
+        with (
+            Store.open(path, busy_ms=20) as store,
+            pytest.raises(StoreError, match="locked by another process"),
+        ):
             store.runs.add(RunRow("r", "r", "train"))
         other.execute("ROLLBACK")

@@ -73,14 +73,18 @@ def training(folder: Path, model: Path, fault: str) -> tuple[Path, int, str]:
     folder.mkdir()
     (folder / "hook.py").write_text(HOOK)
     (folder / "fault").write_text(fault)
-    project = write_project(folder, model, hooks=["hook.py:Fault"], train={"steps": 4, "save_every": 1})
+    project = write_project(
+        folder, model, hooks=["hook.py:Fault"], train={"steps": 4, "save_every": 1}
+    )
     return project, *spawn(project, "train")
 
 
 def errors(output: str) -> list[str]:
-    assert "Traceback" not in output and "never retrieved" not in output and "Something went wrong" not in output, (
-        output
-    )
+    assert (
+        "Traceback" not in output
+        and "never retrieved" not in output
+        and "Something went wrong" not in output
+    ), output
     return [line for line in output.splitlines() if line.startswith("Error: ")]
 
 
@@ -89,12 +93,19 @@ def test_a_training_stops_where_its_store_is_lost(tmp_path: Path, model: Path, f
     project, code, output = training(tmp_path / "project", model, fault)
     assert code == 3, output
     (line,) = errors(output)
-    assert f"was {'replaced' if fault == 'replaced' else 'deleted'} while it was in use" in line, output
+    assert f"was {'replaced' if fault == 'replaced' else 'deleted'} while it was in use" in line, (
+        output
+    )
     assert output.count("while it was in use") == 1 and "step 3" not in output
     if fault == "log":  # what was in the log was saved, and a resume goes on
         assert spawn(project, "train", "--resume", "last")[0] == 0
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-            assert [row["step"] for row in store.runs.steps(store.runs.get("last").id)] == [1, 2, 3, 4]
+            assert [row["step"] for row in store.runs.steps(store.runs.get("last").id)] == [
+                1,
+                2,
+                3,
+                4,
+            ]
 
 
 def test_a_training_whose_run_is_deleted_ends_with_a_sentence(tmp_path: Path, model: Path) -> None:
@@ -106,7 +117,9 @@ def test_a_training_whose_run_is_deleted_ends_with_a_sentence(tmp_path: Path, mo
         assert store.runs.all() == [] and store.episodes.ids() == []
 
 
-def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(tmp_path: Path, model: Path) -> None:
+def test_a_training_whose_store_is_damaged_fails_and_is_not_resumed(
+    tmp_path: Path, model: Path
+) -> None:
     project, code, output = training(tmp_path / "project", model, "damaged")
     (line,) = errors(output)
     assert code == 3 and "is damaged" in line, output
@@ -122,7 +135,9 @@ def test_a_damaged_page_is_found_before_a_resume(tmp_path: Path, model: Path) ->
     assert code == 3, output
     path = project / "runs" / "agentrl.db"
     with sqlite3.connect(path) as conn:
-        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name='turn_tokens'").fetchone()
+        (page,) = conn.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name='turn_tokens'"
+        ).fetchone()
     data = bytearray(path.read_bytes())
     data[(page - 1) * 4096 : page * 4096] = b"\xa5" * 4096
     path.write_bytes(data)
@@ -138,8 +153,12 @@ def test_a_watched_training_that_dies_does_not_exit_with_0(tmp_path: Path, model
     (folder / "fault").write_text("killed")
     write_project(folder, model, hooks=["hook.py:Fault"], train={"steps": 4})
     command = [sys.executable, "-m", "agentrl_cli", "train", "--watch"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    assert done.returncode == 1 and "Error: bandit-grpo: interrupted at step 2" in done.stderr, done.stderr
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 1 and "Error: bandit-grpo: interrupted at step 2" in done.stderr, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["", "-wal", "-shm"])
@@ -168,4 +187,6 @@ def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="replaced"):
         store.close()
     shutil.copy(path, tmp_path / "copy.db")
-    assert sqlite3.connect(tmp_path / "copy.db").execute("SELECT name FROM runs").fetchall() == [("other",)]
+    assert sqlite3.connect(tmp_path / "copy.db").execute("SELECT name FROM runs").fetchall() == [
+        ("other",)
+    ]

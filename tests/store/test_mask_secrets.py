@@ -35,14 +35,51 @@ SECRETS = {
     "https://discord.com/api/webhooks/1234567890/abcdEFGH-ijkl": "https://discord.com/api/webhooks/[masked:web-hook]",
 }
 HARMLESS = (
-    *("token = next(tokens)", "token = tokens.pop(0)", "max_tokens: 4096", "primary_key: identifier"),
-    *("PWD=/home/me", "OLDPWD=/srv/data", "pwd=os.getcwd()", "passwd=None", "open('/etc/passwd')", "cd $PWD; pwd"),
+    *(
+        "token = next(tokens)",
+        "token = tokens.pop(0)",
+        "max_tokens: 4096",
+        "primary_key: identifier",
+    ),
+    *(
+        "PWD=/home/me",
+        "OLDPWD=/srv/data",
+        "pwd=os.getcwd()",
+        "passwd=None",
+        "open('/etc/passwd')",
+        "cd $PWD; pwd",
+    ),
     *("pwd=$HOME", "pwd=~/project", "print(pwd=None)", "def f(pwd=False): ...", "pwd == other"),
-    *("Cookie: chocolate chip = my favourite", "cookie: a=b", "The cookie jar: three left", "SEARCH_PAT=[a-z]+foo"),
-    *("ep-1", "step-by-step-through-the-whole-long-garden", "ep-isode-of-the-series-about-the-harbour-x"),
-    *("design=modern-and-simple-lines", "?significance=0.0000000000000001", "sigma=0.12345678901234567890"),
-    *("https://hooks.slack.com/", "the webhook at /api/webhooks/ID", "account_key: str", "key accounting = nothing"),
-    *("glsa_short", "dop_v1_", "xoxc-abc", "adopt a dop_v1 format", "accountkeys and other keys", "git_pat = 'a*b'"),
+    *(
+        "Cookie: chocolate chip = my favourite",
+        "cookie: a=b",
+        "The cookie jar: three left",
+        "SEARCH_PAT=[a-z]+foo",
+    ),
+    *(
+        "ep-1",
+        "step-by-step-through-the-whole-long-garden",
+        "ep-isode-of-the-series-about-the-harbour-x",
+    ),
+    *(
+        "design=modern-and-simple-lines",
+        "?significance=0.0000000000000001",
+        "sigma=0.12345678901234567890",
+    ),
+    *(
+        "https://hooks.slack.com/",
+        "the webhook at /api/webhooks/ID",
+        "account_key: str",
+        "key accounting = nothing",
+    ),
+    *(
+        "glsa_short",
+        "dop_v1_",
+        "xoxc-abc",
+        "adopt a dop_v1 format",
+        "accountkeys and other keys",
+        "git_pat = 'a*b'",
+    ),
 )
 HOSTILE = (
     "a-", "-eyJ-", "-eyJaaaaaaaaa.", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "sk-a-", "://a:", "password ",
@@ -61,7 +98,14 @@ def test_what_looks_like_a_secret_is_masked(text: str) -> None:
 def test_code_and_settings_stay_as_they_are() -> None:
     for text in HARMLESS:
         assert mask_text(text) == text
-    given = {"token": "abcdefgh", "DB_PASS": "x", "tokens": "abc", "Cookie": "a=b", "GITHUB_PAT": "p", "pwd": "/srv"}
+    given = {
+        "token": "abcdefgh",
+        "DB_PASS": "x",
+        "tokens": "abc",
+        "Cookie": "a=b",
+        "GITHUB_PAT": "p",
+        "pwd": "/srv",
+    }
     masked = dict.fromkeys(("token", "DB_PASS", "Cookie", "GITHUB_PAT"), "[masked:named]")
     assert mask(given) == {**given, **masked}
 

@@ -32,7 +32,10 @@ BEFORE = next(n for n, (name, _) in enumerate(MIGRATIONS) if name.endswith("_cla
 def files(folder: Path) -> dict[str, tuple[int, str]]:
     """Every file with its time of change and a hash."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith(("-shm", "-wal"))
     }
@@ -44,7 +47,12 @@ def trained(folder: Path, **sections: Any) -> Path:
     model = write_model(project / "models" / "base")
     write_pack(project / "packs" / "bandit")
     (project / "hook.py").write_text("class Nothing:\n    def on_update(self, metrics): ...\n")
-    given = {"deterministic": True, "hooks": [f"{project}/hook.py:Nothing"], "train": {"steps": 1}, **sections}
+    given = {
+        "deterministic": True,
+        "hooks": [f"{project}/hook.py:Nothing"],
+        "train": {"steps": 1},
+        **sections,
+    }
     write_project(project, model, **given)
     settings = json.loads((project / "agentrl.yaml").read_text())
     del settings["model"]["name"], settings["hooks"]
@@ -61,7 +69,9 @@ def texts(db: Path) -> str:
     """All text of a store, bulk excepted."""
     with contextlib.closing(sqlite3.connect(db)) as conn:
         tables = ("runs", "checkpoints", "evals", "events", "episodes", "score_sets")
-        return "\n".join(str(row) for table in tables for row in conn.execute(f"SELECT * FROM {table}"))
+        return "\n".join(
+            str(row) for table in tables for row in conn.execute(f"SELECT * FROM {table}")
+        )
 
 
 def test_a_project_that_was_copied_moved_and_renamed(
@@ -69,7 +79,11 @@ def test_a_project_that_was_copied_moved_and_renamed(
 ) -> None:
     before = trained(tmp_path, adapter={"enabled": True, "r": 4})
     assert str(tmp_path) not in texts(before / "runs" / "agentrl.db")
-    copy, renamed, moved = tmp_path / "copy", tmp_path / "renamed", tmp_path / "far" / "away" / "project"
+    copy, renamed, moved = (
+        tmp_path / "copy",
+        tmp_path / "renamed",
+        tmp_path / "far" / "away" / "project",
+    )
     shutil.copytree(before, copy)
     was = files(before)
     code, output = spawn(copy, "train", "--resume", RUN, "--steps", "2")
@@ -95,7 +109,11 @@ def _resume(project: Path) -> None:
 
 
 def _works(
-    project: Path, steps: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], out: str = "merged"
+    project: Path,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    out: str = "merged",
 ) -> None:
     """Everything that reads a run, in a project that lies elsewhere than it was trained."""
     monkeypatch.chdir(project)
@@ -144,7 +162,9 @@ def old_store(project: Path, lay: Path) -> Path:
     db = project / "runs" / "agentrl.db"
     (project / "runs" / "fox" / "checkpoints" / "best").mkdir(parents=True)
     (project / "agentrl.yaml").write_text("seed: 1\n")
-    config = json.dumps({"model": {"name": f"{lay}/model"}, "task": {"packs": [f"{lay}/pack", "/other/pack"]}})
+    config = json.dumps(
+        {"model": {"name": f"{lay}/model"}, "task": {"packs": [f"{lay}/pack", "/other/pack"]}}
+    )
     with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as conn:
         migrate(conn, MIGRATIONS[:BEFORE])
         conn.execute(
@@ -152,9 +172,17 @@ def old_store(project: Path, lay: Path) -> Path:
             " '', '', 1, 0, 1, ?)",
             (f"{lay}/model", f"{lay}/runs/fox", config),
         )
-        for kind, path in (("best", f"{lay}/runs/fox/checkpoints/best"), ("step", "/other/step-000001")):
-            conn.execute("INSERT INTO checkpoints VALUES (NULL, 'r', 1, ?, ?, '{}', 1)", (kind, path))
-        conn.execute("INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)", (f"{lay}/model",))
+        for kind, path in (
+            ("best", f"{lay}/runs/fox/checkpoints/best"),
+            ("step", "/other/step-000001"),
+        ):
+            conn.execute(
+                "INSERT INTO checkpoints VALUES (NULL, 'r', 1, ?, ?, '{}', 1)", (kind, path)
+            )
+        conn.execute(
+            "INSERT INTO evals VALUES (NULL, 'r', 1, ?, 'test', 1, 1, 1, 1, 1, '{}', 1)",
+            (f"{lay}/model",),
+        )
     return db
 
 
@@ -170,9 +198,15 @@ def test_stores_of_before_are_migrated(tmp_path: Path, case: str) -> None:
         with Store.open(db, readonly=readonly) as store:
             run = store.runs.get("fox")
             assert (run.dir, run.model) == (str(project / "runs" / "fox"), "./model")
-            assert run.config == {"model": {"name": "./model"}, "task": {"packs": ["./pack", "/other/pack"]}}
+            assert run.config == {
+                "model": {"name": "./model"},
+                "task": {"packs": ["./pack", "/other/pack"]},
+            }
             places = [row.path for row in store.runs.checkpoints("r")]
-            assert places == [str(project / "runs" / "fox" / "checkpoints" / "best"), "/other/step-000001"]
+            assert places == [
+                str(project / "runs" / "fox" / "checkpoints" / "best"),
+                "/other/step-000001",
+            ]
             assert [row.name for row in store.runs.evals("r")] == ["./model"]
             assert (run.claim, run.alive, run.state) == ("train", False, "interrupted")
         assert not readonly or texts(db) == before, "reading changes nothing"
@@ -188,12 +222,16 @@ def test_a_store_that_was_moved_away_from_its_runs_still_finds_them(tmp_path: Pa
     old_store(lay, lay).rename(alone)
     with Store.open(alone) as store:
         assert store.runs.get("fox").dir == str(lay / "runs" / "fox")
-        assert store.runs.checkpoints("r")[0].path == str(lay / "runs" / "fox" / "checkpoints" / "best")
+        assert store.runs.checkpoints("r")[0].path == str(
+            lay / "runs" / "fox" / "checkpoints" / "best"
+        )
         delete_run(store, store.runs.get("fox"))
     assert (lay / "runs" / "fox").is_dir(), "it does not lie beside the store"
 
 
-def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_two_stores_use_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     db, backup = tmp_path / "a.db", tmp_path / "backup.db"
     with Store.open(db) as store:
         run = store.runs.add_folder(store.runs.add(RunRow("", "fox", status="finished")))
@@ -204,7 +242,9 @@ def test_a_folder_that_two_stores_use_stays(tmp_path: Path, capsys: pytest.Captu
     assert not Path(run.dir).exists()
 
 
-def test_paths_in_a_store_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_in_a_store_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with Store.open("runs/a.db") as store:
         run = store.runs.add_folder(store.runs.add(RunRow("", "fox")))
@@ -217,8 +257,13 @@ def test_paths_in_a_store_are_relative_to_it(tmp_path: Path, monkeypatch: pytest
         store.runs.add_checkpoint(run.id, 1, best, {}, "best")
         store.runs.add_checkpoint(run.id, 1, "/elsewhere/step-1", {})
         monkeypatch.chdir("/")
-        assert [row.path for row in store.runs.checkpoints(run.id)] == [str(best), "/elsewhere/step-1"]
-        rows = store.db.execute("SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id").fetchall()
+        assert [row.path for row in store.runs.checkpoints(run.id)] == [
+            str(best),
+            "/elsewhere/step-1",
+        ]
+        rows = store.db.execute(
+            "SELECT dir, path FROM runs JOIN checkpoints ON run_id=runs.id"
+        ).fetchall()
         assert rows == [("fox", "fox/checkpoints/best"), ("fox", "/elsewhere/step-1")]
         store.runs.remove_checkpoint(run.id, best)
         assert [row.path for row in store.runs.checkpoints(run.id)] == ["/elsewhere/step-1"]

@@ -43,11 +43,15 @@ def old_store(path: Path, schema: int, pid: int = 2**22 + 1, heartbeat: float = 
         migrate(conn, MIGRATIONS[:schema])
         keyed = schema >= SCHEMA_VERSION
         conn.execute("INSERT INTO tokenizers VALUES ('h', x'', '', '{}')")
-        conn.execute(RUN.format(tokenizer="NULL" if keyed else "''"), (pid, platform.node(), heartbeat))
+        conn.execute(
+            RUN.format(tokenizer="NULL" if keyed else "''"), (pid, platform.node(), heartbeat)
+        )
         if schema >= 8:
             conn.execute("UPDATE runs SET claim='train'")
         conn.execute("INSERT INTO tasks VALUES ('p', 't', '', 'train', '[]', '{}', NULL)")
-        conn.execute("INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1)")
+        conn.execute(
+            "INSERT INTO groups (id, run_id, task_id, step, at) VALUES ('g', 'r', 't', 1, 1)"
+        )
         conn.execute(EPISODE, (1.0, "solved", "t", "good", "g", "h"))
         conn.execute(EPISODE, (None if schema >= 10 else 0.0, "timeout", "t", "late", "g", "h"))
         conn.execute("INSERT INTO reward_parts (episode_id, idx, name, value, weight, is_primary, detail)"
@@ -55,7 +59,9 @@ def old_store(path: Path, schema: int, pid: int = 2**22 + 1, heartbeat: float = 
         message = json.dumps([{"role": "user", "content": "x"}])
         conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
                      "messages) VALUES (?, 0, ?, 0, 0, ?, 1, 1, ?)", ("good", "user", "", message))  # fmt: skip
-        conn.execute("INSERT INTO alerts (run_id, at, level, name, text) VALUES ('r', 1, 'warn', 'odd', 'text')")
+        conn.execute(
+            "INSERT INTO alerts (run_id, at, level, name, text) VALUES ('r', 1, 'warn', 'odd', 'text')"
+        )
     return path
 
 
@@ -113,8 +119,13 @@ def test_no_writer_migrates_a_store_under_a_training_of_an_older_version(
     with Store.open(path, readonly=True) as store:
         assert store.runs.get("fox").alive
     with closing(sqlite3.connect(path)) as conn, conn:
-        assert conn.execute("SELECT count(*) FROM events").fetchone() == (0,) and schema_of(path) == schema
-        conn.execute("UPDATE runs SET heartbeat=?", (began - 10,))  # written before that process began: by another
+        assert (
+            conn.execute("SELECT count(*) FROM events").fetchone() == (0,)
+            and schema_of(path) == schema
+        )
+        conn.execute(
+            "UPDATE runs SET heartbeat=?", (began - 10,)
+        )  # written before that process began: by another
     assert main(["runs", "rename", "fox", "hare", "--db", str(path)]) == 0
     assert schema_of(path) == SCHEMA_VERSION
 
@@ -136,11 +147,15 @@ Store.open(sys.argv[1]).close()
 def test_a_locked_store_names_the_process_that_migrates(tmp_path: Path) -> None:
     path = old_store(tmp_path / "a.db", 7)
     command = [sys.executable, "-c", MIGRATOR, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert f"from schema 7 to {SCHEMA_VERSION}" in process.stdout.readline()
         assert "still" in process.stdout.readline()  # it waits, inside the migration
-        with pytest.raises(StoreError, match=rf"process {process.pid} on \S+, since \d\d:\d\d:\d\d, brings it"):
+        with pytest.raises(
+            StoreError, match=rf"process {process.pid} on \S+, since \d\d:\d\d:\d\d, brings it"
+        ):
             Store.open(path, busy_ms=20)
         with Store.open(path, readonly=True) as store:
             assert store.runs.get("fox").name == "fox"
@@ -169,14 +184,18 @@ def test_migration_takes_time_in_proportion_to_episodes(tmp_path: Path) -> None:
             conn.execute("INSERT INTO tokenizers VALUES ('h', x'', '', '{}')")
             conn.execute("BEGIN")
             conn.execute(RUN.format(tokenizer="''").replace("'running'", "'finished'"), (0, "", 0))
-            rows = [(1.0, "solved", f"t{n // 8 % 12}", f"e{n}", f"g{n // 8}", "h") for n in range(count)]
+            rows = [
+                (1.0, "solved", f"t{n // 8 % 12}", f"e{n}", f"g{n // 8}", "h") for n in range(count)
+            ]
             conn.executemany(EPISODE, rows)
             conn.executemany("INSERT INTO groups (id, run_id, task_id, step, at) VALUES (?, 'r', ?, 1, 1)",
                              [(f"g{n}", f"t{n % 12}") for n in range(count // 8)])  # fmt: skip
             conn.execute("COMMIT")
             conn.set_progress_handler(tick, 1000)
             migrate(conn)
-            assert conn.execute("SELECT count(*) FROM groups WHERE pack='p'").fetchone() == (count // 8,)
+            assert conn.execute("SELECT count(*) FROM groups WHERE pack='p'").fetchone() == (
+                count // 8,
+            )
         return passed
 
     assert instructions(16_000) < 6 * instructions(4_000), "four times the episodes"
@@ -206,7 +225,9 @@ def test_a_copy_without_its_log_is_reported(
             caplog.clear()
             with Store.open(place, readonly=True) as reader:
                 assert len(reader.episodes.ids()) == (0 if warns else 1)
-            assert (f"fox is running, and the log {place}-wal is missing" in caplog.text) is warns, place
+            assert (
+                f"fox is running, and the log {place}-wal is missing" in caplog.text
+            ) is warns, place
         data = bytearray(copy.read_bytes())
         data[4096:] = b"\xa5" * (len(data) - 4096)
         copy.write_bytes(data)
@@ -232,7 +253,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="system calls by number"
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
+    reason="system calls by number",
 )
 @pytest.mark.parametrize("command", [["ls"], ["runs", "rename", "fox", "hare"]])
 def test_a_file_system_without_locks_is_reported(tmp_path: Path, command: list[str]) -> None:
@@ -240,7 +262,12 @@ def test_a_file_system_without_locks_is_reported(tmp_path: Path, command: list[s
     with Store.open(path) as store:
         store.runs.add(RunRow("r", "fox"))
     done = subprocess.run(
-        [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", NO_LOCKS, *command, "--db", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 3 and "has no file locks" in done.stderr and "local disk" in done.stderr, done.stderr
+    assert (
+        done.returncode == 3 and "has no file locks" in done.stderr and "local disk" in done.stderr
+    ), done.stderr
     assert "backup" not in done.stderr

@@ -28,7 +28,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def begun(episode: Episode) -> Episode:
-    return episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), outcome=None, fact="", advantage=None)
+    return episode.with_(
+        turns=(), tokens=Tokens.empty(), reward_parts=(), outcome=None, fact="", advantage=None
+    )
 
 
 def part(episode: Episode, turn: Turn) -> Tokens:
@@ -39,7 +41,10 @@ def part(episode: Episode, turn: Turn) -> Tokens:
 def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> None:
     """Several at once, turns interleaved, repeated, written by flushes, transactions and readers at any moment."""
     rng = np.random.default_rng(seed)
-    episodes = [random_episode(rng, run_id="r1", step=1, group_id="g", sample=n, kind="train") for n in range(6)]
+    episodes = [
+        random_episode(rng, run_id="r1", step=1, group_id="g", sample=n, kind="train")
+        for n in range(6)
+    ]
     with Store.open(store.path, readonly=True) as watcher:
         for episode in episodes:
             store.episodes.start(begun(episode), split="train", tokenizer="hash")
@@ -58,13 +63,24 @@ def test_whenever_it_is_written_it_comes_back_equal(store: Store, seed: int) -> 
                 match rng.integers(8):
                     case 0:
                         store.flush()
-                        rows = {row.id: row for row in watcher.episodes.rows(watcher.episodes.ids())}
+                        rows = {
+                            row.id: row for row in watcher.episodes.rows(watcher.episodes.ids())
+                        }
                         assert len(rows) == 6
                         for one in episodes:
                             seen, row = watcher.episodes.get(one.id), rows[one.id]
-                            assert (row.n_turns, row.n_tokens) == (len(seen.turns), len(seen.tokens))
-                            assert (row.n_model_tokens, row.n_calls) == (seen.trained_tokens, seen.tool_calls)
-                            assert row.n_tool_errors == seen.tool_errors and seen.turns == one.turns[: row.n_turns]
+                            assert (row.n_turns, row.n_tokens) == (
+                                len(seen.turns),
+                                len(seen.tokens),
+                            )
+                            assert (row.n_model_tokens, row.n_calls) == (
+                                seen.trained_tokens,
+                                seen.tool_calls,
+                            )
+                            assert (
+                                row.n_tool_errors == seen.tool_errors
+                                and seen.turns == one.turns[: row.n_turns]
+                            )
                     case 1:
                         store.flush_ended()
                     case 2:
@@ -88,7 +104,9 @@ def test_one_that_ends_soon_is_written_once_and_the_others_wait(store: Store) ->
             store.episodes.start(begun(episode))
             for turn in episode.turns:
                 store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
-        store.marks.add_drift(short.id, kind="structural", turn=0, position=1, expected="a", got="b")
+        store.marks.add_drift(
+            short.id, kind="structural", turn=0, position=1, expected="a", got="b"
+        )
         store.episodes.finish(short, later=True)
         assert watcher.episodes.ids() == []
         store.flush_ended()
@@ -108,7 +126,9 @@ def test_a_watcher_sees_what_runs_within_a_second(store: Store) -> None:
     with Store.open(store.path, readonly=True) as watcher:
         store.episodes.start(begun(episode))
         store.live.set(episode.id, AgentState.GENERATING, 0, "thinking")
-        store.episodes.add_turn(episode.id, episode.turns[0], part(episode, episode.turns[0]), later=True)
+        store.episodes.add_turn(
+            episode.id, episode.turns[0], part(episode, episode.turns[0]), later=True
+        )
         assert LINGER < 1
         assert comes(lambda: bool(watcher.live.all()))
         assert [(row.state, row.text) for row in watcher.live.all()] == [("generating", "thinking")]
@@ -141,14 +161,18 @@ def test_an_end_with_other_turns_than_were_reported_is_what_counts(store: Store)
     for turn in episode.turns[1:]:
         store.episodes.add_turn(episode.id, turn, part(episode, turn), later=True)
     store.flush()
-    shorter = episode.with_(turns=episode.turns[:-1], tokens=episode.tokens.slice(0, episode.turns[-2].end))
+    shorter = episode.with_(
+        turns=episode.turns[:-1], tokens=episode.tokens.slice(0, episode.turns[-2].end)
+    )
     store.episodes.finish(shorter, later=True)
     assert same(store.episodes.get(episode.id), shorter)
     with pytest.raises(ValueError, match="no outcome"):
         store.episodes.finish(begun(episode), later=True)
     store.episodes.start(Episode("e2", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
-        store.episodes.add_turn("e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True)
+        store.episodes.add_turn(
+            "e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True
+        )
 
 
 def test_a_row_that_is_refused_is_reported_and_holds_nothing_back(store: Store) -> None:
@@ -162,7 +186,9 @@ def test_a_row_that_is_refused_is_reported_and_holds_nothing_back(store: Store) 
         store.journal.add_log(None, "info", "next")
     odd = ToolResult("x", reward=object())  # type: ignore[arg-type]  # what SQLite has no column for
     store.episodes.start(Episode("e2", "t"))
-    store.episodes.add_turn("e2", Turn(0, "tool", (), 0, 0, results=(odd,)), Tokens.empty(), later=True)
+    store.episodes.add_turn(
+        "e2", Turn(0, "tool", (), 0, 0, results=(odd,)), Tokens.empty(), later=True
+    )
     store.journal.add_log(None, "info", "goes on")
     assert [line["text"] for line in store.journal.logs(None)] == ["next", "goes on"]
     with pytest.raises(StoreError, match="refused"):
@@ -180,7 +206,11 @@ def test_an_end_that_is_refused_leaves_nothing_of_itself(store: Store) -> None:
     with pytest.raises(StoreError, match="refused"):
         store.journal.add_log(None, "info", "next")
     row = store.episodes.row(episode.id)
-    assert row.outcome is None and store.marks.drift(episode.id) == [] and store.episodes.get(episode.id).turns == ()
+    assert (
+        row.outcome is None
+        and store.marks.drift(episode.id) == []
+        and store.episodes.get(episode.id).turns == ()
+    )
 
 
 WRITER = """
@@ -203,12 +233,16 @@ with Store.open(sys.argv[1]) as store:
 
 def test_kill_9_takes_no_more_than_the_last_moment(tmp_path: Path) -> None:
     """What another process could see stays, and so does all that was written before it."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "a.db")], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "a.db")], stdout=subprocess.PIPE, text=True
+    )
     assert writer.stdout is not None
     first = writer.stdout.readline()  # the store has been made
     with Store.open(tmp_path / "a.db", readonly=True) as watcher:
         ended = "SELECT count(*) FROM episodes WHERE outcome IS NOT NULL"
-        assert comes(lambda: watcher.db.execute(ended).fetchone()[0] > 20, lambda: writer.poll() is None)
+        assert comes(
+            lambda: watcher.db.execute(ended).fetchone()[0] > 20, lambda: writer.poll() is None
+        )
         visible = watcher.db.execute(ended).fetchone()[0]
     writer.send_signal(signal.SIGKILL)
     seen = [first.strip(), *writer.stdout.read().split()]

@@ -46,10 +46,14 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if is_dataclass(a) and not isinstance(a, type):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        return type(a) is type(b) and all(
+            same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)
+        )
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+    return type(a) is type(b) and bool(
+        a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+    )
 
 
 def sampled(rng: np.random.Generator, n: int) -> Tokens:
@@ -79,18 +83,48 @@ def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
     def text() -> str:
         return TEXTS[rng.integers(len(TEXTS) - 2)]
 
-    spans: list[Tokens] = [Tokens.given(rng.integers(0, 99, n := int(rng.integers(0, 30))).tolist(), [Origin.USER] * n)]
-    turns = [Turn(0, "user", ({"role": "user", "content": TEXTS[rng.integers(len(TEXTS))]},), 0, n, started=1.5)]
+    spans: list[Tokens] = [
+        Tokens.given(rng.integers(0, 99, n := int(rng.integers(0, 30))).tolist(), [Origin.USER] * n)
+    ]
+    turns = [
+        Turn(
+            0,
+            "user",
+            ({"role": "user", "content": TEXTS[rng.integers(len(TEXTS))]},),
+            0,
+            n,
+            started=1.5,
+        )
+    ]
     for _ in range(rng.integers(0, 4)):
         calls = tuple(
-            ToolCall(f"c{k}", text(), {"a": [1, None, text()]} if k % 2 else None, text(), text() if k == 2 else None)
+            ToolCall(
+                f"c{k}",
+                text(),
+                {"a": [1, None, text()]} if k % 2 else None,
+                text(),
+                text() if k == 2 else None,
+            )
             for k in range(rng.integers(0, 4))
         )
         parts = [sampled(rng, int(rng.integers(0, 20))), Tokens.given([7], [Origin.FORCED])]
-        _add(turns, spans, "assistant", Tokens.concat(parts[: rng.integers(1, 3)]), calls=calls, text=text())
+        _add(
+            turns,
+            spans,
+            "assistant",
+            Tokens.concat(parts[: rng.integers(1, 3)]),
+            calls=calls,
+            text=text(),
+        )
         results = tuple(
             ToolResult(
-                text(), text() if k % 2 else None, 0.5, {"ms": 1.5, "n": 2}, (b"\x89x",) * k, level="ns", done=k > 1
+                text(),
+                text() if k % 2 else None,
+                0.5,
+                {"ms": 1.5, "n": 2},
+                (b"\x89x",) * k,
+                level="ns",
+                done=k > 1,
             )
             for k in range(rng.integers(0, len(calls) + 2))
         )
@@ -122,17 +156,32 @@ def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
     return episode.with_(**given)
 
 
-def _add(turns: list[Turn], spans: list[Tokens], role: str, tokens: Tokens, *, text: str, **rest: Any) -> None:
+def _add(
+    turns: list[Turn], spans: list[Tokens], role: str, tokens: Tokens, *, text: str, **rest: Any
+) -> None:
     start = turns[-1].end
     reason = StopReason.LENGTH if role == "assistant" else None
     messages = ({"role": role, "content": text, "extra": {"z": 1, "a": [True, None, 1.5]}},)
-    turns.append(Turn(len(turns), role, messages, start, start + len(tokens), stop_reason=reason, seconds=0.25, **rest))
+    turns.append(
+        Turn(
+            len(turns),
+            role,
+            messages,
+            start,
+            start + len(tokens),
+            stop_reason=reason,
+            seconds=0.25,
+            **rest,
+        )
+    )
     spans.append(tokens)
 
 
 def write(store: Store, episode: Episode) -> None:
     """As a rollout does it: start, turn by turn, finish."""
-    store.episodes.start(episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None))
+    store.episodes.start(
+        episode.with_(turns=(), tokens=Tokens.empty(), reward_parts=(), fact="", advantage=None)
+    )
     for turn in episode.turns:
         store.live.set(episode.id, AgentState.GENERATING, turn.index)
         store.episodes.add_turn(episode.id, turn, episode.tokens.slice(turn.start, turn.end))
@@ -160,7 +209,12 @@ def test_every_array_bit_survives(store: Store) -> None:
         )
     )  # fmt: skip
     episode = Episode(
-        new_id(), "t", turns=(Turn(0, "assistant", (), 0, 7),), tokens=tokens, outcome=Outcome.SOLVED, started=1.0
+        new_id(),
+        "t",
+        turns=(Turn(0, "assistant", (), 0, 7),),
+        tokens=tokens,
+        outcome=Outcome.SOLVED,
+        started=1.0,
     )
     store.episodes.finish(episode)
     assert same(store.episodes.get(episode.id), episode)
@@ -186,7 +240,12 @@ def test_running_episode_counts_while_it_runs(store: Store) -> None:
     store.episodes.add_turn(episode.id, first, episode.tokens.slice(first.start, first.end))
     store.live.set(episode.id, AgentState.PROCESSING_TOOLS, 1, "x" * 9000)
     (live,) = store.live.all()
-    assert (live.state, live.turn, len(live.text), live.task_id) == ("processing_tools", 1, 4000, "calc/1")
+    assert (live.state, live.turn, len(live.text), live.task_id) == (
+        "processing_tools",
+        1,
+        4000,
+        "calc/1",
+    )
     row = store.episodes.row("last")
     assert (row.running, row.reward, row.n_turns, row.n_tokens) == (True, None, 1, first.end)
     assert store.episodes.get(episode.id).outcome is None
@@ -196,7 +255,9 @@ def test_changed_and_withdrawn_turns_are_rewritten_at_the_end(store: Store) -> N
     rng = np.random.default_rng(3)
     episode = next(e for e in iter(lambda: random_episode(rng), None) if len(e.turns) > 4)
     write(store, episode)
-    shorter = episode.with_(turns=episode.turns[:3], tokens=episode.tokens.slice(0, episode.turns[2].end))
+    shorter = episode.with_(
+        turns=episode.turns[:3], tokens=episode.tokens.slice(0, episode.turns[2].end)
+    )
     store.episodes.finish(shorter)
     assert same(store.episodes.get(episode.id), shorter)
 
@@ -205,10 +266,16 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
     episode = random_episode(np.random.default_rng(5))
     prompt, rest = episode.turns[0], episode.turns[1:]
     store.episodes.start(episode)
-    store.episodes.add_turn(episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True)
+    store.episodes.add_turn(
+        episode.id, prompt, episode.tokens.slice(prompt.start, prompt.end), later=True
+    )
     with Store.open(store.path, readonly=True) as other:
-        assert other.episodes.ids() == []  # its start waits, too: nothing is seen without what it belongs to
-        store.episodes.add_turn(episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end))
+        assert (
+            other.episodes.ids() == []
+        )  # its start waits, too: nothing is seen without what it belongs to
+        store.episodes.add_turn(
+            episode.id, rest[0], episode.tokens.slice(rest[0].start, rest[0].end)
+        )
         (row,) = other.episodes.rows(other.episodes.ids())
         assert (row.n_turns, row.n_tokens) == (2, rest[0].end)
     store.episodes.finish(episode)
@@ -217,15 +284,22 @@ def test_a_prompt_waits_for_the_first_turn_and_comes_back_equal(store: Store) ->
         store.episodes.add_turn(episode.id, prompt, Tokens.empty(), later=True)
 
 
-@pytest.mark.parametrize("changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}])
-def test_an_end_sets_every_column_whatever_its_start_said(store: Store, changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changed", [{}, {"started": 7.0}, {"step": 9}, {"task_id": "another"}, {"group_id": None}]
+)
+def test_an_end_sets_every_column_whatever_its_start_said(
+    store: Store, changed: dict[str, Any]
+) -> None:
     episode = random_episode(np.random.default_rng(6))
     store.tokenizers.add("hash", "{}")
     store.episodes.start(episode, split="train", tokenizer="hash")
     ended = episode.with_(**changed)
     store.episodes.finish(ended)
     (row,) = store.episodes.rows(store.episodes.ids())
-    assert same(store.episodes.get(episode.id), ended) and (row.split, row.tokenizer) == ("train", "hash")
+    assert same(store.episodes.get(episode.id), ended) and (row.split, row.tokenizer) == (
+        "train",
+        "hash",
+    )
 
 
 def test_span_and_tokens_must_agree(store: Store) -> None:
@@ -306,10 +380,15 @@ def test_steps_merge_and_keep_nan_and_infinity(store: Store) -> None:
     store.runs.add_step("r1", 2, {"reward": np.float32(0.5)})  # type: ignore[dict-item]  # numpy numbers are fine
     store.runs.add_step("r1", 1, {"eval": math.inf})
     one, two = store.runs.steps("r1")
-    assert (one["step"], one["reward"], one["eval"]) == (1, 0.25, math.inf) and math.isnan(one["kl"])
+    assert (one["step"], one["reward"], one["eval"]) == (1, 0.25, math.inf) and math.isnan(
+        one["kl"]
+    )
     assert store.runs.steps("r1", since=2) == [two] and two["reward"] == 0.5
     assert store.runs.get(run.id).step == 2
-    assert store.db.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [(0.25,), (0.5,)]
+    assert store.db.execute("SELECT json_extract(metrics, '$.reward') FROM steps").fetchall() == [
+        (0.25,),
+        (0.5,),
+    ]
 
 
 def test_controls_are_taken_once_and_leave_events(store: Store) -> None:
@@ -318,9 +397,15 @@ def test_controls_are_taken_once_and_leave_events(store: Store) -> None:
         watcher.controls.add("r1", "set", {"train.lr": 1e-5})
         watcher.controls.add("r1", "stop")
     taken = store.controls.take("r1")
-    assert [(item.action, dict(item.data)) for item in taken] == [("set", {"train.lr": 1e-5}), ("stop", {})]
+    assert [(item.action, dict(item.data)) for item in taken] == [
+        ("set", {"train.lr": 1e-5}),
+        ("stop", {}),
+    ]
     assert store.controls.take("r1") == []
-    assert [event["kind"] for event in store.journal.events("r1")] == ["control:set", "control:stop"]
+    assert [event["kind"] for event in store.journal.events("r1")] == [
+        "control:set",
+        "control:stop",
+    ]
     assert all(item.taken for item in store.controls.all("r1"))
 
 
@@ -334,19 +419,34 @@ def test_logs_alerts_evals_checkpoints_drift_tokenizer(store: Store) -> None:
     store.journal.add_alert("r1", "warn", "tool_errors", 0.3, 0.2, "look")
     assert store.journal.alerts("r1")[0]["value"] == 0.3
     store.runs.add_eval(
-        EvalRow("r1", 20, "step-20", n_tasks=150, n_samples=4, pass_rate=0.5, metrics={"pass@4": math.nan})
+        EvalRow(
+            "r1",
+            20,
+            "step-20",
+            n_tasks=150,
+            n_samples=4,
+            pass_rate=0.5,
+            metrics={"pass@4": math.nan},
+        )
     )
     (row,) = store.runs.evals("r1")
     assert (row.pass_rate, row.n_tasks) == (0.5, 150) and math.isnan(row.metrics["pass@4"])
     for step in (10, 20):
         store.runs.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "step")
         store.runs.add_checkpoint("r1", step, f"ckpt/{step}", {"reward": 0.1}, "last")
-    assert [(c.kind, c.step) for c in store.runs.checkpoints("r1")] == [("step", 10), ("step", 20), ("last", 20)]
+    assert [(c.kind, c.step) for c in store.runs.checkpoints("r1")] == [
+        ("step", 10),
+        ("step", 20),
+        ("last", 20),
+    ]
     store.runs.remove_checkpoint("r1", "ckpt/10")
     assert len(store.runs.checkpoints("r1")) == 2
     store.tokenizers.add("h", '{"a": "é"}', "{{ x }}", {"eos_token": "<|im_end|>"})
     found = store.tokenizers.get("h")
-    assert found is not None and (found.tokenizer_json, found.specials) == ('{"a": "é"}', {"eos_token": "<|im_end|>"})
+    assert found is not None and (found.tokenizer_json, found.specials) == (
+        '{"a": "é"}',
+        {"eos_token": "<|im_end|>"},
+    )
     assert store.tokenizers.get("none") is None
     store.episodes.start(Episode("e1", "t"))
     store.marks.add_drift("e1", kind="structural", turn=1, position=9, expected="\n", got="")
@@ -354,7 +454,15 @@ def test_logs_alerts_evals_checkpoints_drift_tokenizer(store: Store) -> None:
 
 
 def test_tasks_give_their_split_to_episodes(store: Store) -> None:
-    task = Task("calc/1", "calc", "add", "heldout", ({"role": "user", "content": "?"},), {"answer": 4}, ("calculator",))
+    task = Task(
+        "calc/1",
+        "calc",
+        "add",
+        "heldout",
+        ({"role": "user", "content": "?"},),
+        {"answer": 4},
+        ("calculator",),
+    )
     store.tasks.add([task])
     assert store.tasks.get("calc/1") == task and store.tasks.get("calc/1", "other") is None
     episode = random_episode(np.random.default_rng(0))
@@ -368,10 +476,15 @@ def test_siblings_children_and_resume_keys(store: Store) -> None:
     rng = np.random.default_rng(1)
     store.tokenizers.add("hash", "{}")
     store.runs.add(RunRow(id="r1", name="a", tokenizer="hash"))
-    group = [random_episode(rng, run_id="r1", step=4, group_id="g", sample=n, kind="train") for n in (2, 0, 1)]
+    group = [
+        random_episode(rng, run_id="r1", step=4, group_id="g", sample=n, kind="train")
+        for n in (2, 0, 1)
+    ]
     for episode in group:
         write(store, episode)
-    child = random_episode(rng, run_id="r1", group_id="g", kind="whatif", parent_id=group[0].id, parent_turn=1)
+    child = random_episode(
+        rng, run_id="r1", group_id="g", kind="whatif", parent_id=group[0].id, parent_turn=1
+    )
     store.episodes.add([child])
     assert [row.sample for row in store.episodes.siblings(group[0].id)] == [0, 1, 2]
     assert [row.id for row in store.episodes.children(group[0].id)] == [child.id]
@@ -382,7 +495,9 @@ def test_siblings_children_and_resume_keys(store: Store) -> None:
 
 def test_an_unfinished_attempt_is_replaced_by_the_next_with_its_key(store: Store) -> None:
     store.runs.add(RunRow(id="r1", name="a"))
-    old, new = (Episode(new_id(), "t", run_id="r1", step=1, group_id="g", kind="train") for _ in range(2))
+    old, new = (
+        Episode(new_id(), "t", run_id="r1", step=1, group_id="g", kind="train") for _ in range(2)
+    )
     assert episode_key(old) == episode_key(new) == "r1/1/g/0"
     store.episodes.start(old)
     store.episodes.start(new)
@@ -397,11 +512,18 @@ def test_resolve_episode(store: Store) -> None:
         store.episodes.resolve("last")
     for n, (name, value) in enumerate([("aaa1", 0.0), ("aaa2", 1.0), ("bbb1", 0.5)]):
         store.episodes.finish(
-            Episode(name, "t", reward_parts=(RewardPart("r", value),), outcome=Outcome.FAILED, started=1.0 + n)
+            Episode(
+                name,
+                "t",
+                reward_parts=(RewardPart("r", value),),
+                outcome=Outcome.FAILED,
+                started=1.0 + n,
+            )
         )
     store.episodes.finish(Episode("err", "t", outcome=Outcome.ENV_ERROR, started=9.0))
     named = {
-        name: store.episodes.resolve(name) for name in ("last", "best", "worst", "b", "AAA2", "agentrl:aaa1@t2.31")
+        name: store.episodes.resolve(name)
+        for name in ("last", "best", "worst", "b", "AAA2", "agentrl:aaa1@t2.31")
     }
     assert list(named.values()) == ["err", "aaa2", "aaa1", "bbb1", "aaa2", "aaa1"]
     with pytest.raises(NotFound, match="several") as several:
@@ -435,7 +557,13 @@ def test_deleting_a_run_leaves_nothing_of_it(store: Store) -> None:
     store.runs.add_step("r1", 1, {"a": 1.0})
     assert store.runs.delete("r1") == 3
     counts = status(Path(store.path)).rows
-    assert (counts["runs"], counts["episodes"], counts["logs"], counts["steps"], counts["groups"]) == (1, 3, 0, 0, 1)
+    assert (
+        counts["runs"],
+        counts["episodes"],
+        counts["logs"],
+        counts["steps"],
+        counts["groups"],
+    ) == (1, 3, 0, 0, 1)
     left = {row.id for row in store.episodes.rows(store.episodes.ids())}
     for table in ("turns", "turn_tokens", "reward_parts", "tool_calls"):
         assert {row[0] for row in store.db.execute(f"SELECT episode_id FROM {table}")} <= left
@@ -465,7 +593,9 @@ def test_transaction_is_all_or_nothing(store: Store) -> None:
     store.journal.add_log("r1", "info", "before")
     with pytest.raises(RuntimeError):
         half_a_step()
-    assert store.runs.steps("r1") == [] and [line["text"] for line in store.journal.logs("r1")] == ["before"]
+    assert store.runs.steps("r1") == [] and [line["text"] for line in store.journal.logs("r1")] == [
+        "before"
+    ]
 
 
 def test_an_inner_transaction_that_fails_is_taken_back_alone(store: Store) -> None:
@@ -496,13 +626,17 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     episodes = [random_episode(rng, group_id="g", sample=n) for n in range(6)]
     for n, episode in enumerate(episodes):
-        store.episodes.finish(episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),)))
+        store.episodes.finish(
+            episode.with_(reward_parts=(RewardPart("r", n / 5, 1.0, primary=True),))
+        )
     spared = prunable(store, keep=("best", "worst"), older_days=1)
     assert spared == [episode.id for episode in episodes[1:5]]
     first, kept = episodes[1], episodes[0]
     assert prune(store, spared, "half") == 4
     half = store.episodes.get(first.id).tokens
-    np.testing.assert_allclose(half.logp_policy, first.tokens.logp_policy, rtol=1e-3, equal_nan=True)
+    np.testing.assert_allclose(
+        half.logp_policy, first.tokens.logp_policy, rtol=1e-3, equal_nan=True
+    )
     prune(store, spared, "half")  # twice changes nothing
     assert same(store.episodes.get(first.id).tokens, half)
     copy = tmp_path / "copy.db"
@@ -510,7 +644,9 @@ def test_prune_backup_vacuum(store: Store, tmp_path: Path) -> None:
     prune(store, spared, "numbers")
     bare = store.episodes.get(first.id).tokens
     assert (
-        np.array_equal(bare.ids, first.tokens.ids) and np.isnan(bare.logp_policy).all() and (bare.top_ids == -1).all()
+        np.array_equal(bare.ids, first.tokens.ids)
+        and np.isnan(bare.logp_policy).all()
+        and (bare.top_ids == -1).all()
     )
     assert same(store.episodes.get(kept.id).tokens, kept.tokens)
     prune(store, spared, "episodes")

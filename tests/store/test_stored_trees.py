@@ -53,14 +53,18 @@ def test_a_tree_comes_back_and_results_belong_to_the_calls_of_their_path(
     if buffered:
         store.episodes.start(one)
         for turn in one.turns:
-            store.episodes.add_turn("e", turn, one.tokens.slice(turn.start, turn.end), later=turn.index % 2 == 0)
+            store.episodes.add_turn(
+                "e", turn, one.tokens.slice(turn.start, turn.end), later=turn.index % 2 == 0
+            )
         store.episodes.finish(one)
     else:
         store.episodes.add([one])
     back = store.episodes.get("e")
     assert back.turns == one.turns and back.branches == one.branches
     assert back.tokens.ids.tolist() == one.tokens.ids.tolist()
-    assert [b.trained.tolist() for b in back.sequences] == [b.trained.tolist() for b in one.sequences]
+    assert [b.trained.tolist() for b in back.sequences] == [
+        b.trained.tolist() for b in one.sequences
+    ]
     expected = {
         "fork": [(1, "answer 2"), (1, "answer 4")],
         "sub_agent": [(1, "answer 4")],
@@ -73,12 +77,16 @@ def test_a_tree_comes_back_and_results_belong_to_the_calls_of_their_path(
 def test_signals_are_stored_with_the_turn_of_their_token(store: Store) -> None:
     one = episode(three_leaves())
     store.episodes.add([one])
-    values = np.where(one.tokens.trained_mask, np.arange(len(one.tokens)), np.nan).astype(np.float32)
+    values = np.where(one.tokens.trained_mask, np.arange(len(one.tokens)), np.nan).astype(
+        np.float32
+    )
     clipped = np.zeros(len(values), np.int8)
     store.signals.add("e", TrainSignals(values, values, values, clipped, values))
     found = store.signals.get("e")
     assert found is not None and np.array_equal(found.weight, values, equal_nan=True)
-    row = store.db.execute("SELECT advantage FROM turn_tokens WHERE episode_id='e' AND idx=5").fetchone()
+    row = store.db.execute(
+        "SELECT advantage FROM turn_tokens WHERE episode_id='e' AND idx=5"
+    ).fetchone()
     assert np.frombuffer(row[0], "<f4").tolist() == [9.0, 10.0]
 
 
@@ -87,7 +95,9 @@ def test_branches_are_a_field_of_filters_and_parents_a_column_of_the_view(store:
     rows = store.episodes.rows(store.episodes.ids("branches:>1", "-branches"))
     assert rows[0].id == "three_leaves" and {row.id for row in rows} == set(TREES) - {"chain"}
     assert [row.id for row in store.episodes.rows(store.episodes.ids("branches:1"))] == ["chain"]
-    parents = store.db.execute("SELECT turn, parent FROM v_turns WHERE episode='sub_agent'").fetchall()
+    parents = store.db.execute(
+        "SELECT turn, parent FROM v_turns WHERE episode='sub_agent'"
+    ).fetchall()
     assert parents == [(0, -1), (1, 0), (2, -1), (3, 2), (4, 1), (5, 4)]
 
 

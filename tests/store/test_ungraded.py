@@ -59,7 +59,9 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     assert listed(store, "reward:<0.1") == ["bad"] and listed(store, "reward:none") == ungraded
     assert listed(store, "-reward:none") == ["good", "bad"]
     for sort, first in (("reward", ["bad", "good"]), ("-reward", ["good", "bad"])):
-        assert listed(store, "", sort)[:2] == first and set(listed(store, "", sort)[2:]) == set(ungraded)
+        assert listed(store, "", sort)[:2] == first and set(listed(store, "", sort)[2:]) == set(
+            ungraded
+        )
     ask = store.db.execute
     (group,) = ask("SELECT episodes, graded, mean, sd, solved, has_signal FROM v_groups").fetchall()
     assert group == (len(EPISODES), 2, 0.5, 0.5, 0.5, 1)
@@ -69,9 +71,15 @@ def test_rows_views_filters_and_orders_leave_them_out(store: Store) -> None:
     assert task[4:] == [len(EPISODES), 0.5, 0.5]
 
 
-def test_read_back_shown_exported_and_measured(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
+def test_read_back_shown_exported_and_measured(
+    store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
     wanted = [1.0, 0.0] + [None] * len(ERRORS)
-    assert [store.episodes.get(e.id).reward for e in EPISODES] == [e.reward for e in EPISODES] == wanted
+    assert (
+        [store.episodes.get(e.id).reward for e in EPISODES]
+        == [e.reward for e in EPISODES]
+        == wanted
+    )
     lines = [json.loads(line) for line in export_lines(store, [e.id for e in EPISODES])]
     assert [line["reward"] for line in lines] == [e.reward for e in EPISODES]
     view = load_view(store, "timeout")
@@ -106,7 +114,13 @@ def test_a_store_of_before_is_set_right_by_outcome(tmp_path: Path) -> None:
     connect(path).close()
     with Store.open(path, readonly=True) as store:
         rewards = {row.id: row.reward for row in store.episodes.rows(store.episodes.ids())}
-        assert {name for name, reward in rewards.items() if reward is not None} == {"good", "bad", "odd"}
+        assert {name for name, reward in rewards.items() if reward is not None} == {
+            "good",
+            "bad",
+            "odd",
+        }
         assert (rewards["bad"], rewards["odd"], rewards["running"]) == (0.0, -1.0, None)
-        assert [score.reward for score in store.scores.get("good")] == [0.5] and store.scores.get("timeout") == []
+        assert [score.reward for score in store.scores.get("good")] == [0.5] and store.scores.get(
+            "timeout"
+        ) == []
         assert store.db.execute("SELECT graded FROM v_groups").fetchall() == [(3,)]

@@ -49,7 +49,9 @@ SERVICE = {
     "openapi": "3.1.0",
     "paths": {
         "/orders/{order}": {
-            "parameters": [{"name": "order", "in": "path", "schema": {"$ref": "#/components/schemas/Order"}}],
+            "parameters": [
+                {"name": "order", "in": "path", "schema": {"$ref": "#/components/schemas/Order"}}
+            ],
             "get": {"operationId": "get order", "summary": "One order."},
             "delete": {"operationId": "drop"},
         },
@@ -77,7 +79,9 @@ Init = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Init:
+def init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Init:
     """`init(...)` runs `agentrl init` in tmp_path: (code, stderr)."""
     monkeypatch.chdir(tmp_path)
 
@@ -95,9 +99,16 @@ def problems(folder: Path) -> list[str]:
 def test_functions_become_a_pack_whose_questions_they_answer(init: Init, tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(TOOLS)
     code, err = init("mine", "--from", "tool.py")
-    assert code == 0 and "helper has no docstring" in err and "No question was drawn that table_of answers" in err
+    assert (
+        code == 0
+        and "helper has no docstring" in err
+        and "No question was drawn that table_of answers" in err
+    )
     pack = load_pack(tmp_path / "mine")
-    assert problems(tmp_path / "mine") == [] and [tool.name for tool in pack.tools] == ["metres", "table_of"]
+    assert problems(tmp_path / "mine") == [] and [tool.name for tool in pack.tools] == [
+        "metres",
+        "table_of",
+    ]
     rows = pack.tasks("train")
     call = rows[0].data["call"]
     factor = {"km": 1000, "mile": 1609}[call["arguments"]["unit"]]
@@ -126,14 +137,16 @@ def test_rows_become_splits_and_need_an_answer(init: Init, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.csv", "\ufeffQ, A \r\n\"What is 1+1,\r\nplease?\",2\r\nWhat is 2+2?,4\r\n"),
+        ("a.csv", '\ufeffQ, A \r\n"What is 1+1,\r\nplease?",2\r\nWhat is 2+2?,4\r\n'),
         ("b.csv", "id;Question;Expected\n7;What is 1+1,\\nplease?;2\n;;\n8;What is 2+2?;4\n"),
         ("c.tsv", "问题\t答案\nWhat is 1+1?\t2\nWhat is 2+2?\t4\n"),
         ("d.jsonl", '{"q": "What is 1+1?", "a": 2}\n{"q": "What is 2+2?", "a": 4}\n'),
         ("e.csv", 'messages,label\n"[{""role"": ""user"", ""content"": ""What is 1+1?""}]",2\n'),
     ],
 )
-def test_tables_and_other_names_of_columns_become_rows(init: Init, tmp_path: Path, name: str, text: str) -> None:
+def test_tables_and_other_names_of_columns_become_rows(
+    init: Init, tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / name).write_bytes(text.encode())
     code, err = init("mine", "--from", name)
     assert code == 0, err
@@ -148,7 +161,10 @@ def test_tables_and_other_names_of_columns_become_rows(init: Init, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("word,meaning\nhi,hallo\n", ["a.csv:2: no column is the question; there are: word, meaning", "`prompt` (or"]),
+        (
+            "word,meaning\nhi,hallo\n",
+            ["a.csv:2: no column is the question; there are: word, meaning", "`prompt` (or"],
+        ),
         ("q,word\nhi,hallo\n", ["no answer to compare with; their fields: word", "`answer` (or a"]),
         ("q,a\nhi,hallo,you\n", ["a.csv:2: 3 cells, and the head line names 2"]),
         ("q,q\nhi,hallo\n", ["a column twice"]),
@@ -157,7 +173,9 @@ def test_tables_and_other_names_of_columns_become_rows(init: Init, tmp_path: Pat
         ("q,a\nh\xe9,2\n", ["not UTF-8", "CSV UTF-8"]),
     ],
 )
-def test_a_table_that_is_no_rows_says_what_it_has(init: Init, tmp_path: Path, text: str, says: list[str]) -> None:
+def test_a_table_that_is_no_rows_says_what_it_has(
+    init: Init, tmp_path: Path, text: str, says: list[str]
+) -> None:
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     code, err = init("mine", "--from", "a.csv")
     assert code == 2 and all(part in err for part in says), err
@@ -166,7 +184,9 @@ def test_a_table_that_is_no_rows_says_what_it_has(init: Init, tmp_path: Path, te
 def test_rows_that_ask_the_same_are_never_dropped_in_silence(init: Init, tmp_path: Path) -> None:
     """Word for word the same: left out and counted. With another answer: refused. With other fields: both are kept."""
     file, row = tmp_path / "a.jsonl", {"prompt": "2+3?", "answer": 5}
-    file.write_text("".join(json.dumps(one) + "\n" for one in (row, {**row, "id": "x"}, {**row, "answer": 6})))
+    file.write_text(
+        "".join(json.dumps(one) + "\n" for one in (row, {**row, "id": "x"}, {**row, "answer": 6}))
+    )
     code, err = init("mine", "--from", "a.jsonl")
     assert code == 2 and "a.jsonl:1 and a.jsonl:3 ask the same and have the answers 5 and 6." in err
     others = [{"prompt": f"{n}+3?", "answer": n + 3} for n in range(4, 12)]
@@ -187,7 +207,7 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     for name, text in {
         "look.py": 'from db import STOCK\n\ndef stock(name: str) -> int:\n    """How many {name} there are."""\n'
         "    from units.metric import ONE\n    return STOCK[name] * ONE\n",
-        "db.py": 'import json\nfrom pathlib import Path\n'
+        "db.py": "import json\nfrom pathlib import Path\n"
         'STOCK = json.loads(Path(__file__).with_name("stock.json").read_text())\n',
         "stock.json": '{"bolt": 7}',
         "units/metric.py": "ONE = 1\n",
@@ -200,7 +220,11 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     sources = ("rows.jsonl", "look.py", "agent.py")
     code, err = init("mine", *(word for name in sources for word in ("--from", f"shop/{name}")))
     assert code == 0, err
-    made = {str(path.relative_to(tmp_path / "mine")) for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    made = {
+        str(path.relative_to(tmp_path / "mine"))
+        for path in (tmp_path / "mine").rglob("*")
+        if path.is_file()
+    }
     assert {"look.py", "agent.py", "db.py", "stock.json", "units/metric.py"} < made
     assert not {"unused.py", "secret.txt", "rows.jsonl"} & made
     (tmp_path / "shop").rename(tmp_path / "away")
@@ -214,16 +238,22 @@ def test_files_beside_a_tool_and_an_agent_come_along(
     (tmp_path / "mine" / "db.py").write_text("STOCK = {'bolt': 9}\n")
     assert pack.agent.code != before  # an evaluation is another one then
     (tmp_path / "away" / "db.py").rename(tmp_path / "away" / "task.py")
-    (tmp_path / "away" / "look.py").write_text((tmp_path / "away" / "look.py").read_text().replace("db", "task"))
+    (tmp_path / "away" / "look.py").write_text(
+        (tmp_path / "away" / "look.py").read_text().replace("db", "task")
+    )
     code, err = init("other", "--from", "away/look.py")
     assert code == 2 and "has a task.py of its own" in err
 
 
 def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("def solve(task, base_url, api_key, model):\n    return 1.0\n")
+    (tmp_path / "agent.py").write_text(
+        "def solve(task, base_url, api_key, model):\n    return 1.0\n"
+    )
     assert init("mine", "--from", "agent.py")[0] == 0
     assert load_pack(tmp_path / "mine").agent is not None
-    assert "mine/train-0000: the row is a placeholder: write a question and its answer" in problems(tmp_path / "mine")
+    assert "mine/train-0000: the row is a placeholder: write a question and its answer" in problems(
+        tmp_path / "mine"
+    )
 
 
 @pytest.fixture
@@ -238,8 +268,14 @@ def address() -> Iterator[str]:
         last = body["messages"][-1]
         if last["role"] == "tool":
             return completion(f"Answer: {last['content']}")
-        function = {"name": "badge", "arguments": json.dumps({"name": last["content"].rstrip("?").split()[-1]})}
-        call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+        function = {
+            "name": "badge",
+            "arguments": json.dumps({"name": last["content"].rstrip("?").split()[-1]}),
+        }
+        call = {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        }
         return {"choices": [{"message": call, "finish_reason": "stop"}]}
 
     with served(answer) as url:
@@ -267,10 +303,14 @@ def test_a_service_becomes_tools_that_call_it(init: Init, tmp_path: Path, addres
     assert asyncio.run(call(add)).error == "bad_arguments"
 
 
-def test_a_teacher_warms_a_model_up_on_what_it_solved(init: Init, tmp_path: Path, address: str) -> None:
+def test_a_teacher_warms_a_model_up_on_what_it_solved(
+    init: Init, tmp_path: Path, address: str
+) -> None:
     assert init("--blank", "badges")[0] == 0
     flags = ["--project", "badges", "--model", "tiny"]
-    assert main(["sft", "warm", "--teacher", f"{address}/v1", "-n", "3", "--steps", "1", *flags]) == 0
+    assert (
+        main(["sft", "warm", "--teacher", f"{address}/v1", "-n", "3", "--steps", "1", *flags]) == 0
+    )
     assert (tmp_path / "warm" / "config.json").is_file()
     with Store.open(tmp_path / "badges" / "runs" / "agentrl.db", readonly=True) as store:
         rows = store.episodes.rows(store.episodes.ids("tag:sft-warm", "time"))
@@ -297,22 +337,40 @@ def test_the_estimate_of_groups_with_spread() -> None:
     assert even.chance == pytest.approx(1 - 2 * 0.3) and even.verdict == "ready"
     assert advice(even, solver=True, model="m") == []
     none = estimate(episodes(*["0000"] * 4), 8)
-    assert none.verdict == "unsolved" and none.chance < 0.1 and none.failures == (("a wrong answer", 16),)
+    assert (
+        none.verdict == "unsolved"
+        and none.chance < 0.1
+        and none.failures == (("a wrong answer", 16),)
+    )
     assert "agentrl sft warm, then" in advice(none, solver=True, model="m")[0][1]
     assert "--teacher" in advice(none, solver=False, model="m")[0][1]
     assert estimate(episodes("11", "11"), 8).verdict == "done"
     lost = Episode("a", "t", outcome=Outcome.ENV_ERROR)
-    assert estimate([lost], 8).verdict == "ungraded" and estimate([*episodes("01"), lost], 8).ungraded == 1
+    assert (
+        estimate([lost], 8).verdict == "ungraded"
+        and estimate([*episodes("01"), lost], 8).ungraded == 1
+    )
 
 
 @pytest.mark.parametrize("page", ["your-own-task.md", "tutorial.md"])
-def test_the_tutorials_run_as_written(page: str, init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorials_run_as_written(
+    page: str, init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every command of their console blocks, in order; what takes minutes is made shorter, and screens are printed."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    lines = [line for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+    ]
     short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
-    less = {"train": [*short, "--set", "train.eval_every=0"], "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"]}
-    assert {"init", "check", "rollout", "train", "eval"} <= {line.split()[1] for line in lines if "agentrl" in line}
+    less = {
+        "train": [*short, "--set", "train.eval_every=0"],
+        "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
+    }
+    assert {"init", "check", "rollout", "train", "eval"} <= {
+        line.split()[1] for line in lines if "agentrl" in line
+    }
     monkeypatch.chdir(tmp_path)
     for line in lines:
         words = shlex.split(line.removesuffix(" --watch"))
@@ -320,7 +378,9 @@ def test_the_tutorials_run_as_written(page: str, init: Init, tmp_path: Path, mon
             monkeypatch.chdir(words[1])
         else:
             plain = ["--plain"] if words[1] == "replay" else []
-            assert words[0] == "agentrl" and main([*words[1:], *less.get(words[1], []), *plain]) == 0, line
+            assert (
+                words[0] == "agentrl" and main([*words[1:], *less.get(words[1], []), *plain]) == 0
+            ), line
 
 
 @pytest.mark.parametrize("kind", [Episode, Turn, ToolCall, ToolResult, RewardContext, Task])

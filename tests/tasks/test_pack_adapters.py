@@ -42,7 +42,9 @@ def test_what_a_pack_brings(pack: str, name: str) -> None:
     folder = packs_dir() / pack / name
     files = {path.name: path for path in folder.iterdir()}
     assert sum(path.stat().st_size for path in files.values()) <= MOST
-    assert {tensor.dtype for tensor in load_file(files["adapter_model.safetensors"]).values()} == {torch.float16}
+    assert {tensor.dtype for tensor in load_file(files["adapter_model.safetensors"]).values()} == {
+        torch.float16
+    }
     reported = json.loads(files["adapter_config.json"].read_text())
     assert reported["base_model_name_or_path"] == "tiny"
     for own in ("tokenizer.json", "chat_template.jinja"):
@@ -51,8 +53,12 @@ def test_what_a_pack_brings(pack: str, name: str) -> None:
     assert list(recipe.packs) == [pack] and recipe.adapter is not None
     assert (recipe.adapter["r"], recipe.adapter["alpha"]) == (reported["r"], reported["lora_alpha"])
     base = hashlib.sha256((bundled_model() / "model.safetensors").read_bytes()).hexdigest()
-    assert recipe.extra["base_sha256"] == base, "another bundled model: make the adapter again by its recipe"
-    assert yaml.safe_load((packs_dir() / pack / "task.yaml").read_text())["defaults"]["model"] == {"name": name}
+    assert recipe.extra["base_sha256"] == base, (
+        "another bundled model: make the adapter again by its recipe"
+    )
+    assert yaml.safe_load((packs_dir() / pack / "task.yaml").read_text())["defaults"]["model"] == {
+        "name": name
+    }
 
 
 def test_a_project_starts_from_the_packs_adapter_and_trains_it(tmp_path: Path) -> None:
@@ -63,7 +69,9 @@ def test_a_project_starts_from_the_packs_adapter_and_trains_it(tmp_path: Path) -
     assert loaded.folder == tmp_path / "p" / "tiny-sql"
     trained = [name for name, p in loaded.model.named_parameters() if p.requires_grad]
     assert trained and all("lora_" in name for name in trained)
-    assert main(["init", "--min-level", "ns", "sql-task", str(tmp_path / "q"), "--model", "tiny"]) == 0
+    assert (
+        main(["init", "--min-level", "ns", "sql-task", str(tmp_path / "q"), "--model", "tiny"]) == 0
+    )
     assert open_project(tmp_path / "q").config.model.name == "tiny"
 
 
@@ -102,7 +110,11 @@ async def test_the_reference_is_what_the_training_started_from(tmp_path: Path) -
     base = write_model(tmp_path / "base")
     start = tmp_path / "start"
     config = Config.model_validate(
-        {"model": {"name": str(base), "device": "cpu"}, "adapter": {"enabled": True, "r": 2}, "seed": 1}
+        {
+            "model": {"name": str(base), "device": "cpu"},
+            "adapter": {"enabled": True, "r": 2},
+            "seed": 1,
+        }
     )
     loaded: Any = load_policy(None, config, base=tmp_path, trainable=True)
     with torch.no_grad():
@@ -130,6 +142,7 @@ def test_merged_it_is_the_same_model(tmp_path: Path) -> None:
     done = merge(str(folder), tmp_path / "out", Config(), base=tmp_path, dtype="float32")
     ids = torch.arange(5, 60)[None]
     wanted, whole = (
-        load_policy(str(where), Config(), base=tmp_path).model(ids).logits for where in (folder, done.folder)
+        load_policy(str(where), Config(), base=tmp_path).model(ids).logits
+        for where in (folder, done.folder)
     )
     assert torch.allclose(wanted, whole, atol=1e-4)

@@ -53,9 +53,18 @@ TOOLS = [shout]
 """
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "family": "one", "prompt": "Say ant.", "answer": "ant"},
-    {"id": "b", "family": "two", "prompt": [{"role": "user", "content": "Say bee."}], "answer": "bee"},
+    {
+        "id": "b",
+        "family": "two",
+        "prompt": [{"role": "user", "content": "Say bee."}],
+        "answer": "bee",
+    },
     {"id": "c", "family": "one", "prompt": "Say cow.", "answer": "cow", "tools": ["shout"]},
-    {"id": "d", "family": "one", "prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "D"}]},
+    {
+        "id": "d",
+        "family": "one",
+        "prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "D"}],
+    },
 ]
 
 
@@ -69,9 +78,17 @@ def write(folder: Path, yaml: str = YAML, code: str = CODE) -> Path:
 
 def test_a_pack(tmp_path: Path) -> None:
     pack = load_pack(write(tmp_path / "words"))
-    assert (pack.name, pack.description, pack.system, pack.sandbox) == ("words", "Say a word.", "Be brief.", False)
+    assert (pack.name, pack.description, pack.system, pack.sandbox) == (
+        "words",
+        "Say a word.",
+        "Be brief.",
+        False,
+    )
     assert [schema["function"]["name"] for schema in pack.schemas] == ["calculator", "shout"]
-    assert [(r.name, r.weight, r.primary) for r in pack.rewards] == [("exact", 2.0, True), ("brief", 0.5, False)]
+    assert [(r.name, r.weight, r.primary) for r in pack.rewards] == [
+        ("exact", 2.0, True),
+        ("brief", 0.5, False),
+    ]
     assert pack.primary == "exact" and pack.defaults == {"train": {"lr": 3e-4}}
     assert [r.weight for r in pack.reweighted({"brief": 0.0})] == [2.0, 0.0]
 
@@ -80,10 +97,15 @@ def test_rows_become_tasks(tmp_path: Path) -> None:
     pack = load_pack(write(tmp_path / "words"))
     a, b, c, d = pack.tasks("train")
     assert (a.id, a.pack, a.family, a.split) == ("words/a", "words", "one", "train")
-    assert a.prompt == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say ant."})
+    assert a.prompt == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Say ant."},
+    )
     assert b.prompt[0]["role"] == "system" and b.prompt[1]["content"] == "Say bee."
     assert d.prompt[0]["content"] == "Own."  # its own system message stays
-    assert a.data["answer"] == "ant" and a.data["prompt"] == "Say ant."  # a text: TRL's standard format
+    assert (
+        a.data["answer"] == "ant" and a.data["prompt"] == "Say ant."
+    )  # a text: TRL's standard format
     assert [tool.name for tool in pack.tools_of(a)] == ["calculator", "shout"]
     assert [tool.name for tool in pack.tools_of(c)] == ["shout"]
     assert pack.solution(a) == [{"role": "assistant", "content": "ant"}]
@@ -101,8 +123,16 @@ def test_a_pack_in_a_script() -> None:
     def right(episode: Any, ctx: Any) -> float:
         return 1.0
 
-    pack = Pack.of("mine", [{"prompt": "p"}, {"prompt": "q", "id": "own"}], [Reward("right", right)], tools=["submit"])
-    assert [task.id for task in pack.tasks("train")] == ["mine/0000", "mine/own"] and pack.primary == "right"
+    pack = Pack.of(
+        "mine",
+        [{"prompt": "p"}, {"prompt": "q", "id": "own"}],
+        [Reward("right", right)],
+        tools=["submit"],
+    )
+    assert [task.id for task in pack.tasks("train")] == [
+        "mine/0000",
+        "mine/own",
+    ] and pack.primary == "right"
     assert [task.split for task in pack.tasks("test")] == ["test", "test"]
     for rewards in ([], [Reward("a", right), Reward("b", right)]):
         with pytest.raises(ConfigError, match="exactly one primary"):
@@ -118,7 +148,8 @@ def test_packs_that_ship(name: str) -> None:
     # What makes two tasks with one prompt two: set-up code, and what a pack says its world is made of.
     world = ("setup", *getattr(pack.module, "WORLD", ()))
     asked = [
-        {repr((t.prompt, [t.data.get(key) for key in world])) for t in pack.tasks(split)} for split in ("train", "test")
+        {repr((t.prompt, [t.data.get(key) for key in world])) for t in pack.tasks(split)}
+        for split in ("train", "test")
     ]
     assert all(asked)
     if name != "echo-task":
@@ -144,7 +175,9 @@ def test_the_code_pack_is_as_large_as_promised() -> None:
         (("name: words", "name: [words"), ConfigError, "task.yaml:2: expected"),
     ],
 )
-def test_a_bad_task_yaml(tmp_path: Path, change: tuple[str, str], error: type[AgentRLError], says: str) -> None:
+def test_a_bad_task_yaml(
+    tmp_path: Path, change: tuple[str, str], error: type[AgentRLError], says: str
+) -> None:
     folder = write(tmp_path / "words", yaml=YAML.replace(*change))
     with pytest.raises(error) as caught:
         load_pack(folder)
@@ -162,7 +195,11 @@ def test_code_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
 
 def test_names_and_folders(tmp_path: Path) -> None:
     write(tmp_path / "words")
-    assert load_pack("./words", base=tmp_path).name == load_pack(".", base=tmp_path / "words").name == "words"
+    assert (
+        load_pack("./words", base=tmp_path).name
+        == load_pack(".", base=tmp_path / "words").name
+        == "words"
+    )
     with pytest.raises(NotFound) as caught:
         load_pack("calc-tsk")
     assert "calc-task" in caught.value.hint
@@ -175,11 +212,20 @@ def test_a_packs_own_limits_of_the_sandbox(tmp_path: Path) -> None:
     assert load_pack(write(tmp_path / "none")).session == {}
     some = YAML.replace("sandbox: false", "sandbox: {wall: 10, memory_mb: 2048, imports: [numpy]}")
     pack = load_pack(write(tmp_path / "some", some))
-    assert pack.sandbox and dict(pack.session) == {"wall": 10.0, "memory_mb": 2048, "imports": ("numpy",)}
+    assert pack.sandbox and dict(pack.session) == {
+        "wall": 10.0,
+        "memory_mb": 2048,
+        "imports": ("numpy",),
+    }
     assert pack.open_session(None) is None
     for wrong, says in {
         "{wal: 10}": "wal", "{wall: soon}": r"sandbox\.wall", "{processes: 0}": r"sandbox\.processes",
         "7": "true, false", "{backend: bare}": "backend", "{imports: numpy}": "list of packages",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=says):
-            load_pack(write(tmp_path / wrong.strip("{}"), YAML.replace("sandbox: false", f"sandbox: {wrong}")))
+            load_pack(
+                write(
+                    tmp_path / wrong.strip("{}"),
+                    YAML.replace("sandbox: false", f"sandbox: {wrong}"),
+                )
+            )

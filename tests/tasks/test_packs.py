@@ -37,7 +37,9 @@ def test_data_is_what_the_generator_makes(name: str) -> None:
     assert {"train", "test"} <= set(built)
     for split, rows in built.items():
         assert [task.data["id"] for task in pack.tasks(split)] == [row["id"] for row in rows]
-        asked = [row.get("prompt") or row["conversations"][1]["content"] for row in rows]  # minimind's form
+        asked = [
+            row.get("prompt") or row["conversations"][1]["content"] for row in rows
+        ]  # minimind's form
         assert [content_text(task.prompt[-1]["content"]) for task in pack.tasks(split)] == asked
 
 
@@ -66,5 +68,7 @@ async def test_packs_mix_in_one_run_with_results_per_pack() -> None:
 
     rollout = Rollout(ScriptedPolicy(reply, chat.tokenizer), chat, packs, config)
     done = await rollout.run([Job(task, 1) for task in tasks])
-    by_pack = {name: [episode.primary for episode in done if episode.pack == name] for name in names}
+    by_pack = {
+        name: [episode.primary for episode in done if episode.pack == name] for name in names
+    }
     assert by_pack == {"sql-task": [1.0] * 3, "parallel-task": [1.0] * 3, "guess-task": [0.0] * 3}

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.errors import ConfigError, DataError, EnvError, EnvironmentProblem, MissingDependency, NotFound
+from agentrl_cli.errors import (
+    ConfigError,
+    DataError,
+    EnvError,
+    EnvironmentProblem,
+    MissingDependency,
+    NotFound,
+)
 from agentrl_cli.paths import packs_dir
 from agentrl_cli.rewards import Reward
 from agentrl_cli.tasks import Pack, load_pack
@@ -18,7 +25,10 @@ from agentrl_cli.tasks.forms import detect, normal
 from agentrl_cli.tasks.sources import Source, without_nulls
 from agentrl_cli.types import Task
 
-SCHEMA = {"type": "function", "function": {"name": "lookup", "description": "Look.", "parameters": {"type": "object"}}}
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "lookup", "description": "Look.", "parameters": {"type": "object"}},
+}
 VERL: dict[str, Any] = {
     "data_source": "openai/gsm8k",
     "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "2 + 3?"}],
@@ -83,7 +93,14 @@ def with_data(folder: Path, **data: Any) -> Path:
 
 def test_forms_are_distinguished() -> None:
     rows = (VERL, MESSAGES, MINIMIND, HUMANEVAL, GSM8K, TRL)
-    assert [detect(row) for row in rows] == ["verl", "messages", "minimind", "humaneval", "gsm8k", "own"]
+    assert [detect(row) for row in rows] == [
+        "verl",
+        "messages",
+        "minimind",
+        "humaneval",
+        "gsm8k",
+        "own",
+    ]
     assert detect({**GSM8K, "prompt": "p"}) == "own"  # a pack's row may well have a question, too
 
 
@@ -94,11 +111,17 @@ def test_verl_rows(folder: Path) -> None:
     assert plain.id == f"{plain.pack}/train-00001" and plain.family == "openai/gsm8k"
     assert plain.prompt == tuple(VERL["prompt"])
     assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == VERL["extra_info"]
-    assert (plain.tools, without.tools, single.tools) == (("lookup",), (), ()), "those of its tools_kwargs"
+    assert (plain.tools, without.tools, single.tools) == (("lookup",), (), ()), (
+        "those of its tools_kwargs"
+    )
 
 
 def test_messages_rows(folder: Path) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "a"}'}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "lookup", "arguments": '{"key": "a"}'},
+    }
     history = [
         {"role": "user", "content": "Look up a."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -114,13 +137,19 @@ def test_messages_rows(folder: Path) -> None:
 
 def test_minimind_rows(folder: Path) -> None:
     (task,) = tasks(folder, MINIMIND)
-    assert [message["role"] for message in task.prompt] == ["system", "user"]  # the pack's own system message
+    assert [message["role"] for message in task.prompt] == [
+        "system",
+        "user",
+    ]  # the pack's own system message
     assert task.tools == ("lookup",) and task.data["gt"] == ["42"]
 
 
 def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
     code, count, say = tasks(folder, HUMANEVAL, GSM8K, TRL)
-    assert code.data["id"] == "HumanEval-0" and "```python\ndef one():\n```" in code.prompt[-1]["content"]
+    assert (
+        code.data["id"] == "HumanEval-0"
+        and "```python\ndef one():\n```" in code.prompt[-1]["content"]
+    )
     assert code.data["code_prompt"] == "def one():\n" and code.data["entry_point"] == "one"
     assert count.prompt[-1]["content"] == "How many?" and count.data["answer"] == "1002"
     assert count.data["solution"] == GSM8K["answer"]
@@ -137,24 +166,45 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
         ({**TRL, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
         ({**TRL, "images": ["https://a.b/c.png"]}, "is not downloaded"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
-        ({**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"}, "no tool 'look'"),
-        ({**MESSAGES, "tool_choice": "always"}, "`tool_choice` must be none, auto, required or name a function"),
+        (
+            {**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"},
+            "no tool 'look'",
+        ),
+        (
+            {**MESSAGES, "tool_choice": "always"},
+            "`tool_choice` must be none, auto, required or name a function",
+        ),
         ({**MESSAGES, "tools": [], "tool_choice": "required"}, "but the task has no tools"),
         ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is not"),
         ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
-        ({**MINIMIND, "conversations": MINIMIND["conversations"][:2]}, "the last one a placeholder"),
+        (
+            {**MINIMIND, "conversations": MINIMIND["conversations"][:2]},
+            "the last one a placeholder",
+        ),
         ({"conversations": []}, "at least two messages"),
         ({**GSM8K, "question": 3}, "`question` must be a text"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
             "are not JSON",
         ),
     ],
 )
-def test_bad_rows_of_every_form_are_reported_with_file_and_line(folder: Path, row: dict[str, Any], words: str) -> None:
+def test_bad_rows_of_every_form_are_reported_with_file_and_line(
+    folder: Path, row: dict[str, Any], words: str
+) -> None:
     with pytest.raises(DataError) as caught:
         tasks(folder, TRL, row)
-    assert caught.value.message.startswith(f"{folder}/data/train.jsonl:2: ") and words in caught.value.message
+    assert (
+        caught.value.message.startswith(f"{folder}/data/train.jsonl:2: ")
+        and words in caught.value.message
+    )
 
 
 def test_a_form_may_be_said(folder: Path) -> None:
@@ -187,7 +237,9 @@ def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {**VERL, "extra_info": {"tools_kwargs": {"other": {"create_kwargs": {"a": 1}}}}}
     parquet.write_table(pyarrow.Table.from_pylist([VERL, other]), folder / "data" / "train.parquet")
     first, second = load_pack(folder).tasks("train")
-    assert first.data["extra_info"] == VERL["extra_info"]  # fields of the other row are not nulls of this one
+    assert (
+        first.data["extra_info"] == VERL["extra_info"]
+    )  # fields of the other row are not nulls of this one
     assert second.data["extra_info"] == other["extra_info"]
     (folder / "data" / "train.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"train\.parquet cannot be read as parquet"):
@@ -203,9 +255,15 @@ def test_a_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps(GSM8K) + "\n")
-    with_data(folder, train={"hub": str(tmp_path / "set"), "split": "train"}, test={"hub": "no-one/nothing-here"})
+    with_data(
+        folder,
+        train={"hub": str(tmp_path / "set"), "split": "train"},
+        test={"hub": "no-one/nothing-here"},
+    )
     assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
-    with pytest.raises(EnvironmentProblem, match=r"no-one/nothing-here cannot be reached") as caught:
+    with pytest.raises(
+        EnvironmentProblem, match=r"no-one/nothing-here cannot be reached"
+    ) as caught:
         load_pack(folder).tasks("test")
     assert "save its rows as JSONL or parquet" in caught.value.hint
 
@@ -282,10 +340,16 @@ def test_dataset_classes_and_generators(folder: Path) -> None:
     )
     pack = load_pack(folder)
     said = [task.prompt[-1]["content"] for task in pack.tasks("train")]
-    assert len(said) == 5 == len(set(said)) and said == [t.prompt[-1]["content"] for t in pack.tasks("train")]
+    assert len(said) == 5 == len(set(said)) and said == [
+        t.prompt[-1]["content"] for t in pack.tasks("train")
+    ]
     assert said != [task.prompt[-1]["content"] for task in pack.tasks("other")]
-    assert pack.tasks("train", limit=3) == pack.tasks("train")[:3]  # a longer run begins with the same rows
-    assert [task.prompt[-1]["content"] for task in pack.tasks("test")] == [f"row {n}" for n in range(4)]
+    assert (
+        pack.tasks("train", limit=3) == pack.tasks("train")[:3]
+    )  # a longer run begins with the same rows
+    assert [task.prompt[-1]["content"] for task in pack.tasks("test")] == [
+        f"row {n}" for n in range(4)
+    ]
     with pytest.raises(DataError, match="dataset Listed:2: a row must be a mapping"):
         pack.tasks("listed")
     with pytest.raises(EnvError, match="short raised RuntimeError: no more"):

@@ -40,10 +40,16 @@ def test_no_question_stands_in_two_splits_or_in_a_warm_up() -> None:
         pack = load_pack(name)
         rows = {split: pack.tasks(split) for split in pack.splits()}
         assert {"train", "validation", "test"} <= set(rows)
-        every = [key(pack, t.prompt[-1]["content"], dict(t.data)) for tasks in rows.values() for t in tasks]
+        every = [
+            key(pack, t.prompt[-1]["content"], dict(t.data))
+            for tasks in rows.values()
+            for t in tasks
+        ]
         assert [text for text, count in Counter(every).items() if count > 1] == []
         for where, questions in demonstrated.items():
-            assert not set(every) & questions.get(name, set()), f"{name} shares rows with the warm-up in {where}"
+            assert not set(every) & questions.get(name, set()), (
+                f"{name} shares rows with the warm-up in {where}"
+            )
 
 
 def test_the_shipped_recipes_demonstrate_what_they_did_before_rows_were_left_out() -> None:
@@ -60,7 +66,12 @@ def test_a_warm_up_leaves_out_the_questions_of_the_packs_data() -> None:
     pack = load_pack("echo-task")
     first = [row for _, row, _ in islice(drawn(recipe, {"echo-task": pack}, 5), 20)]
     kept = tuple({"id": str(n), **row} for n, row in enumerate(first[::2]))
-    again = [row for _, row, _ in islice(drawn(recipe, {"echo-task": dataclasses.replace(pack, rows=kept)}, 5), 10)]
+    again = [
+        row
+        for _, row, _ in islice(
+            drawn(recipe, {"echo-task": dataclasses.replace(pack, rows=kept)}, 5), 10
+        )
+    ]
     assert again == first[1::2]
 
 
@@ -68,6 +79,14 @@ def test_rows_are_drawn_until_they_are_new() -> None:
     def count(start: int) -> Iterator[dict[str, Any]]:
         return ({"prompt": f"{n // 2}", "setup": ""} for n in range(start, 10_000))
 
-    splits = draw_splits({"a": 2, "b": 3, "c": 0}, lambda split, n: count(0), generate=count, shown={3: 2})
-    assert [[row["prompt"] for row in splits[name]] for name in ("a", "b")] == [["0", "3"], ["4", "5", "6"]]
-    assert [row["id"] for row in splits["b"]] == ["b-0000", "b-0001", "b-0002"] and set(splits) == {"a", "b"}
+    splits = draw_splits(
+        {"a": 2, "b": 3, "c": 0}, lambda split, n: count(0), generate=count, shown={3: 2}
+    )
+    assert [[row["prompt"] for row in splits[name]] for name in ("a", "b")] == [
+        ["0", "3"],
+        ["4", "5", "6"],
+    ]
+    assert [row["id"] for row in splits["b"]] == ["b-0000", "b-0001", "b-0002"] and set(splits) == {
+        "a",
+        "b",
+    }

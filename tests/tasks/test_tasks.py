@@ -25,15 +25,25 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path, *rows: object) -> Path:
     path = folder / "data" / "train.jsonl"
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def messages(**changed: Any) -> dict[str, Any]:
-    return {**GOOD, "prompt": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "a", **changed}]}
+    return {
+        **GOOD,
+        "prompt": [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "a", **changed},
+        ],
+    }
 
 
-@pytest.mark.parametrize("row", [GOOD, messages(), {**GOOD, "tools": []}, {**GOOD, "tools": ["lookup"]}])
+@pytest.mark.parametrize(
+    "row", [GOOD, messages(), {**GOOD, "tools": []}, {**GOOD, "tools": ["lookup"]}]
+)
 def test_good_rows(folder: Path, row: dict[str, Any]) -> None:
     write(folder, row)
     (task,) = load_pack(folder).tasks("train")
@@ -52,8 +62,14 @@ def test_good_rows(folder: Path, row: dict[str, Any]) -> None:
         ({**GOOD, "family": 3}, "`family` must be a text, not 3"),
         ({**GOOD, "prompt": []}, "`prompt` must be a text or a list"),
         ({**GOOD, "prompt": ["hello"]}, "message 0: a message has role and content"),
-        (messages(role="usr"), "message 1: the role 'usr' is not one of system, user, assistant, tool"),
-        (messages(content=["a"]), "message 1: a part of a content is a text, an image or a video, not 'a'"),
+        (
+            messages(role="usr"),
+            "message 1: the role 'usr' is not one of system, user, assistant, tool",
+        ),
+        (
+            messages(content=["a"]),
+            "message 1: a part of a content is a text, an image or a video, not 'a'",
+        ),
         (messages(content=None), "message 1: `content` must be a text, not NoneType"),
         ({**GOOD, "tools": "lookup"}, "`tools` must be a list of names"),
         ({**GOOD, "tools": ["lokup"]}, "the pack has no tool 'lokup'; it has lookup"),
@@ -72,7 +88,9 @@ def test_read_gives_good_rows_and_every_bad_line(folder: Path) -> None:
     tasks, bad = load_pack(folder).read("train")
     assert [task.data["id"] for task in tasks] == ["a", "b"]
     assert [line.number for line in bad] == [3, 5, 6, 7]
-    assert bad[1] == BadLine(5, "the id 'a' is also in line 1.") and bad[3].text.startswith("not UTF-8")
+    assert bad[1] == BadLine(5, "the id 'a' is also in line 1.") and bad[3].text.startswith(
+        "not UTF-8"
+    )
     with pytest.raises(DataError) as caught:
         load_pack(folder).tasks("train")
     assert caught.value.hint.startswith("4 rows are invalid")

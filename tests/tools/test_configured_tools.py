@@ -191,7 +191,9 @@ def call(name: str, **arguments: Any) -> str:
     return CHAT.parser.example(name, arguments)
 
 
-async def play(made: Pack, said: list[str], *, store: Store | None = None, **settings: Any) -> Episode:
+async def play(
+    made: Pack, said: list[str], *, store: Store | None = None, **settings: Any
+) -> Episode:
     config = Config()
     config.rollout.max_tokens = 20_000
     for key, value in settings.items():
@@ -201,7 +203,9 @@ async def play(made: Pack, said: list[str], *, store: Store | None = None, **set
 
 
 def answers(episode: Episode) -> list[str]:
-    return [str(turn.messages[0]["content"]) for turn in episode.turns if turn.role in ("tool", "user")][1:]
+    return [
+        str(turn.messages[0]["content"]) for turn in episode.turns if turn.role in ("tool", "user")
+    ][1:]
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -213,7 +217,10 @@ def row(**more: Any) -> dict[str, Any]:
 
 async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None:
     kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "5"}}}
-    extra = {"tools_kwargs": kwargs, "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "5"}}
+    extra = {
+        "tools_kwargs": kwargs,
+        "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "5"},
+    }
     made = pack(
         tmp_path,
         {"tools": ["tools.yaml"], "interaction": "interaction.yaml"},
@@ -222,7 +229,11 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
         interaction__yaml=INTERACTIONS,
         my_verl__py=VERL,
     )
-    assert "verl" not in sys.modules and "verl.tools.base_tool" not in sys.modules and str(tmp_path) not in sys.path
+    assert (
+        "verl" not in sys.modules
+        and "verl.tools.base_tool" not in sys.modules
+        and str(tmp_path) not in sys.path
+    )
     (tool,) = made.tools
     assert tool.schema["function"]["parameters"]["required"] == ["answer"]
     said = [call(tool.name, answer="4"), call(tool.name, answer="5"), "It is 4", "It is 5"]
@@ -237,11 +248,17 @@ async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None
         "Your response is correct!",
     ]
     results = [result for turn in done.turns for result in turn.results]
-    assert [result.reward for result in results] == [-0.05, 0.0] and results[0].metrics == {"tries": 1.0}
+    assert [result.reward for result in results] == [-0.05, 0.0] and results[0].metrics == {
+        "tries": 1.0
+    }
     parts = {part.name: part.value for part in done.reward_parts}
     assert parts["tool:calc_gsm8k_reward"] == 1.0 and parts["interaction"] == 1.0
     users = [turn for turn in kept.turns if turn.role == "user"]
-    assert [turn.reward for turn in users] == [None, 0.0, 1.0]  # the task, then what the user thought of each turn
+    assert [turn.reward for turn in users] == [
+        None,
+        0.0,
+        1.0,
+    ]  # the task, then what the user thought of each turn
     assert tool.wrapped._instance_dict == {}  # type: ignore[attr-defined]  # released
 
 
@@ -273,17 +290,29 @@ class Look(BaseTool):
 
 async def test_a_verl_tool_gets_the_rows_keywords_and_may_show_pictures(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    own = {f"{name}_kwargs": {"zoom": name} for name in ("create", "execute", "calc_reward", "release")}
+    own = {
+        f"{name}_kwargs": {"zoom": name} for name in ("create", "execute", "calc_reward", "release")
+    }
     tools = (
-        TOOLS.replace("my_verl.Gsm8kTool", "looks.Look").replace("calc_gsm8k_reward", "look").replace("answer", "at")
+        TOOLS.replace("my_verl.Gsm8kTool", "looks.Look")
+        .replace("calc_gsm8k_reward", "look")
+        .replace("answer", "at")
     )
     extra = {"tools_kwargs": {"look": own}, "need_tools_kwargs": True}
-    made = pack(tmp_path, {"tools": ["tools.yaml"]}, [row(extra_info=extra)], tools__yaml=tools, looks__py=KEYWORDS)
+    made = pack(
+        tmp_path,
+        {"tools": ["tools.yaml"]},
+        [row(extra_info=extra)],
+        tools__yaml=tools,
+        looks__py=KEYWORDS,
+    )
     (tool,) = made.tools
     ctx = ToolContext(made.tasks("train")[0])
     state = await tool.create(ctx)
     result = await tool.call(state, {"at": "left"})
-    assert result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
+    assert (
+        result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
+    )
     assert await tool.reward(state) == 0.5
     await tool.release(state)
     wrapped: Any = tool
@@ -332,20 +361,30 @@ SHORT = """
 
 
 async def test_the_short_form(tmp_path: Path) -> None:
-    made = pack(tmp_path, {"tools": ["tools.yaml", {"name": "sql", "config": {"rows": 1}}]}, [row()], tools__yaml=SHORT)
+    made = pack(
+        tmp_path,
+        {"tools": ["tools.yaml", {"name": "sql", "config": {"rows": 1}}]},
+        [row()],
+        tools__yaml=SHORT,
+    )
     plus, calculator, finish, sql = made.tools
     assert plus.schema["function"] == {
         "name": "plus",
         "description": "Sum of two.",
         "parameters": {
             "type": "object",
-            "properties": {"a": {"type": "number"}, "b": {"type": "number", "description": "Second."}},
+            "properties": {
+                "a": {"type": "number"},
+                "b": {"type": "number", "description": "Second."},
+            },
             "required": ["a", "b"],
         },
     }
     assert (plus.timeout, plus.pure, finish.name, sql.name) == (3, True, "finish", "sql")
     assert calculator.schema["function"]["description"] == "Compute."
-    assert load_pack("calc-task").tools[0].schema["function"]["description"] != "Compute."  # ours alone
+    assert (
+        load_pack("calc-task").tools[0].schema["function"]["description"] != "Compute."
+    )  # ours alone
     done = await play(made, [call("plus", a=2, b=3), call("calculator", expression="2+3"), "5"])
     assert answers(done) == ["5", "5"] and done.outcome is Outcome.SOLVED
 
@@ -353,7 +392,9 @@ async def test_the_short_form(tmp_path: Path) -> None:
 async def test_trl_environments(tmp_path: Path) -> None:
     spec = {
         "tools": [{"environment": "task.py:Counter"}],
-        "rewards": {"world": {"primary": True, "function": "agentrl_cli.rewards.rules:environment"}},
+        "rewards": {
+            "world": {"primary": True, "function": "agentrl_cli.rewards.rules:environment"}
+        },
     }
     made = pack(tmp_path, spec, [row(start=3)], task=TRL)
     assert [tool.name for tool in made.tools] == ["increment", "read"]
@@ -361,7 +402,10 @@ async def test_trl_environments(tmp_path: Path) -> None:
     assert str(done.turns[0].messages[-1]["content"]) == "2 + 3?\n\nThe counter is at 3."
     assert [result.text for turn in done.turns for result in turn.results] == ["5", "now 5"]
     assert done.outcome is Outcome.SOLVED
-    assert {part.name: part.value for part in done.reward_parts} == {"world": 1.0, "tool:increment": 1.0}
+    assert {part.name: part.value for part in done.reward_parts} == {
+        "world": 1.0,
+        "tool:increment": 1.0,
+    }
     assert made.module.CLOSED == [5]  # once, though two tools share it
 
 
@@ -370,7 +414,9 @@ async def test_a_row_picks_its_trl_environment(tmp_path: Path) -> None:
     made = pack(tmp_path, spec, [row(environment="other")], task=TRL)
     done = await play(made, [call("speak", text="a"), call("read"), "5"])
     spoken, refused = answers(done)
-    assert spoken == "A" and refused.startswith('Bad tool call: unknown tool "read"; there are: speak.')
+    assert spoken == "A" and refused.startswith(
+        'Bad tool call: unknown tool "read"; there are: speak.'
+    )
 
 
 @pytest.mark.parametrize(
@@ -379,8 +425,14 @@ async def test_a_row_picks_its_trl_environment(tmp_path: Path) -> None:
         (3, "a name or a mapping"),
         ({"nme": "a"}, "unknown keys: nme"),
         ({"description": "a"}, "needs a name"),
-        ({"name": "sql", "config": {"row": 1}}, "config takes: anywhere, database, memory_mb, rows"),
-        ({"name": "calculator", "parameters": {"x": "number"}}, "calculator has no parameter x; it has expression"),
+        (
+            {"name": "sql", "config": {"row": 1}},
+            "config takes: anywhere, database, memory_mb, rows",
+        ),
+        (
+            {"name": "calculator", "parameters": {"x": "number"}},
+            "calculator has no parameter x; it has expression",
+        ),
         ({"class_name": "pathlib.Path"}, "neither a verl BaseTool nor a Tool"),
         ({"environment": "pathlib:Path"}, "needs reset"),
         ({"mcp": {"x": {"command": "a", "url": "b"}}}, "either a command or a url"),
@@ -413,14 +465,21 @@ def test_verls_keys_become_ours_and_say_so(tmp_path: Path) -> None:
     rollout = config.rollout
     assert (rollout.max_turns, rollout.max_user_turns, rollout.max_parallel_calls) == (3, 2, 1)
     assert (rollout.max_observation_chars, rollout.max_observation_tokens) == (900, 900)
-    assert (rollout.truncate_side, rollout.response_tokens) == ("right", 300)  # verl names the side that stays
+    assert (rollout.truncate_side, rollout.response_tokens) == (
+        "right",
+        300,
+    )  # verl names the side that stays
     assert sources["rollout.max_turns"] == f"file:{tmp_path}/a.yaml:5 (verl: max_assistant_turns)"
     again, _ = load_config([tmp_path / "a.yaml"], ["rollout.max_assistant_turns=9"], base=tmp_path)
     assert again.rollout.max_turns == 9
-    ours, _ = load_config([tmp_path / "a.yaml"], ["rollout.max_observation_tokens=50"], base=tmp_path)
+    ours, _ = load_config(
+        [tmp_path / "a.yaml"], ["rollout.max_observation_tokens=50"], base=tmp_path
+    )
     assert ours.rollout.max_observation_tokens == 50
     with pytest.raises(ConfigError, match=r"a\.yaml:5: unknown key actor_rollout_ref"):
-        (tmp_path / "a.yaml").write_text("\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n")
+        (tmp_path / "a.yaml").write_text(
+            "\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n"
+        )
         load_config([tmp_path / "a.yaml"], base=tmp_path)
 
 
@@ -431,7 +490,10 @@ async def test_limits_of_user_turns_characters_and_response(tmp_path: Path) -> N
     assert answers(cut) == ["x\nabcdefgh[… 12 characters cut …]"]
     assert cut.turns[-2].results[0].truncated
     once = await play(made, [long, long, "5"], max_user_turns=1)
-    assert once.outcome is Outcome.TRUNCATED_TURNS and sum(turn.role == "tool" for turn in once.turns) == 1
+    assert (
+        once.outcome is Outcome.TRUNCATED_TURNS
+        and sum(turn.role == "tool" for turn in once.turns) == 1
+    )
     short = await play(made, [long, long, "5"], response_tokens=150)
     assert short.outcome is Outcome.TRUNCATED_TOKENS
     prompt = next(turn.start for turn in short.turns if turn.role == "assistant")
@@ -445,7 +507,8 @@ async def test_tool_choice_none_and_auto(tmp_path: Path) -> None:
     made = pack(tmp_path, {"tools": ["calculator"]}, [row(tool_choice="none")])
     done = await play(made, [call("calculator", expression="2+3"), "5"])
     assert (
-        done.turns[-2].results[0].error == "unknown_tool" and "calculator" not in done.turns[0].messages[0]["content"]
+        done.turns[-2].results[0].error == "unknown_tool"
+        and "calculator" not in done.turns[0].messages[0]["content"]
     )
     other = tmp_path / "other"
     other.mkdir()
@@ -453,11 +516,17 @@ async def test_tool_choice_none_and_auto(tmp_path: Path) -> None:
     assert plain.outcome is Outcome.SOLVED and Origin.FORCED not in plain.tokens.origin[:-2]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "calculator"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "calculator"}}]
+)
 async def test_tool_choice_forces_the_beginning_of_a_call(tmp_path: Path, choice: Any) -> None:
     made = pack(tmp_path, {"tools": ["calculator", "finish"]}, [row(tool_choice=choice)])
     whole = call("calculator", expression="2+3")
-    begins = whole[: whole.index("calculator")] if choice == "required" else whole[: whole.index('{"expression')]
+    begins = (
+        whole[: whole.index("calculator")]
+        if choice == "required"
+        else whole[: whole.index('{"expression')]
+    )
     done = await play(made, [whole.removeprefix(begins), "5"])
     assert done.outcome is Outcome.SOLVED and answers(done) == ["5"]
     turn = next(turn for turn in done.turns if turn.role == "assistant")
@@ -466,11 +535,15 @@ async def test_tool_choice_forces_the_beginning_of_a_call(tmp_path: Path, choice
     assert (origin[:forced] == Origin.FORCED).all() and origin[forced] == Origin.MODEL
     assert CHAT.decode(done.tokens.ids[turn.start : turn.start + forced].tolist()) == begins
     last = [turn for turn in done.turns if turn.role == "assistant"][-1]
-    assert done.tokens.origin[last.start] == Origin.MODEL  # the second turn is free: else an episode could not end
+    assert (
+        done.tokens.origin[last.start] == Origin.MODEL
+    )  # the second turn is free: else an episode could not end
     assert done.flags == ()
 
 
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral", "qwen3_coder", "glm", "deepseek"])
+@pytest.mark.parametrize(
+    "parser", ["hermes", "llama3_json", "mistral", "qwen3_coder", "glm", "deepseek"]
+)
 def test_every_parser_reads_a_call_that_was_begun_for_the_model(parser: str) -> None:
     from agentrl_cli.chat.tool_choice import forced_text
 

@@ -132,7 +132,9 @@ async def test_a_server_over_stdio(folder: Path) -> None:
     assert failed.error == "exception" and "fail" in failed.text
     assert (await tools["add"].call(states["add"], {"a": "x"})).error == "bad_arguments"
     other = await tools["step"].create(ToolContext())
-    assert (await tools["step"].call(other, {})).text == "1 good", "another episode has a server of its own"
+    assert (await tools["step"].call(other, {})).text == "1 good", (
+        "another episode has a server of its own"
+    )
     await tools["step"].release(other)
     late = await tools["crawl"].call(states["crawl"], {}, timeout=1.5)
     assert late.error == "timeout" and late.text.endswith("Its last progress: 1 of 3, one of three")
@@ -161,7 +163,9 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
     given = stdio(env={"MOOD": "x"})
     before = ServerCapabilities(experimental={"reset": {"tool": "restart"}})
     assert reset_tools(before) == ["restart"] and reset_tools(ServerCapabilities()) == []
-    assert "restart" not in by_name(mcp_tools("here", "small", given | {"reset": "restart"}, folder))
+    assert "restart" not in by_name(
+        mcp_tools("here", "small", given | {"reset": "restart"}, folder)
+    )
     (folder / "starts").unlink()
     tools = by_name(mcp_tools("here", "small", given | {"args": ["server.py", "declare"]}, folder))
     assert "restart" not in tools
@@ -178,18 +182,28 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
         await tools["leave"].release(other)
     assert [text for _, text in seen] == ["1 x"] * 5
     assert len({place for place, _ in seen[:4]}) == 1, "one connection, whose third reset failed"
-    idle: list[Connection] = [one for waiting in tools["step"].link._idle.values() for one in waiting]  # type: ignore[attr-defined]
+    idle: list[Connection] = [
+        one for waiting in tools["step"].link._idle.values() for one in waiting
+    ]  # type: ignore[attr-defined]
     assert len(idle) == 1 and idle[0].until is not None
-    assert len((folder / "starts").read_text()) == 4, "to list its tools, for the first, after a failed reset, and lost"
+    assert len((folder / "starts").read_text()) == 4, (
+        "to list its tools, for the first, after a failed reset, and lost"
+    )
     await idle[0].close()
     with pytest.raises(ConfigError, match="nowhere"):
         mcp_tools("here", "small", stdio(reset="nowhere"), folder)
 
 
 async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:
-    given = {"a": stdio(tools=["look"], prefix="a_", session="episode"), "b": stdio(tools=["look", "add"])}
+    given = {
+        "a": stdio(tools=["look"], prefix="a_", session="episode"),
+        "b": stdio(tools=["look", "add"]),
+    }
     tools = by_name(load_tools([{"mcp": given}], folder))
-    assert list(tools) == ["a_look", "look", "add"] and tools["a_look"].schema["function"]["name"] == "a_look"
+    assert (
+        list(tools) == ["a_look", "look", "add"]
+        and tools["a_look"].schema["function"]["name"] == "a_look"
+    )
     state = await tools["a_look"].create(ToolContext())
     answer = await tools["a_look"].call(state, {})
     assert answer.text == "[resource memo://1]\nIt rains.\n[resource_link memo://2] two — The next."
@@ -201,7 +215,9 @@ async def test_chosen_tools_under_a_prefix_and_resources(folder: Path) -> None:
 
 def test_a_server_that_dies_is_quoted(folder: Path) -> None:
     with pytest.raises(EnvError, match=r"last lines of its stderr:\n  no licence found"):
-        mcp_tools("here", "small", {"command": sys.executable, "args": ["server.py", "die"]}, folder)
+        mcp_tools(
+            "here", "small", {"command": sys.executable, "args": ["server.py", "die"]}, folder
+        )
 
 
 async def test_verls_file_of_servers_with_a_selection(folder: Path) -> None:
@@ -253,7 +269,9 @@ def test_a_server_is_not_listed_for_ever(folder: Path) -> None:
         mcp_tools("here", "endless", {"command": sys.executable, "args": ["endless.py"]}, folder)
     for args in (["endless.py", "slow"], ["-c", "while True: input()"]):
         given = {"command": sys.executable, "args": args, "start_timeout": 2.5}
-        with pytest.raises(EnvError, match=r"slow (?:lists no tools|cannot be reached): it took .* 2\.5 s") as late:
+        with pytest.raises(
+            EnvError, match=r"slow (?:lists no tools|cannot be reached): it took .* 2\.5 s"
+        ) as late:
             mcp_tools("here", "slow", given, folder)
         assert "start_timeout: 5}" in late.value.hint
 
@@ -263,7 +281,9 @@ def http(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL
+    )
     try:
         for _ in range(200):
             with socket.socket() as probe:

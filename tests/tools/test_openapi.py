@@ -25,7 +25,11 @@ def write(folder: Path, schemas: Any, **more: Any) -> Path:
         },
         "components": {
             "schemas": schemas,
-            "pathItems": {"Moved": {"get": {"operationId": "moved", "parameters": [{"name": "n", "in": "query"}]}}},
+            "pathItems": {
+                "Moved": {
+                    "get": {"operationId": "moved", "parameters": [{"name": "n", "in": "query"}]}
+                }
+            },
         },
         **more,
     }
@@ -35,7 +39,10 @@ def write(folder: Path, schemas: Any, **more: Any) -> Path:
 
 
 def schema_of(fields: int, of: str = "Node") -> Any:
-    return {"type": "object", "properties": {f"f{n}": {"$ref": f"#/components/schemas/{of}"} for n in range(fields)}}
+    return {
+        "type": "object",
+        "properties": {f"f{n}": {"$ref": f"#/components/schemas/{of}"} for n in range(fields)},
+    }
 
 
 def test_a_schema_that_names_itself_from_many_fields_is_refused(tmp_path: Path) -> None:
@@ -43,7 +50,9 @@ def test_a_schema_that_names_itself_from_many_fields_is_refused(tmp_path: Path) 
     tools = openapi_tools("here", "api.json", tmp_path)  # what an operation answers is not read
     assert [tool.name for tool in tools] == ["list", "moved"]
     assert "n" in tools[1].schema["function"]["parameters"]["properties"]
-    with pytest.raises(ConfigError, match=r"here: api.json: write has more than 20000 values .*\$refs") as caught:
+    with pytest.raises(
+        ConfigError, match=r"here: api.json: write has more than 20000 values .*\$refs"
+    ) as caught:
         openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
     assert "\n" not in caught.value.message
 
@@ -56,7 +65,10 @@ def test_schemas_that_fan_out_without_a_circle_are_refused(tmp_path: Path) -> No
 
 
 def test_a_schema_that_names_itself_once_is_followed_some_way(tmp_path: Path) -> None:
-    write(tmp_path, {"Node": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}})
+    write(
+        tmp_path,
+        {"Node": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}},
+    )
     (tool,) = openapi_tools("here", {"file": "api.json", "operations": ["write"]}, tmp_path)
     text = json.dumps(tool.schema)
     assert 1 < text.count('"next"') <= DEEPEST

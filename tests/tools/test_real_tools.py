@@ -45,7 +45,11 @@ async def query(tool: SqlTool, *statements: str, database: str = SHOP) -> list[T
 
 async def test_sql_answers_a_table() -> None:
     rows, none, wrong, bad = await query(
-        SqlTool(), "SELECT * FROM item ORDER BY name", "SELECT 1 AS x WHERE 0", "SELECT nme FROM item", "SELEC 1"
+        SqlTool(),
+        "SELECT * FROM item ORDER BY name",
+        "SELECT 1 AS x WHERE 0",
+        "SELECT nme FROM item",
+        "SELEC 1",
     )
     assert rows.text == "name | price\ncup | 4.0\nhat | NULL\npen | 1.5" and rows.error is None
     assert none.text == "x\n(no rows)"
@@ -54,7 +58,10 @@ async def test_sql_answers_a_table() -> None:
 
 
 async def test_every_example_of_sql_works() -> None:
-    assert [result.error for result in await calls(SqlTool(), *map(dict, SqlTool.examples))] == [None, None]
+    assert [result.error for result in await calls(SqlTool(), *map(dict, SqlTool.examples))] == [
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,11 @@ async def test_a_writable_database_is_the_episodes_own() -> None:
     assert [result.text for result in first] == ["OK, 0 rows changed.", "OK, 2 rows changed.", "OK, 3 rows changed.", "count(*)\n0"]  # fmt: skip # noqa: E501
     (fresh,) = await query(tool, "SELECT count(*) FROM item")
     assert fresh.text == "count(*)\n3"
-    for statement in ("ATTACH ':memory:' AS x", "VACUUM INTO '/tmp/agentrl-vacuum.db'", "PRAGMA journal_mode=WAL"):
+    for statement in (
+        "ATTACH ':memory:' AS x",
+        "VACUUM INTO '/tmp/agentrl-vacuum.db'",
+        "PRAGMA journal_mode=WAL",
+    ):
         assert (await query(tool, statement))[0].error in ("refused", "exception")
     assert not Path("/tmp/agentrl-vacuum.db").exists()
     assert (await query(tool, "PRAGMA table_info(item)"))[0].text.startswith("cid | name")
@@ -158,19 +169,29 @@ def corpus(tmp_path: Path) -> Path:
 async def test_search_finds_by_words(corpus: Path) -> None:
     tool = SearchTool("corpus.jsonl").at(corpus)
     first, two, none, blank = await calls(
-        tool, {"query": "largest moon Saturn", "top_k": 1}, {"query": "moon"}, {"query": "zebra"}, {"query": " "}
+        tool,
+        {"query": "largest moon Saturn", "top_k": 1},
+        {"query": "moon"},
+        {"query": "zebra"},
+        {"query": " "},
     )
-    assert first.text == "[1] Titan: Titan is the largest moon of Saturn." and first.metrics == {"found": 1.0}
+    assert first.text == "[1] Titan: Titan is the largest moon of Saturn." and first.metrics == {
+        "found": 1.0
+    }
     assert two.text.count("\n") == 1 and "[2]" in two.text and "volcanoes" in two.text
     assert none.text == "No passage has these words." and blank.error == "bad_arguments"
-    (again,) = await calls(SearchTool().at(corpus), {"query": "peru"}, corpus="corpus.jsonl")  # the row's own corpus
+    (again,) = await calls(
+        SearchTool().at(corpus), {"query": "peru"}, corpus="corpus.jsonl"
+    )  # the row's own corpus
     assert again.text == "[1] Peru: The Amazon is a river in Peru."
     for example in SearchTool.examples:
         assert (await calls(tool, dict(example)))[0].error is None
 
 
 async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("# Cats\n\nCats sleep.\n\n" + "x" * 1300 + "\n\nCats purr loudly.")
+    (tmp_path / "a.md").write_text(
+        "# Cats\n\nCats sleep.\n\n" + "x" * 1300 + "\n\nCats purr loudly."
+    )
     (tmp_path / "b.txt").write_text("Dogs bark.")
     tool = SearchTool(".").at(tmp_path)
     assert (await calls(tool, {"query": "purr", "top_k": 5}))[0].text == "[1] a: Cats purr loudly."
@@ -180,7 +201,10 @@ async def test_search_reads_folders_of_texts_and_sees_changes(tmp_path: Path) ->
 
 
 async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
-    for tool, words in ((SearchTool(), "neither a corpus"), (SearchTool("missing").at(tmp_path), "does not exist")):
+    for tool, words in (
+        (SearchTool(), "neither a corpus"),
+        (SearchTool("missing").at(tmp_path), "does not exist"),
+    ):
         with pytest.raises(EnvError, match=words):
             await calls(tool, {"query": "a"})
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
@@ -207,7 +231,9 @@ class Site:
                 self.answer()
 
             def do_POST(self) -> None:
-                site.seen.append(("POST", self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+                site.seen.append(
+                    ("POST", self.path, self.rfile.read(int(self.headers["Content-Length"])))
+                )
                 self.answer()
 
             def answer(self) -> None:
@@ -215,7 +241,9 @@ class Site:
                 self.send_response(status)
                 for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
                     self.send_header(key, value)
-                self.send_header("Content-Length", str(1 << 20 if self.path == "/endless" else len(body)))
+                self.send_header(
+                    "Content-Length", str(1 << 20 if self.path == "/endless" else len(body))
+                )
                 self.end_headers()
                 try:
                     self.wfile.write(body)
@@ -270,10 +298,14 @@ async def fetch(tool: FetchTool, url: str) -> ToolResult:
 
 
 async def test_a_page_becomes_text(site: Site) -> None:
-    html = "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
+    html = (
+        "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
+    )
     html += "<script>no()</script>"
     site.pages["/a?b=1"] = (200, {}, f"{html}<ul><li>x<li>y</ul>ü".encode())
-    assert (await fetch(fetcher(site), f"{site.url}/a?b=1#there")).text == "Head\n\nOne & two\n\nx\ny\n\nü"
+    assert (
+        await fetch(fetcher(site), f"{site.url}/a?b=1#there")
+    ).text == "Head\n\nOne & two\n\nx\ny\n\nü"
     site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
     assert (await fetch(fetcher(site, width=10), f"{site.url}/t")).text == "<b>xxxxxxx\n[… cut …]"
 
@@ -327,11 +359,21 @@ async def test_addresses_that_are_refused(allow: list[str], url: str, words: str
 
 def test_addresses_that_fit() -> None:
     tool = FetchTool(["Example.org", "*.python.org", "https://example.com/help/"])
-    for url in ("http://EXAMPLE.org/x", "https://docs.python.org/3/", "https://example.com/help/a?b"):
+    for url in (
+        "http://EXAMPLE.org/x",
+        "https://docs.python.org/3/",
+        "https://example.com/help/a?b",
+    ):
         assert tool.checked(url).hostname
     with pytest.raises(Refused):
         tool.checked("https://example.com/")
-    public = {"1.1.1.1": True, "10.0.0.1": False, "::1": False, "fe80::1": False, "2606:4700::1": True}
+    public = {
+        "1.1.1.1": True,
+        "10.0.0.1": False,
+        "::1": False,
+        "fe80::1": False,
+        "2606:4700::1": True,
+    }
     public |= {
         "64:ff9b::7f00:1": False,
         "2002:7f00:1::": False,
@@ -382,7 +424,9 @@ async def test_one_statement_of_sql_cannot_hold_a_thread(how: str) -> None:
     few = "replace(hex(zeroblob(5000)), '0', 'a')"
     wild = "%" if how == "like" else "*"
     (result, short) = await query(
-        tool, f"SELECT {many} {how} '{wild}' || {few} || 'b'", f"SELECT 'pencil' {how} 'pen{wild}' AS fits"
+        tool,
+        f"SELECT {many} {how} '{wild}' || {few} || 'b'",
+        f"SELECT 'pencil' {how} 'pen{wild}' AS fits",
     )
     assert result.error is not None and short.text == "fits\n1"
     # The worst that is left: a function of two long values, which no interrupt looks into, many times over.
@@ -420,7 +464,10 @@ def test_printf_is_sqlites_own_up_to_a_length(name: str) -> None:
     with closing(sqlite3.connect(":memory:")) as plain:
         for call in same:
             wanted = plain.execute(f"SELECT printf({call}), typeof(printf({call}))").fetchone()
-            assert connection.execute(f"SELECT {name}({call}), typeof({name}({call}))").fetchone() == wanted, call
+            assert (
+                connection.execute(f"SELECT {name}({call}), typeof({name}({call}))").fetchone()
+                == wanted
+            ), call
     connection.close()
 
 
@@ -437,7 +484,9 @@ async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
             await calls(SqlTool().at(pack), database=source)
         # The pack's own settings may say otherwise.
         for tool, row in ((SqlTool(source), {}), (SqlTool(anywhere=True), {"database": source})):
-            assert (await calls(tool.at(pack), {"query": "SELECT count(*) AS n FROM item"}, **row))[0].text == "n\n3"
+            assert (await calls(tool.at(pack), {"query": "SELECT count(*) AS n FROM item"}, **row))[
+                0
+            ].text == "n\n3"
     inside = {"database": "shop.db"}
     assert (await calls(SqlTool().at(pack), {"query": "SELECT 1 AS n"}, **inside))[0].text == "n\n1"
 

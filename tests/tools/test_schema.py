@@ -55,7 +55,9 @@ Level = Annotated[int, Field(ge=1, le=3, description="How much.")]
 
 def test_the_schemas_of_shipped_tools_are_the_published_ones_to_the_byte() -> None:
     packs = load_packs(PACKS)
-    found: dict[str, Any] = {f"{name}/{tool.name}": tool.schema for name in PACKS for tool in packs[name].tools}
+    found: dict[str, Any] = {
+        f"{name}/{tool.name}": tool.schema for name in PACKS for tool in packs[name].tools
+    }
     found |= {f"tools/{name}": as_tool(name).schema for name in TOOLS}
     lines = [json.dumps({name: schema}, ensure_ascii=False) for name, schema in found.items()]
     assert lines == PUBLISHED.read_text(encoding="utf-8").splitlines()
@@ -95,7 +97,9 @@ def test_a_type_hint_becomes_this_schema(hint: Any, text: str) -> None:
     assert json.dumps(type_schema(hint, "parameter x")) == text
 
 
-@pytest.mark.parametrize("hint", [complex, bytes, date, Path, Pair, list[Pair], frozenset[int], Tree])
+@pytest.mark.parametrize(
+    "hint", [complex, bytes, date, Path, Pair, list[Pair], frozenset[int], Tree]
+)
 def test_a_type_that_json_cannot_carry_is_refused(hint: Any) -> None:
     with pytest.raises(ConfigError, match="of parameter x cannot be written as JSON"):
         type_schema(hint, "parameter x")
@@ -109,7 +113,11 @@ def test_bounds_and_places_are_checked_in_calls() -> None:
     schema = tool_schema(move)
     assert schema["function"]["parameters"]["properties"]["level"]["description"] == "How much."
     assert validate_arguments(schema, {"level": 2, "to": [1, "a"]}) is None
-    for wrong in ({"level": 4, "to": [1, "a"]}, {"level": 2, "to": ["a", 1]}, {"level": 2, "to": [1]}):
+    for wrong in (
+        {"level": 4, "to": [1, "a"]},
+        {"level": 2, "to": ["a", 1]},
+        {"level": 2, "to": [1]},
+    ):
         assert validate_arguments(schema, wrong)
 
 
@@ -137,7 +145,9 @@ def test_a_function_without_named_parameters_is_no_tool(tmp_path: Path) -> None:
     assert "Left out: Tool many: a model cannot fill in *values" in notes[0]
 
 
-def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tool_is_shown_with_the_values_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tool.py").write_text(
         "from typing import Annotated, Literal\nfrom pydantic import Field\n\n"
         'To = Literal["km", "mile"]\nBy = Annotated[int, Field(ge=1, le=9)]\n'
@@ -146,5 +156,8 @@ def test_a_tool_is_shown_with_the_values_it_takes(tmp_path: Path, capsys: pytest
     )
     assert main(["tools", "show", f"{tmp_path}/tool.py:convert"]) == 0
     shown = capsys.readouterr().out
-    assert 'to (string, one of "km", "mile")  The unit.' in shown and "by (integer, from 1, to 9)" in shown
+    assert (
+        'to (string, one of "km", "mile")  The unit.' in shown
+        and "by (integer, from 1, to 9)" in shown
+    )
     assert "of (array of number)" in shown and "x (integer or null)" in shown

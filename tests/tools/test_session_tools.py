@@ -22,7 +22,9 @@ from tests.helpers.sandbox import open_sandbox
 @pytest.fixture
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     level = getattr(request, "param", "ns")
-    async with await open_sandbox(backend=level, min_level="landlock", workers=1, wall=2.0) as opened:
+    async with await open_sandbox(
+        backend=level, min_level="landlock", workers=1, wall=2.0
+    ) as opened:
         yield opened
 
 
@@ -81,7 +83,9 @@ async def test_view_shows_ranges_and_says_what_is_left(ctx: ToolContext) -> None
     beyond = await call(ctx, "files", action="view", path="a", start=999)
     assert beyond.text == f"Error: a has lines 1 to {LINES + 50}, not 999 to {LINES + 50}"
     await call(ctx, "files", action="write", path="wide", text="x" * 600)
-    assert (await call(ctx, "files", action="view", path="wide")).text.endswith("x [… 100 more characters]")
+    assert (await call(ctx, "files", action="view", path="wide")).text.endswith(
+        "x [… 100 more characters]"
+    )
     await call(ctx, "files", action="write", path="none", text="")
     assert (await call(ctx, "files", action="view", path="none")).text == "[none is empty]"
 
@@ -90,7 +94,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"action": "view", "path": "missing"}, "missing: there is no such file."),
     ({"action": "view", "path": "bytes"}, "bytes is not text: 2 bytes that are not UTF-8"),
     ({"action": "view", "path": "../x"}, "the path has to be relative and inside the work folder"),
-    ({"action": "view", "path": "/etc/passwd"}, "the path has to be relative and inside the work folder"),
+    (
+        {"action": "view", "path": "/etc/passwd"},
+        "the path has to be relative and inside the work folder",
+    ),
     ({"action": "view", "path": "a/b"}, "a part of the path is not a folder"),
     ({"action": "list", "path": "missing"}, "there is no missing"),
     ({"action": "write", "path": "a"}, "write needs text"),
@@ -99,7 +106,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"action": "write", "path": "a", "text": "é" * MAX_TEXT}, f"a file may have {MAX_TEXT}"),
     ({"action": "edit", "path": "a", "old": "x"}, "edit needs new"),
     ({"action": "edit", "path": "a", "old": "q", "new": "x"}, "old does not occur in a; view it"),
-    ({"action": "edit", "path": "a", "old": "one", "new": "x"}, "old occurs 2 times in a (lines 1, 3); add what"),
+    (
+        {"action": "edit", "path": "a", "old": "one", "new": "x"},
+        "old occurs 2 times in a (lines 1, 3); add what",
+    ),
     ({"action": "edit", "path": "a", "old": "one", "new": "one"}, "old and new are the same"),
     ({"action": "edit", "path": "a", "old": "", "new": "one"}, "old is empty"),
 ]
@@ -110,13 +120,19 @@ async def test_what_goes_wrong_is_reported(ctx: ToolContext) -> None:
     await call(ctx, "bash", command="printf 'one\\ntwo\\none\\n' > a; mkdir d")
     for arguments, says in MISTAKES:
         result = await call(ctx, "files", **arguments)
-        assert result.error == "exception" and result.text.startswith("Error: ") and says in result.text, arguments
+        assert (
+            result.error == "exception"
+            and result.text.startswith("Error: ")
+            and says in result.text
+        ), arguments
     assert (await call(ctx, "bash", command="cat a")).text == "one\ntwo\none"
 
 
 async def test_edits_of_one_turn_do_not_lose_each_other(ctx: ToolContext) -> None:
     await call(ctx, "files", action="write", path="a", text="".join(f"<{n}>" for n in range(6)))
-    edits = [call(ctx, "files", action="edit", path="a", old=f"<{n}>", new=f"[{n}]") for n in range(6)]
+    edits = [
+        call(ctx, "files", action="edit", path="a", old=f"<{n}>", new=f"[{n}]") for n in range(6)
+    ]
     assert [result.error for result in await asyncio.gather(*edits)] == [None] * 6
     assert (await call(ctx, "files", action="view", path="a")).text == "1\t[0][1][2][3][4][5]"
 
@@ -124,7 +140,9 @@ async def test_edits_of_one_turn_do_not_lose_each_other(ctx: ToolContext) -> Non
 async def test_an_edit_keeps_line_ends_and_permissions(ctx: ToolContext) -> None:
     await call(ctx, "bash", command="printf '#!/bin/sh\\r\\necho 1\\r\\n' > a; chmod 755 a")
     await call(ctx, "files", action="edit", path="a", old="echo 1", new="echo 2")
-    assert (await call(ctx, "bash", command="stat -c %a a; od -c a | tail -2 | head -1")).text.startswith("755\n")
+    assert (
+        await call(ctx, "bash", command="stat -c %a a; od -c a | tail -2 | head -1")
+    ).text.startswith("755\n")
     assert await (await ctx.session()).read("a") == b"#!/bin/sh\r\necho 2\r\n"
 
 
@@ -151,7 +169,11 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             await session.read(path)
         viewed = await call(ctx, "files", action="view", path=path)
-        assert viewed.error == "exception" and "root:" not in viewed.text and "secret" not in viewed.text
+        assert (
+            viewed.error == "exception"
+            and "root:" not in viewed.text
+            and "secret" not in viewed.text
+        )
     for path in ("folder/new", "dir/new", "self/new", "dir/canary"):
         written = await call(ctx, "files", action="write", path=path, text="forged")
         assert written.error == "exception" and "links are not followed" in written.text
@@ -164,7 +186,9 @@ async def test_links_lead_nowhere(ctx: ToolContext, tmp_path: Path) -> None:
     assert "passwd" not in listed
 
 
-def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_show_and_call_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tools", "call", "bash", '{"command": "echo hi"}']) == 0
     seen = capsys.readouterr()
     assert seen.out == "hi\n" and "sandbox ns" in seen.err
@@ -179,7 +203,10 @@ def test_the_commands_show_and_call_them(tmp_path: Path, capsys: pytest.CaptureF
     for name, limits in (
         ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
         ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),
-        ("fetch_page", "allow no host (off), seconds 10.0, KiB 512, characters 8000, external True"),
+        (
+            "fetch_page",
+            "allow no host (off), seconds 10.0, KiB 512, characters 8000, external True",
+        ),
     ):
         assert main(["tools", "show", name]) == 0
         assert limits in capsys.readouterr().out.splitlines()

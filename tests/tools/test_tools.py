@@ -16,12 +16,28 @@ import pytest
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, SandboxFault
 from agentrl_cli.registry.threads import in_thread
-from agentrl_cli.tools import TOOLS, FunctionTool, Tool, ToolContext, as_tool, refused, tool, tool_schema
+from agentrl_cli.tools import (
+    TOOLS,
+    FunctionTool,
+    Tool,
+    ToolContext,
+    as_tool,
+    refused,
+    tool,
+    tool_schema,
+)
 from agentrl_cli.tools.calculator import CalculatorError, compute, show
 from agentrl_cli.types import ToolCall, ToolResult
 
-SANDBOXED = ("run_python", "bash", "files")  # their examples run in tests/tools/test_session_tools.py
-CONFIGURED = ("search", "fetch_page")  # nothing to look in, and off, until configured: tests/tools/test_real_tools.py
+SANDBOXED = (
+    "run_python",
+    "bash",
+    "files",
+)  # their examples run in tests/tools/test_session_tools.py
+CONFIGURED = (
+    "search",
+    "fetch_page",
+)  # nothing to look in, and off, until configured: tests/tools/test_real_tools.py
 
 
 class Point(TypedDict):
@@ -62,7 +78,11 @@ def test_schema_from_hints_and_docstring() -> None:
     properties = function["parameters"]["properties"]
     assert properties["text"] == {"type": "string", "description": "The text, over two lines."}
     assert properties["count"] == {"type": "integer", "description": "How many."}
-    assert properties["mode"] == {"type": "string", "enum": ["fast", "slow"], "description": "How fast."}
+    assert properties["mode"] == {
+        "type": "string",
+        "enum": ["fast", "slow"],
+        "description": "How fast.",
+    }
     point = {
         "type": "object",
         "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
@@ -88,7 +108,9 @@ def test_schema_equals_that_of_transformers_where_both_know_the_types() -> None:
         return query * limit
 
     theirs = get_json_schema(search)
-    assert theirs["function"].pop("return") == {"type": "string"}  # costs tokens and says nothing to a model
+    assert theirs["function"].pop("return") == {
+        "type": "string"
+    }  # costs tokens and says nothing to a model
     assert tool_schema(search) == theirs
 
 
@@ -104,7 +126,11 @@ def test_schema_mistakes_say_what_to_do() -> None:
         """Do."""
         return str(x)
 
-    for function, reason in ((nothing, "no docstring"), (untyped, "x has no type"), (odd, "cannot be written as JSON")):
+    for function, reason in (
+        (nothing, "no docstring"),
+        (untyped, "x has no type"),
+        (odd, "cannot be written as JSON"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             tool_schema(function)
 
@@ -165,7 +191,10 @@ async def test_failures_are_observations() -> None:
         'Bad tool call: argument "b" must be an integer, not a string ("2").',
     )
     failed = await call(tool, {"a": 1, "b": 0})
-    assert (failed.error, failed.text) == ("exception", "Error: ZeroDivisionError: division by zero")
+    assert (failed.error, failed.text) == (
+        "exception",
+        "Error: ZeroDivisionError: division by zero",
+    )
 
     async def own_timeout() -> str:
         """Raise it."""
@@ -342,7 +371,9 @@ def look_and_call(folder: Path) -> None:
     assert (code, out) == (0, "42\n") and err.startswith("ok, ")
     code, out, _ = agentrl("call", "calculator", '{"expr": "6*7"}', "--json")
     assert code == 1 and json.loads(out)["error"] == "bad_arguments"
-    (folder / "mine.py").write_text('def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n')
+    (folder / "mine.py").write_text(
+        'def shout(text: str) -> str:\n    """Shout."""\n    return text.upper()\n'
+    )
     code, out, _ = agentrl("call", "mine.py:shout", '{"text": "hi"}')
     assert (code, out) == (0, "HI\n")
 

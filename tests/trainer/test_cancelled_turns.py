@@ -39,10 +39,15 @@ class SlowStep:
             time.sleep(0.002)
 
 
-async def cancelled_in_a_step(policy: LocalPolicy, step: SlowStep, number: int) -> list[asyncio.Task[Any]]:
+async def cancelled_in_a_step(
+    policy: LocalPolicy, step: SlowStep, number: int
+) -> list[asyncio.Task[Any]]:
     """Turns that were cancelled while the sampler's thread computes one of their tokens; they are not awaited."""
     sampling = Sampling(max_new_tokens=60)
-    turns = [asyncio.create_task(policy.generate(f"{number}-{n}", [5, 6, 7 + n], sampling)) for n in range(TURNS)]
+    turns = [
+        asyncio.create_task(policy.generate(f"{number}-{n}", [5, 6, 7 + n], sampling))
+        for n in range(TURNS)
+    ]
     step.inside.clear()
     while not step.inside.is_set():
         await asyncio.sleep(0)
@@ -51,7 +56,9 @@ async def cancelled_in_a_step(policy: LocalPolicy, step: SlowStep, number: int) 
     return turns
 
 
-async def trained(trainer: Trainer, groups: Sequence[Sequence[Episode]], disturbed: bool) -> dict[str, torch.Tensor]:
+async def trained(
+    trainer: Trainer, groups: Sequence[Sequence[Episode]], disturbed: bool
+) -> dict[str, torch.Tensor]:
     """The weights after UPDATES updates on the same episodes."""
     policy, step, turns = trainer.policy, SlowStep(), []
     assert isinstance(policy, LocalPolicy)
@@ -71,10 +78,15 @@ async def trained(trainer: Trainer, groups: Sequence[Sequence[Episode]], disturb
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-async def test_turns_cancelled_before_every_update_change_nothing(tmp_path: Path, model: Path, staleness: int) -> None:
+async def test_turns_cancelled_before_every_update_change_nothing(
+    tmp_path: Path, model: Path, staleness: int
+) -> None:
     weights, groups = [], None
     for disturbed in (False, True):
-        given: dict[str, Any] = {"rollout": {"async_staleness": staleness}, "train": {"steps": UPDATES}}
+        given: dict[str, Any] = {
+            "rollout": {"async_staleness": staleness},
+            "train": {"steps": UPDATES},
+        }
         async with trainer_of(tmp_path / str(disturbed), model, **given) as trainer:
             groups = groups or await trainer.collector.sample(0)
             weights.append(await trained(trainer, groups, disturbed))
@@ -94,13 +106,19 @@ async def test_who_cancels_a_turn_can_wait_until_its_step_is_over(waits: str) ->
     assert after == len(done) > begun
     if waits == "rest":
         assert policy.metrics["rollout/kv_blocks"] == 0
-    assert len((await policy.generate("b", prompts()[1], Sampling(max_new_tokens=3, stop_ids=()))).ids) == 3
+    assert (
+        len((await policy.generate("b", prompts()[1], Sampling(max_new_tokens=3, stop_ids=()))).ids)
+        == 3
+    )
     await policy.close()
 
 
 async def test_a_model_that_was_changed_is_named_without_internals() -> None:
     """What transformers calls was replaced by now: a sentence and a command, in sampling and in learning."""
-    policy, packed = policy_of(tiny()), pack([[Segment(np.arange(6, 12, dtype=np.int32), np.arange(6) > 2)]])
+    policy, packed = (
+        policy_of(tiny()),
+        pack([[Segment(np.arange(6, 12, dtype=np.int32), np.arange(6) > 2)]]),
+    )
     logprobs(policy.model, packed)
     for layer in policy.model.model.layers:
         layer.self_attn.register_forward_pre_hook(without_arguments, with_kwargs=True)

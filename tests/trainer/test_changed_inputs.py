@@ -48,13 +48,17 @@ def killed(folder: Path, model: Path, *, cut: bool = True) -> Path:
     """A project whose training was killed in its second step; its reward is in a file of its own, with a helper."""
     shutil.copytree(model, folder / "model")
     hooks = ["hook.py:Saboteur", "killer.py:Killer"]
-    project = project_of(folder / "project", folder / "model", rollout={"concurrency": 1}, hooks=hooks)
+    project = project_of(
+        folder / "project", folder / "model", rollout={"concurrency": 1}, hooks=hooks
+    )
     (project / "killer.py").write_text(HOOK)
     (project / "scale.py").write_text("FACTOR = 1.0\n")
     (project / "reward.py").write_text(
         "import scale\n\n\ndef extra(episode, ctx):\n    return scale.FACTOR * episode.trained_tokens\n"
     )
-    (project / "task.yaml").write_text(TASK_YAML.replace("length: {", 'length: {function: "reward.py:extra", '))
+    (project / "task.yaml").write_text(
+        TASK_YAML.replace("length: {", 'length: {function: "reward.py:extra", ')
+    )
     if cut:
         (project / "kill").touch()
     else:
@@ -65,7 +69,9 @@ def killed(folder: Path, model: Path, *, cut: bool = True) -> Path:
 
 
 def rows_of(project: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (project / "data" / "train.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (project / "data" / "train.jsonl").read_text().splitlines()
+    ]
 
 
 def write_rows(project: Path, rows: list[dict[str, str]]) -> None:
@@ -110,7 +116,9 @@ def stored(project: Path) -> list[Episode]:
 def state(project: Path) -> list[tuple[object, ...]]:
     """All that a refused resume must leave as it is."""
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        rows: list[tuple[object, ...]] = store.select("SELECT id, group_id, outcome, fact FROM episodes ORDER BY id")
+        rows: list[tuple[object, ...]] = store.select(
+            "SELECT id, group_id, outcome, fact FROM episodes ORDER BY id"
+        )
         return rows + store.select("SELECT status, step, tokenizer FROM runs")
 
 
@@ -127,7 +135,10 @@ def prompts(episodes: list[Episode]) -> dict[str | None, set[str]]:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (change_prompts, r"6 rows of the same id with another content (bandit/train0, bandit/train1,"),
+        (
+            change_prompts,
+            r"6 rows of the same id with another content (bandit/train0, bandit/train1,",
+        ),
         (change_pack, "the code of task.py is different"),
         (change_file, "the code of reward.py is different"),
         (change_helper, "the code of scale.py is different"),
@@ -139,7 +150,10 @@ def test_a_cut_group_never_holds_two_versions(
     tmp_path: Path, model: Path, change: Callable[[Path], None], named: str
 ) -> None:
     project = killed(tmp_path, model)
-    before, was = state(project), {e.id: e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)}
+    before, was = (
+        state(project),
+        {e.id: e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)},
+    )
     cut = {e.id for e in was.values() if e.group_id == "000002-001"}
     assert 2 <= len(cut) < 4
     change(project)
@@ -164,7 +178,9 @@ def test_a_cut_group_never_holds_two_versions(
         for row in store.episodes.rows(store.episodes.ids(run=run.id)):
             groups.setdefault(row.group_id, set()).add(row.tokenizer)
         assert all(len(found) == 1 for found in groups.values())
-        assert run.tokenizer in groups["000004-001"], "the run names the tokenizer of its newest episodes"
+        assert run.tokenizer in groups["000004-001"], (
+            "the run names the tokenizer of its newest episodes"
+        )
         assert any(named in line["text"] for line in store.journal.logs(run.id))
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS + 1))
     assert code == 0 and "Changed" not in said, said  # it is reported once
@@ -177,7 +193,10 @@ def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -
     text = (project / "task.yaml").read_text().replace("Say tokens", "Write tokens")
     (project / "task.yaml").write_text(text)  # the description: no episode depends on it
     code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0 and "Changed since this run was last started: the code of task.py is different." in said, said
+    assert (
+        code == 0
+        and "Changed since this run was last started: the code of task.py is different." in said
+    ), said
     after = stored(project)
     assert Fact.SKIPPED_CHANGED not in {e.fact for e in after} and len(after) == STEPS * EPISODES
 
@@ -191,7 +210,10 @@ def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -
     ],
 )
 def test_other_tasks_than_planned_are_reported(
-    tmp_path: Path, model: Path, change: Callable[[list[dict[str, str]]], list[dict[str, str]]], named: str
+    tmp_path: Path,
+    model: Path,
+    change: Callable[[list[dict[str, str]]], list[dict[str, str]]],
+    named: str,
 ) -> None:
     project = killed(tmp_path, model)
     write_rows(project, change(rows_of(project)))
@@ -200,10 +222,14 @@ def test_other_tasks_than_planned_are_reported(
     after = stored(project)
     assert all(len(found) == 1 for found in prompts(after).values()), prompts(after)
     assert all(e.fact for e in after)
-    kept = [e for e in after if e.outcome is not Outcome.CANCELLED and e.fact != Fact.SKIPPED_CHANGED]
+    kept = [
+        e for e in after if e.outcome is not Outcome.CANCELLED and e.fact != Fact.SKIPPED_CHANGED
+    ]
     assert len({(e.step, e.group_id, e.sample) for e in kept}) == len(kept) == STEPS * EPISODES
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-        rows = store.select("SELECT e.task_id, g.task_id FROM episodes e JOIN groups g ON g.id=e.group_id")
+        rows = store.select(
+            "SELECT e.task_id, g.task_id FROM episodes e JOIN groups g ON g.id=e.group_id"
+        )
         assert all(episode == group for episode, group in rows)
 
 
@@ -214,13 +240,27 @@ def test_only_a_resume_accepts_changes(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_path: Path) -> None:
-    old, new = (Inputs(("t",), ("aaaaaaaabbbbbbbb",), {"task.py": code}, "h") for code in ("1", "2"))
+    old, new = (
+        Inputs(("t",), ("aaaaaaaabbbbbbbb",), {"task.py": code}, "h") for code in ("1", "2")
+    )
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("r", "fox", tokenizer="h"))
 
-        def add(sample: int, kind: str = "train", group: str = "000001-000", outcome: Outcome = Outcome.SOLVED) -> None:
+        def add(
+            sample: int,
+            kind: str = "train",
+            group: str = "000001-000",
+            outcome: Outcome = Outcome.SOLVED,
+        ) -> None:
             name = f"{group}/{kind}/{sample}/{outcome}"
-            given = {"run_id": "r", "step": 1, "group_id": group, "sample": sample, "kind": kind, "outcome": outcome}
+            given = {
+                "run_id": "r",
+                "step": 1,
+                "group_id": group,
+                "sample": sample,
+                "kind": kind,
+                "outcome": outcome,
+            }
             store.episodes.add([Episode(name, "t", "p", **given)])  # type: ignore[arg-type]
 
         for sample in range(2):
@@ -233,14 +273,24 @@ def test_a_greedy_attempt_belongs_to_its_group_and_old_runs_have_no_hashes(tmp_p
         assert old.settle(store, run, 1, 2, greedy=True), "the step is done"
         add(0, "baseline", "000001-000-greedy")
         assert new.settle(store, run, 0, 2, greedy=True)
-        assert "2 episodes of cut groups are replaced" in old.settle(store, run, 0, 3, greedy=True, accept=True)
-        rows = {(row.group_id, row.kind, row.fact, row.key) for row in store.episodes.rows(store.episodes.ids())}
+        assert "2 episodes of cut groups are replaced" in old.settle(
+            store, run, 0, 3, greedy=True, accept=True
+        )
+        rows = {
+            (row.group_id, row.kind, row.fact, row.key)
+            for row in store.episodes.rows(store.episodes.ids())
+        }
         assert {group for group, *_ in rows} == {"000001-000~2", "000001-000-greedy~2"}
-        assert {(kind, fact) for _, kind, fact, _ in rows} >= {("train", "skipped:changed"), ("baseline", "")}
+        assert {(kind, fact) for _, kind, fact, _ in rows} >= {
+            ("train", "skipped:changed"),
+            ("baseline", ""),
+        }
         assert all(f"/{group}/" in (key or "") for group, _, _, key in rows)
         assert store.db.execute("PRAGMA foreign_key_check").fetchall() == []
         add(0, outcome=Outcome.FAILED)
-        assert new.settle(store, run, 0, 3, accept=True), "the name is free again, and is retired once more"
+        assert new.settle(store, run, 0, 3, accept=True), (
+            "the name is free again, and is retired once more"
+        )
         assert store.stats.groups("r", 0) == [] and len(store.select("SELECT 1 FROM groups")) == 3
 
 
@@ -250,7 +300,9 @@ def test_an_agents_command_may_hold_any_text(tmp_path: Path) -> None:
     (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "Go."}\n')
     (tmp_path / "play.py").write_text("print(1)\n")
     command = ["bash", "-c", "echo " + "x" * 400, "play.py", "missing.py"]
-    (tmp_path / "task.yaml").write_text(json.dumps({"name": "p", "sandbox": False, "agent": {"command": command}}))
+    (tmp_path / "task.yaml").write_text(
+        json.dumps({"name": "p", "sandbox": False, "agent": {"command": command}})
+    )
     pack = load_pack(tmp_path)
     tasks = pack.tasks("train")
     before = Inputs.of(tasks, [pack], "h", tmp_path)

@@ -76,18 +76,24 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 def train(project: Path, model: Path, **sections: Any) -> RunRow:
     async def go() -> RunRow:
-        async with trainer_of(project, model, algo=PPO, train={"save_every": 1}, **sections) as trainer:
+        async with trainer_of(
+            project, model, algo=PPO, train={"save_every": 1}, **sections
+        ) as trainer:
             return await trainer.train()
 
     return asyncio.run(go())
 
 
-def resume(project: Path, model: Path, run: RunRow, **sections: Any) -> tuple[int, list[str], dict[str, Any]]:
+def resume(
+    project: Path, model: Path, run: RunRow, **sections: Any
+) -> tuple[int, list[str], dict[str, Any]]:
     """What a resume would begin with: the step, what was said, and weights with the learner's state as bytes."""
 
     async def go() -> tuple[int, list[str], dict[str, Any]]:
         said: list[str] = []
-        async with trainer_of(project, model, run=run, algo=PPO, train={"save_every": 1}, **sections) as trainer:
+        async with trainer_of(
+            project, model, run=run, algo=PPO, train={"save_every": 1}, **sections
+        ) as trainer:
             held, learner = trainer.loaded.model, trainer.learner
             trainer.checkpoints.narrate = said.append
             state = trainer.checkpoints.restore()
@@ -106,7 +112,9 @@ def _bytes(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("adapter", [FULL, ADAPTER], ids=["full", "lora"])
-def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adapter: dict[str, Any]) -> None:
+def test_every_damage_of_every_file_falls_back(
+    tmp_path: Path, model: Path, adapter: dict[str, Any]
+) -> None:
     """With a value head. Undamaged but for its checksums, as older versions wrote it, a checkpoint still loads."""
     run = train(tmp_path, model, adapter=adapter)
     last = Path(run.dir) / "checkpoints" / "last"
@@ -120,7 +128,11 @@ def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adap
     assert before[0] == 1 and before[2] != whole[2]
     state, weights = ("pickle", "code"), ("trainer.pt", "model.safetensors", CHECKSUMS)
     kinds = [kind for kind in DAMAGES if kind not in state] if adapter is FULL else ["bit"]
-    cases = [(name, kind) for name in files for kind in (kinds if name in weights else ("missing", "bit"))]
+    cases = [
+        (name, kind)
+        for name in files
+        for kind in (kinds if name in weights else ("missing", "bit"))
+    ]
     for name, kind in [*cases, *(("trainer.pt", kind) for kind in state)]:
         shutil.rmtree(last, ignore_errors=True)
         shutil.copytree(tmp_path / "intact", last)
@@ -130,7 +142,11 @@ def test_every_damage_of_every_file_falls_back(tmp_path: Path, model: Path, adap
             assert (step, said, now) == whole
             continue
         assert (step, now) == (1, before[2]), (name, kind)
-        assert len(said) == 1 and (name in said[0] or name == CHECKSUMS) and "an older one is taken" in said[0], said
+        assert (
+            len(said) == 1
+            and (name in said[0] or name == CHECKSUMS)
+            and "an older one is taken" in said[0]
+        ), said
 
 
 def test_older_checkpoints_without_checksums(tmp_path: Path, model: Path) -> None:
@@ -157,7 +173,9 @@ def test_without_a_usable_one(tmp_path: Path, model: Path) -> None:
         flip(folder / "model.safetensors")
     step, said, now = resume(tmp_path, model, run)
     assert step == 0 and len(said) == len(folders) and "its first step" in said[-1]
-    fresh = load_model(model, Config.model_validate({"model": {"dtype": "float32"}}).model, base=tmp_path)
+    fresh = load_model(
+        model, Config.model_validate({"model": {"dtype": "float32"}}).model, base=tmp_path
+    )
     assert now["weights"] == _bytes(fresh.state_dict())
     for folder in folders:
         flip(folder / "model.safetensors")
@@ -172,7 +190,10 @@ def test_the_ending_is_that_of_an_uninterrupted_run(tmp_path: Path, model: Path)
     """A flipped bit of the optimizer in the newest, a torn one before it."""
     weights = []
     for name in ("whole", "damaged"):
-        sections: dict[str, Any] = {"train": {"steps": 4, "save_every": 1, "keep_last": 4}, "deterministic": True}
+        sections: dict[str, Any] = {
+            "train": {"steps": 4, "save_every": 1, "keep_last": 4},
+            "deterministic": True,
+        }
         project = write_project(tmp_path / name, model, **sections)
         if name == "damaged":
             assert spawn(project, "train", "--steps", "3")[0] == 0
@@ -207,7 +228,10 @@ def test_a_damaged_checkpoint_is_neither_merged_nor_used(
     assert main(["merge", f"{run.name}@last", str(merged), "--db", db, "--force"]) == 2
     assert "model.safetensors has changed since it was written" in capsys.readouterr().err
     flip(merged / "config.json")
-    with Store.open(Path(db), readonly=True) as store, pytest.raises(ModelError, match=r"config\.json has changed"):
+    with (
+        Store.open(Path(db), readonly=True) as store,
+        pytest.raises(ModelError, match=r"config\.json has changed"),
+    ):
         merge(str(merged), tmp_path / "again", Config(), base=tmp_path, store=store)
     (merged / "README.md").write_text("Mine.")
     flip(merged / "config.json")
@@ -226,7 +250,9 @@ def test_sft_leaves_a_folder_whole_or_known_to_be_damaged(tmp_path: Path) -> Non
     assert damage(out) == "" and (out / "mine.txt").read_text() == "stays"
     assert (out / "model.safetensors").read_bytes() != old
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
-    (out / "model.safetensors").write_bytes(old)  # what a kill among the files leaves: new checksums, an old file
+    (out / "model.safetensors").write_bytes(
+        old
+    )  # what a kill among the files leaves: new checksums, an old file
     assert "model.safetensors" in damage(out)
 
 
@@ -268,7 +294,15 @@ def test_a_checkpoint_that_is_replaced_while_it_is_checked_is_not_damaged(tmp_pa
 def test_checksums_that_lie(tmp_path: Path) -> None:
     """Whatever stands in the file, the answer is a sentence."""
     (tmp_path / "a").write_text("a")
-    for text in ("", "[" * 50_000, "[]", "5", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": {"bytes": 1}}}'):
+    for text in (
+        "",
+        "[" * 50_000,
+        "[]",
+        "5",
+        '{"files": 3}',
+        '{"files": {"a": 1}}',
+        '{"files": {"a": {"bytes": 1}}}',
+    ):
         (tmp_path / CHECKSUMS).write_text(text)
         assert CHECKSUMS in damage(tmp_path), text
     (tmp_path / CHECKSUMS).write_text(json.dumps({"files": {"b": {"bytes": 1, "sha256": ""}}}))

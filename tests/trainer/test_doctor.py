@@ -33,11 +33,15 @@ def test_every_check_answers(tmp_path: Path) -> None:
     ]
     assert checks["engine"] == Check("engine", "ok", "paged for tiny")
     assert checks["python"].status == checks["torch"].status == checks["packs"].status == "ok"
-    assert checks["store"] == Check("store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db")
+    assert checks["store"] == Check(
+        "store", "ok", f"none yet; it will be {tmp_path}/runs/agentrl.db"
+    )
     assert all(check.fix for check in checks.values() if check.status == "fail")
 
 
-def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_minimum_of_the_project_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     level, *_ = sandbox_level()
     if level in (None, "docker"):
         pytest.skip("nothing here is weaker than docker")
@@ -46,12 +50,20 @@ def test_the_minimum_of_the_project_counts(tmp_path: Path, capsys: pytest.Captur
     starts = main(["sandbox", "run", str(tmp_path / "program.py"), "--project", str(tmp_path)]) == 0
     capsys.readouterr()
     code = main(["doctor", "--json", "--project", str(tmp_path)])
-    found = next(check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox")
+    found = next(
+        check for check in json.loads(capsys.readouterr().out) if check["name"] == "sandbox"
+    )
     if starts:  # an engine with the image: where code runs, doctor reports it
         assert found["status"] == "ok" and found["detail"].startswith("docker;")
     else:
-        assert code == 3 and found["status"] == "fail" and "sandbox.min_level is docker" in found["detail"]
-        assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(" ")  # it says why
+        assert (
+            code == 3
+            and found["status"] == "fail"
+            and "sandbox.min_level is docker" in found["detail"]
+        )
+        assert found["detail"].rstrip(": ") == found["detail"] and not found["fix"].startswith(
+            " "
+        )  # it says why
 
 
 def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
@@ -67,11 +79,17 @@ def test_the_backend_of_the_project_counts(tmp_path: Path) -> None:
     unknown = found("nothing")
     assert unknown.status == "fail" and "Unknown sandbox backend 'nothing'" in unknown.detail
     bare = found("bare", "bare")
-    assert bare.status == "warn" and "isolates NOTHING" in bare.detail and "sandbox.backend is bare" in bare.detail
+    assert (
+        bare.status == "warn"
+        and "isolates NOTHING" in bare.detail
+        and "sandbox.backend is bare" in bare.detail
+    )
 
 
 def test_a_store_that_is_none_fails(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_text("this is not a database, only text that is long enough to be looked at" * 20)
+    (tmp_path / "s.db").write_text(
+        "this is not a database, only text that is long enough to be looked at" * 20
+    )
     store = next(check for check in check_machine(tmp_path / "s.db") if check.name == "store")
     assert store.status == "fail"
 
@@ -99,7 +117,9 @@ def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixt
         pytest.skip(f"only {level} starts here")
     assert main(["doctor", "--sandbox", "--level", level, "--json"]) == 0
     rows = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
-    assert rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
+    assert (
+        rows.pop("hard limit") in ("ok", "warn") and set(rows.values()) == {"ok"} and len(rows) == 9
+    )
     assert main(["doctor", "--sandbox", "--level", "bare", "--json"]) == 3
     assert main(["doctor", "--sandbox", "--level", "nothing"]) == 2
     assert main(["doctor", "--level", level]) == 2  # it would be read and change nothing
@@ -112,7 +132,11 @@ def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
         return check_server(RemoteConfig.model_validate({"backend": backend, "url": url}))
 
     silent = asked("http://127.0.0.1:9/v1")
-    assert silent.status == "fail" and "cannot be reached" in silent.detail and "agentrl-cli[vllm]" in silent.fix
+    assert (
+        silent.status == "fail"
+        and "cannot be reached" in silent.detail
+        and "agentrl-cli[vllm]" in silent.fix
+    )
     assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
     with served(lambda path, asked: {}) as address:
         url = f"{address}/v1"
@@ -120,7 +144,9 @@ def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
             if installed:
                 info = tmp_path / installed / f"vllm-{installed}.dist-info"
                 info.mkdir(parents=True)
-                (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n")
+                (info / "METADATA").write_text(
+                    f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}\n"
+                )
                 monkeypatch.syspath_prepend(info.parent)
             check = asked(url)
             assert (check.status, bool(check.fix)) == (status, status == "warn"), installed

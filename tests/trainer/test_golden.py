@@ -25,7 +25,10 @@ from tests.helpers.train import episodes_of
 GOLDEN = Path(__file__).with_name("golden.json")
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"algo": {"advantage": "grpo", "loss": "ppo_clip"}},
-    "lora": {"algo": {"advantage": "rloo", "kl_coef": 0.01, "minibatches": 2}, "adapter": {"enabled": True, "r": 4}},
+    "lora": {
+        "algo": {"advantage": "rloo", "kl_coef": 0.01, "minibatches": 2},
+        "adapter": {"enabled": True, "r": 4},
+    },
 }
 TOLERANCE = 2e-4
 """Of summed log-probabilities and norms on another kind of processor, where products are added up in another order."""
@@ -48,19 +51,25 @@ def measure(run: RunRow, db: Path) -> dict[str, Any]:
         episodes = [episode for step in (1, 2, 3) for episode in episodes_of(store, run, step)]
         last = next(row for row in reversed(store.runs.checkpoints(run.id)) if row.kind == "last")
     weights = load_file(next(Path(last.path).glob("*.safetensors")))
-    exact = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+    exact = hashlib.sha256(
+        b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    ).hexdigest()
     return {
         "episodes": [
             {
                 "task": episode.task_id,
                 "step": episode.step,
-                "ids": hashlib.sha256(np.asarray(episode.tokens.ids, np.int32).tobytes()).hexdigest()[:16],
+                "ids": hashlib.sha256(
+                    np.asarray(episode.tokens.ids, np.int32).tobytes()
+                ).hexdigest()[:16],
                 "logp": round(float(np.nansum(episode.tokens.logp_policy)), 4),
                 "reward": episode.reward,
                 "advantage": None if episode.advantage is None else round(episode.advantage, 5),
                 "fact": episode.fact,
             }
-            for episode in sorted(episodes, key=lambda each: (each.step or 0, each.task_id, each.sample))
+            for episode in sorted(
+                episodes, key=lambda each: (each.step or 0, each.task_id, each.sample)
+            )
         ],
         "norms": {name: round(float(weights[name].float().norm()), 4) for name in sorted(weights)},
         "weights": exact,
@@ -74,7 +83,13 @@ def train_three_steps(folder: Path, sections: dict[str, Any]) -> dict[str, Any]:
         "seed": 3,
         "model": {"name": "tiny", "device": "cpu", "dtype": "float32"},
         "task": {"packs": ["calc-task"]},
-        "rollout": {"group_size": 4, "prompts_per_step": 4, "max_turns": 3, "max_new_tokens": 24, "max_tokens": 256},
+        "rollout": {
+            "group_size": 4,
+            "prompts_per_step": 4,
+            "max_turns": 3,
+            "max_new_tokens": 24,
+            "max_tokens": 256,
+        },
         "train": {"steps": 3, "lr": 1e-3, "warmup_steps": 1},
     }
     folder.mkdir()

@@ -38,12 +38,17 @@ def make(source):
 
 def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
     """It fails in its second step, after the checkpoint of the first; and does not start twice at the same step."""
-    project = write_project(tmp_path, model, remote={"backend": "sampler.py:make"}, train={"steps": 3, "save_every": 1})
+    project = write_project(
+        tmp_path, model, remote={"backend": "sampler.py:make"}, train={"steps": 3, "save_every": 1}
+    )
     (project / "sampler.py").write_text(FAULTY)
     (project / "limit").write_text("9")
     code, text = spawn(project, "train")
     assert code == 0, text
-    assert "the GPU failed (CUDA error: an illegal memory access was encountered); a new process resumes" in text
+    assert (
+        "the GPU failed (CUDA error: an illegal memory access was encountered); a new process resumes"
+        in text
+    )
     with Store.open(project / "runs/agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
         assert (run.status, run.step, run.error) == ("finished", 3, "")
@@ -55,7 +60,13 @@ def test_a_run_continues_in_a_new_process(tmp_path: Path, model: Path) -> None:
 
 def test_what_is_such_a_fault() -> None:
     lost = PolicyError("The model could not generate.")
-    lost.__cause__ = RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA.")
+    lost.__cause__ = RuntimeError(
+        "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA."
+    )
     assert device_fault(lost) == "CUDA error: device-side assert triggered"
-    for other in ("CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: out of memory", "HIPPO error: none"):
+    for other in (
+        "CUDA out of memory. Tried to allocate 2 GiB",
+        "CUDA error: out of memory",
+        "HIPPO error: none",
+    ):
         assert not device_fault(RuntimeError(other))

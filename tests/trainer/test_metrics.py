@@ -26,7 +26,12 @@ from agentrl_cli.types import (
 
 
 def episode(
-    name: str, value: float, sampled: int = 2, outcome: Outcome | None = None, calls: int = 0, errors: int = 0
+    name: str,
+    value: float,
+    sampled: int = 2,
+    outcome: Outcome | None = None,
+    calls: int = 0,
+    errors: int = 0,
 ) -> Episode:
     """A prompt of one token, an assistant turn of `sampled` tokens, its calls and their results."""
     tokens = Tokens.given([1] * (1 + sampled), [Origin.USER, *[Origin.MODEL] * sampled])
@@ -48,27 +53,44 @@ def test_a_step_by_hand() -> None:
         [episode("a", 1.0, 4, calls=2, errors=1), episode("b", 0.0, 2)],
         [episode("c", 0.0, 6, calls=1), episode("d", 0.0, outcome=Outcome.ENV_ERROR)],
     ]
-    facts = dict.fromkeys("ab", Fact.TRAINED) | {"c": Fact.SKIPPED_GROUP_TOO_SMALL, "d": Fact.SKIPPED_ENV_ERROR}
+    facts = dict.fromkeys("ab", Fact.TRAINED) | {
+        "c": Fact.SKIPPED_GROUP_TOO_SMALL,
+        "d": Fact.SKIPPED_ENV_ERROR,
+    }
     found = step_metrics(groups, facts, ["", "resegmented", "", "structural"])
     assert found["reward"] == pytest.approx((1.5 + 0.5 + 0.5) / 3)
     assert found["rewards/right/mean"] == pytest.approx(1 / 3)
     assert found["rewards/right/std"] == pytest.approx(np.std([1, 0, 0]))
     assert (found["rewards/form/mean"], found["rewards/form/std"]) == (1.0, 0.0)
-    assert found["reward_std"] == pytest.approx(np.std([1.5, 0.5], ddof=1) / 2)  # the second group has one left: 0
+    assert found["reward_std"] == pytest.approx(
+        np.std([1.5, 0.5], ddof=1) / 2
+    )  # the second group has one left: 0
     assert found["frac_reward_zero_std"] == 0.5 and found["solved"] == pytest.approx(1 / 3)
     assert (found["completions/mean_length"], found["completions/max_length"]) == (4.0, 6.0)
     assert found["tools/call_frequency"] == pytest.approx(2 / 3)
     assert found["tools/failure_frequency"] == pytest.approx(1 / 3)
     assert found["turns/mean"] == 1.0 and found["completions/clipped_ratio"] == 0.0
     assert found["num_tokens"] == 5 + 3 + 7 + 3  # the masked one cost its tokens, too
-    assert (found["outcomes/solved"], found["outcomes/failed"], found["outcomes/env_error"]) == (1, 2, 1)
+    assert (found["outcomes/solved"], found["outcomes/failed"], found["outcomes/env_error"]) == (
+        1,
+        2,
+        1,
+    )
     assert (found["facts/trained"], found["facts/skipped:env_error"]) == (2, 1)
     assert (found["drift/resegmented"], found["drift/structural"]) == (1, 1)
 
 
 def test_several_packs_are_distinguished() -> None:
-    made = [episode("a", 1.0), episode("b", 0.0), episode("c", 0.5), episode("d", 1.0, outcome=Outcome.ENV_ERROR)]
-    named = [one.with_(pack=pack) for one, pack in zip(made, ("sql", "sql", "guess", "calc"), strict=True)]
+    made = [
+        episode("a", 1.0),
+        episode("b", 0.0),
+        episode("c", 0.5),
+        episode("d", 1.0, outcome=Outcome.ENV_ERROR),
+    ]
+    named = [
+        one.with_(pack=pack)
+        for one, pack in zip(made, ("sql", "sql", "guess", "calc"), strict=True)
+    ]
     found = step_metrics([named], {}, packs=("sql", "guess", "calc"))
     assert {name: value for name, value in found.items() if name.startswith("packs/")} == {
         "packs/sql/reward": 1.0,  # 1.5 and 0.5: each has 0.5 for its form
@@ -76,7 +98,9 @@ def test_several_packs_are_distinguished() -> None:
         "packs/guess/reward": 1.0,
         "packs/guess/solved": 0.0,
     }  # what could not be graded is not zero
-    assert not any(name.startswith("packs/") for name in step_metrics([named[:2]], {}, packs=("sql",)))
+    assert not any(
+        name.startswith("packs/") for name in step_metrics([named[:2]], {}, packs=("sql",))
+    )
 
 
 def test_cut_episodes_are_counted() -> None:
@@ -96,7 +120,10 @@ def test_errors_never_become_zeros() -> None:
 def test_health_rules() -> None:
     def names(trained: int = 8, **metrics: float) -> list[str]:
         return [
-            alert.name for alert in find_alerts({k.replace("__", "/"): v for k, v in metrics.items()}, trained=trained)
+            alert.name
+            for alert in find_alerts(
+                {k.replace("__", "/"): v for k, v in metrics.items()}, trained=trained
+            )
         ]
 
     assert names() == names(entropy=1.0) == []
@@ -105,7 +132,9 @@ def test_health_rules() -> None:
     assert names(drift__structural=2.0) == ["drift"] and names(drift__resegmented=2.0) == []
     assert names(outcomes__env_error=1.0) == names(outcomes__timeout=1.0) == ["errors"]
     assert names(sampling__sampling_logp_difference__max=3.0) == ["mismatch"]
-    assert all(alert.text for alert in find_alerts({"entropy": 0.0, "outcomes/timeout": 1.0}, trained=0))
+    assert all(
+        alert.text for alert in find_alerts({"entropy": 0.0, "outcomes/timeout": 1.0}, trained=0)
+    )
 
 
 def test_cpu_seconds_counts_children_alive_and_ended() -> None:

@@ -40,7 +40,9 @@ def project_of(folder: Path, model: Path) -> Path:
     folder.mkdir()
     (folder / "hook.py").write_text(HOOK)
     hooks = ["hook.py:Killer"]
-    return write_project(folder, model, train=TRAIN, deterministic=True, hooks=hooks, algo={"kl_coef": 0.05})
+    return write_project(
+        folder, model, train=TRAIN, deterministic=True, hooks=hooks, algo={"kl_coef": 0.05}
+    )
 
 
 def weights_of(project: Path) -> dict[str, object]:
@@ -57,11 +59,17 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
     (project / "kill").touch()
     code, out = spawn(project, "train", "--ranks", "2")
     assert code == 1, out
-    assert out.count("Rank 1 was killed by signal 9 (SIGKILL).") == 1 and "--resume last" in out, out
+    assert out.count("Rank 1 was killed by signal 9 (SIGKILL).") == 1 and "--resume last" in out, (
+        out
+    )
     assert "Traceback" not in out
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         (run,) = store.runs.all()
-        assert (run.status, run.step, run.error) == ("failed", 2, "Rank 1 was killed by signal 9 (SIGKILL).")
+        assert (run.status, run.step, run.error) == (
+            "failed",
+            2,
+            "Rank 1 was killed by signal 9 (SIGKILL).",
+        )
     code, out = spawn(project, "train", "--resume", "last", "--ranks", "1")
     assert code == 0 and "resumed at step 2" in out, out
     one, other = weights_of(whole), weights_of(project)
@@ -72,15 +80,32 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
     ("options", "message"),
     [
         (["--gpus", "64"], "cluster.gpus is 64, and torch finds"),
-        (["--ranks", "2", "--lora", "--set", "cluster.shard=full"], "cannot spread an adapter's base over ranks"),
-        (["--ranks", "2", "--set", "cluster.shard=full", "--set", "train.optimizer=muon"], "train.optimizer: muon"),
+        (
+            ["--ranks", "2", "--lora", "--set", "cluster.shard=full"],
+            "cannot spread an adapter's base over ranks",
+        ),
+        (
+            ["--ranks", "2", "--set", "cluster.shard=full", "--set", "train.optimizer=muon"],
+            "train.optimizer: muon",
+        ),
         (["--ranks", "2", "--nodes", "2"], "cluster.rendezvous names no HOST:PORT"),
-        (["--ranks", "2", "--set", "model.device=cuda"], "model.device is cuda, and the ranks are on the CPU"),
-        (["--ranks", "2", "--nodes", "2", "--rendezvous", "a.invalid:1"], "host a.invalid of cluster.rend"),
-        (["--ranks", "2", "--nodes", "2", "--node", "2", "--rendezvous", "a:1"], "--node 2 is not one of 2 machines"),
+        (
+            ["--ranks", "2", "--set", "model.device=cuda"],
+            "model.device is cuda, and the ranks are on the CPU",
+        ),
+        (
+            ["--ranks", "2", "--nodes", "2", "--rendezvous", "a.invalid:1"],
+            "host a.invalid of cluster.rend",
+        ),
+        (
+            ["--ranks", "2", "--nodes", "2", "--node", "2", "--rendezvous", "a:1"],
+            "--node 2 is not one of 2 machines",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, options: list[str], message: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
     from tests.helpers.train import start
 
     project = write_project(tmp_path, tmp_path / "absent", train=TRAIN)

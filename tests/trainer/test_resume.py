@@ -72,8 +72,19 @@ class Twice(Saboteur):
 def project_of(folder: Path, model: Path, hook: str = "Saboteur", **sections: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "hook.py").write_text(HOOK)
-    train = {"steps": STEPS, "save_every": 2, "eval_every": 2, "eval_tasks": 2, "eval_samples": 1, "lr": 1e-2}
-    given: dict[str, Any] = {"rollout": {"concurrency": 3}, "train": train, "algo": {"drop_zero_variance": False}}
+    train = {
+        "steps": STEPS,
+        "save_every": 2,
+        "eval_every": 2,
+        "eval_tasks": 2,
+        "eval_samples": 1,
+        "lr": 1e-2,
+    }
+    given: dict[str, Any] = {
+        "rollout": {"concurrency": 3},
+        "train": train,
+        "algo": {"drop_zero_variance": False},
+    }
     given = {"deterministic": True, "hooks": [f"hook.py:{hook}"], **given, **sections}
     return write_project(folder, model, **given)
 
@@ -94,8 +105,15 @@ def ending(project: Path) -> dict[str, Any]:
         assert (run.status, run.step, run.error) == ("finished", STEPS, "")
         assert not store.live.all(run.id)
         last = next(Path(c.path) for c in store.runs.checkpoints(run.id) if c.kind == "last")
-        kept = [episode for episode in episodes_of(store, run) if episode.outcome is not Outcome.CANCELLED]
-        sampled = {(e.step, e.group_id, e.sample): (e.tokens.ids.tolist(), e.reward, e.fact, e.advantage) for e in kept}
+        kept = [
+            episode
+            for episode in episodes_of(store, run)
+            if episode.outcome is not Outcome.CANCELLED
+        ]
+        sampled = {
+            (e.step, e.group_id, e.sample): (e.tokens.ids.tolist(), e.reward, e.fact, e.advantage)
+            for e in kept
+        }
         assert len(sampled) == len(kept) == STEPS * EPISODES, "every attempt is there once"
         metrics = [
             {name: value for name, value in row.items() if not name.startswith(("time/", "at"))}
@@ -145,13 +163,21 @@ def test_killed_and_resumed_is_never_interrupted(
     assert ending(project) == whole
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         for episode in done.values():
-            after = store.episodes.get(episode.id)  # what was finished is still there, and was not made again
-            assert after.outcome is episode.outcome and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
+            after = store.episodes.get(
+                episode.id
+            )  # what was finished is still there, and was not made again
+            assert (
+                after.outcome is episode.outcome
+                and after.tokens.ids.tolist() == episode.tokens.ids.tolist()
+            )
 
 
 def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
     """What was finished stays and is not made again, and every attempt of every step is there once, and decided on."""
-    ahead: dict[str, Any] = {"rollout": {"concurrency": 3, "async_staleness": 1}, "deterministic": False}
+    ahead: dict[str, Any] = {
+        "rollout": {"concurrency": 3, "async_staleness": 1},
+        "deterministic": False,
+    }
     project = project_of(tmp_path / "project", model, **ahead)
     plan(project, "rollout", EPISODES + 3)
     code, said = spawn(project, "train")
@@ -159,7 +185,9 @@ def test_killed_while_it_samples_ahead(tmp_path: Path, model: Path) -> None:
     with Store.open(project / "runs" / "agentrl.db") as store:
         run = only_run(store)
         assert run.state == "interrupted"
-        done = {e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)}
+        done = {
+            e.id: e for e in episodes_of(store, run) if e.outcome not in (None, Outcome.CANCELLED)
+        }
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0, said
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
@@ -184,12 +212,16 @@ def test_a_lora_run_resumes_too(tmp_path: Path, model: Path) -> None:
         code, said = spawn(project, "train", *(("--resume", "last") if after else ()))
         assert code == 0, said
         with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
-            last = next(Path(c.path) for c in store.runs.checkpoints(only_run(store).id) if c.kind == "last")
+            last = next(
+                Path(c.path) for c in store.runs.checkpoints(only_run(store).id) if c.kind == "last"
+            )
         weights.append((last / "adapter_model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 
 
-def test_the_first_interrupt_finishes_the_step_and_saves(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+def test_the_first_interrupt_finishes_the_step_and_saves(
+    tmp_path: Path, model: Path, whole: dict[str, Any]
+) -> None:
     project = project_of(tmp_path / "project", model)
     plan(project, "rollout", EPISODES + 3, signal.SIGINT)
     code, said = spawn(project, "train")
@@ -218,19 +250,27 @@ def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict
     with Store.open(project / "runs" / "agentrl.db", readonly=True) as store:
         run = only_run(store)
         assert (run.status, run.step) == ("stopped", 1)
-        assert not store.live.all(run.id) and all(e.outcome is not None for e in episodes_of(store, run))
+        assert not store.live.all(run.id) and all(
+            e.outcome is not None for e in episodes_of(store, run)
+        )
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0, said
     assert ending(project)["weights"] == whole["weights"]
 
 
-def test_a_finished_run_goes_on_to_more_steps(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
+def test_a_finished_run_goes_on_to_more_steps(
+    tmp_path: Path, model: Path, whole: dict[str, Any]
+) -> None:
     project = project_of(tmp_path / "project", model)
     assert spawn(project, "train", "--steps", "2")[0] == 0
     code, said = spawn(project, "train", "--resume", "last")
-    assert code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4" in said, said
+    assert (
+        code == 0 and "has done its 2 steps: nothing left to do" in said and "--steps 4" in said
+    ), said
     with Store.open(project / "runs" / "agentrl.db") as store:
-        store.controls.add(only_run(store).id, "stop")  # a watcher's, too late: it is not for the next start
+        store.controls.add(
+            only_run(store).id, "stop"
+        )  # a watcher's, too late: it is not for the next start
     code, said = spawn(project, "train", "--resume", "last", "--steps", str(STEPS))
     assert code == 0 and "stop was requested before the run stopped" in said, said
     assert ending(project)["weights"] == whole["weights"]

@@ -15,7 +15,17 @@ from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.learning.length_shaping import Shaping, overlong
 from agentrl_cli.store import Store
 from agentrl_cli.trainer.sampler import Record
-from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, StopReason, Task, Tokens, Turn
+from agentrl_cli.types import (
+    Episode,
+    Fact,
+    Origin,
+    Outcome,
+    RewardPart,
+    StopReason,
+    Task,
+    Tokens,
+    Turn,
+)
 from tests.helpers.train import episodes_of, trainer_of, write_pack
 
 SURE = """\
@@ -27,7 +37,9 @@ def even(episode, ctx):
 
 REWARDS = {"even": even}
 """
-YAML = "name: bandit\ndescription: d\nsandbox: false\nrewards:\n  even: {weight: 1.0, primary: true}\n"
+YAML = (
+    "name: bandit\ndescription: d\nsandbox: false\nrewards:\n  even: {weight: 1.0, primary: true}\n"
+)
 
 
 def project(folder: Path) -> Path:
@@ -49,9 +61,13 @@ def solved(store: Store, run: Any, tasks: dict[str, tuple[int, int]], step: int 
             )  # fmt: skip
 
 
-async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(tmp_path: Path, model: Path) -> None:
+async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(
+    tmp_path: Path, model: Path
+) -> None:
     rollout = {"group_size": 2, "prompts_per_step": 3, "resample_rounds": 6}
-    async with trainer_of(project(tmp_path / "p"), model, rollout=rollout, train={"steps": 1}) as trainer:
+    async with trainer_of(
+        project(tmp_path / "p"), model, rollout=rollout, train={"steps": 1}
+    ) as trainer:
         await trainer.train()
         store, run = trainer.store, trainer.run
         episodes = episodes_of(store, run)
@@ -63,10 +79,16 @@ async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(tmp_pat
         assert facts["skipped:zero_variance"] == 2 * (len(groups) - 3)
         (metrics,) = store.runs.steps(run.id)
         assert metrics["groups/signal"] == 3 and metrics["groups/sampled"] == len(groups) > 3
-        assert len({e.task_id for e in episodes}) == len(groups), "no task twice while there are others"
+        assert len({e.task_id for e in episodes}) == len(groups), (
+            "no task twice while there are others"
+        )
         again = [name for name in groups if int(name.split("-")[1]) >= 3]
-        assert all("sampled again, round" in store.episodes.group_reason(name, run.id) for name in again)
-        assert all(store.episodes.group_reason(name, run.id) == "" for name in set(groups) - set(again))
+        assert all(
+            "sampled again, round" in store.episodes.group_reason(name, run.id) for name in again
+        )
+        assert all(
+            store.episodes.group_reason(name, run.id) == "" for name in set(groups) - set(again)
+        )
 
 
 async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, model: Path) -> None:
@@ -78,7 +100,9 @@ async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, mo
         async with trainer_of(folder, model, rollout=rollout, train={"steps": 1}) as trainer:
             await trainer.train()
             episodes = episodes_of(trainer.store, trainer.run)
-            assert len(episodes) == 2 * groups and {e.fact for e in episodes} == {"skipped:zero_variance"}
+            assert len(episodes) == 2 * groups and {e.fact for e in episodes} == {
+                "skipped:zero_variance"
+            }
             metrics = trainer.store.runs.steps(trainer.run.id)[0]
             assert metrics.get("groups/rounds") == (rounds + 1 if rounds else None)
 
@@ -107,8 +131,12 @@ async def test_a_resume_samples_the_same_groups(tmp_path: Path, model: Path, ord
     }
 
     def ending(trainer: Any) -> list[Any]:
-        done = [e for e in episodes_of(trainer.store, trainer.run) if e.outcome is not Outcome.CANCELLED]
-        return sorted((e.group_id, e.sample, e.task_id, e.tokens.ids.tolist(), e.fact) for e in done)
+        done = [
+            e for e in episodes_of(trainer.store, trainer.run) if e.outcome is not Outcome.CANCELLED
+        ]
+        return sorted(
+            (e.group_id, e.sample, e.task_id, e.tokens.ids.tolist(), e.fact) for e in done
+        )
 
     async with trainer_of(project(tmp_path / "whole"), model, **sections) as trainer:
         await trainer.train()
@@ -125,32 +153,53 @@ async def test_a_resume_samples_the_same_groups(tmp_path: Path, model: Path, ord
         assert ending(trainer) == whole
 
 
-async def test_the_curriculum_draws_what_is_solved_half_the_time(tmp_path: Path, model: Path) -> None:
-    sections: dict[str, Any] = {"task": {"packs": ["."], "order": "curriculum"}, "rollout": {"prompts_per_step": 2}}
+async def test_the_curriculum_draws_what_is_solved_half_the_time(
+    tmp_path: Path, model: Path
+) -> None:
+    sections: dict[str, Any] = {
+        "task": {"packs": ["."], "order": "curriculum"},
+        "rollout": {"prompts_per_step": 2},
+    }
     async with trainer_of(project(tmp_path / "p"), model, **sections) as trainer:
         tasks = {f"bandit/train{n}": (16 * (n == 0) + 8 * (n == 1), 16) for n in range(8)}
-        solved(trainer.store, trainer.run, tasks)  # train0 always, train1 half the time, the rest never
+        solved(
+            trainer.store, trainer.run, tasks
+        )  # train0 always, train1 half the time, the rest never
         collector = trainer.collector
-        drawn = Counter(job.task.id for step in range(1, 41) for job in collector.jobs(step) if job.sample == 0)
+        drawn = Counter(
+            job.task.id for step in range(1, 41) for job in collector.jobs(step) if job.sample == 0
+        )
         assert drawn["bandit/train1"] >= 25, "of 40 steps of 2; by chance 10"
-        assert sum(drawn.values()) == 80 and len(drawn) > 4, "the others are still looked at now and then"
+        assert sum(drawn.values()) == 80 and len(drawn) > 4, (
+            "the others are still looked at now and then"
+        )
         assert collector.ranking(1) == collector.ranking(1) != collector.ranking(2)
         assert {task for task, _ in collector.ranking(1)} == set(range(8))
         before = Counter(job.task.id for job in collector.jobs(0) if job.sample == 0)
         assert before == Counter(trainer.tasks[t].id for t, _ in collector.ranking(0)[:2])
-        assert all(why == "curriculum: not tried yet" for _, why in collector.ranking(0)), "nothing was known then"
+        assert all(why == "curriculum: not tried yet" for _, why in collector.ranking(0)), (
+            "nothing was known then"
+        )
         assert "curriculum: solved 50% lately" in [why for _, why in collector.ranking(1)]
 
 
 async def test_balance_takes_every_difficulty_in_turn(tmp_path: Path, model: Path) -> None:
-    sections: dict[str, Any] = {"task": {"packs": ["."], "order": "balanced"}, "rollout": {"prompts_per_step": 4}}
+    sections: dict[str, Any] = {
+        "task": {"packs": ["."], "order": "balanced"},
+        "rollout": {"prompts_per_step": 4},
+    }
     async with trainer_of(project(tmp_path / "p"), model, **sections) as trainer:
         tries = [(0, 4), (0, 4), (0, 4), (2, 4), (4, 4)]
         levels = {f"bandit/train{n}": pair for n, pair in enumerate(tries)}
         solved(trainer.store, trainer.run, levels)
         for step in range(1, 6):
             picks = trainer.collector.ranking(step)[:4]
-            assert sorted(why.split()[1] for _, why in picks) == ["easy,", "hard,", "medium,", "new,"]
+            assert sorted(why.split()[1] for _, why in picks) == [
+                "easy,",
+                "hard,",
+                "medium,",
+                "new,",
+            ]
         hard = {trainer.collector.ranking(step)[1][0] for step in range(1, 12)}
         assert hard == {0, 1, 2}, "drawn at random within a difficulty"
 
@@ -168,17 +217,33 @@ async def test_an_earlier_visit_counts_half(tmp_path: Path, model: Path) -> None
 def test_records_fade() -> None:
     assert Record().rate == 0.5 and Record().level == "new"
     assert Record(4, 4).rate == pytest.approx(5 / 6) and Record(4, 4).level == "easy"
-    assert Record(1, 4).level == "hard" and Record(2, 4).level == "medium" and str(Record(1, 4)) == "solved 25% lately"
+    assert (
+        Record(1, 4).level == "hard"
+        and Record(2, 4).level == "medium"
+        and str(Record(1, 4)) == "solved 25% lately"
+    )
 
 
-def episode(name: str, sampled: int, reason: StopReason = StopReason.STOP, outcome: Outcome | None = None) -> Episode:
+def episode(
+    name: str, sampled: int, reason: StopReason = StopReason.STOP, outcome: Outcome | None = None
+) -> Episode:
     tokens = Tokens.given([1] * (10 + sampled), [Origin.USER] * 10 + [Origin.MODEL] * sampled)
-    turns = (Turn(0, "user", (), 0, 10), Turn(1, "assistant", (), 10, 10 + sampled, stop_reason=reason))
+    turns = (
+        Turn(0, "user", (), 0, 10),
+        Turn(1, "assistant", (), 10, 10 + sampled, stop_reason=reason),
+    )
     return Episode(name, "t", turns=turns, tokens=tokens, outcome=outcome or Outcome.FAILED)
 
 
 def test_overlong_by_hand() -> None:
-    assert [overlong(n, 100, 40) for n in (0, 60, 61, 80, 100, 130)] == [0.0, 0.0, -1 / 40, -0.5, -1.0, -1.0]
+    assert [overlong(n, 100, 40) for n in (0, 60, 61, 80, 100, 130)] == [
+        0.0,
+        0.0,
+        -1 / 40,
+        -0.5,
+        -1.0,
+        -1.0,
+    ]
 
 
 def test_shaping_is_reward_parts() -> None:
@@ -187,7 +252,11 @@ def test_shaping_is_reward_parts() -> None:
     task = Task("t", "p", "f", "train", ())
     shaping = Shaping(Config.model_validate({"rollout": rollout, "algo": algo}))
     (first, second) = shaping.on_rollout_end(episode("a", 70), task)
-    assert (first.name, first.value, first.weight) == ("overlong", -0.5, 0.5) and "80 of 100" in first.detail
+    assert (first.name, first.value, first.weight) == (
+        "overlong",
+        -0.5,
+        0.5,
+    ) and "80 of 100" in first.detail
     assert (second.name, second.value, second.weight) == ("length_penalty", -0.7, 0.1)
     cut = shaping.on_rollout_end(episode("a", 5, StopReason.LENGTH), task)[0]
     assert cut.value == -1.0 and "cut" in cut.detail
@@ -206,17 +275,23 @@ async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) ->
             assert parts["length_penalty"].value == pytest.approx(-e.trained_tokens / 96)
             cut = e.outcome is Outcome.TRUNCATED_TOKENS
             assert parts["overlong"].value == pytest.approx(-1.0 if cut else -len(e.tokens) / 96)
-            assert e.reward == pytest.approx(2 * parts["length_penalty"].value + parts["overlong"].value)
+            assert e.reward == pytest.approx(
+                2 * parts["length_penalty"].value + parts["overlong"].value
+            )
         (seen,) = [
             trainer.store.episodes.get(r.id)
             for r in trainer.store.episodes.rows(trainer.store.episodes.ids("kind:eval"))
         ]
-        assert [part.name for part in seen.reward_parts] == ["even"], "an evaluation has no training terms"
+        assert [part.name for part in seen.reward_parts] == ["even"], (
+            "an evaluation has no training terms"
+        )
 
 
 def test_overlong_masking() -> None:
     def made(name: str, reward: float, outcome: Outcome) -> Episode:
-        return episode(name, 3, outcome=outcome).with_(reward_parts=(RewardPart("r", reward, primary=True),))
+        return episode(name, 3, outcome=outcome).with_(
+            reward_parts=(RewardPart("r", reward, primary=True),)
+        )
 
     group = [
         made("a", 1.0, Outcome.SOLVED),
@@ -226,6 +301,11 @@ def test_overlong_masking() -> None:
     ]
     assert Counter(decide([group], drift={}).values()) == {Fact.TRAINED: 4}
     found = decide([group], drift={}, mask_overlong=True)
-    assert [str(found[e.id]) for e in group] == ["trained", "trained", "skipped:overlong", "trained"]
+    assert [str(found[e.id]) for e in group] == [
+        "trained",
+        "trained",
+        "skipped:overlong",
+        "trained",
+    ]
     alone = decide([[group[0], group[2]]], drift={}, mask_overlong=True)
     assert [str(fact) for fact in alone.values()] == ["skipped:group_too_small", "skipped:overlong"]

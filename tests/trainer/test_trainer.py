@@ -23,10 +23,14 @@ from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Fact, Outcome
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
-async def test_every_episode_has_a_fact_and_every_step_its_metrics(tmp_path: Path, model: Path) -> None:
+async def test_every_episode_has_a_fact_and_every_step_its_metrics(
+    tmp_path: Path, model: Path
+) -> None:
     seen: list[tuple[int, dict[str, float]]] = []
     async with trainer_of(tmp_path, model) as trainer:
         trainer.on_step = lambda step, metrics: seen.append((step, metrics))
@@ -36,15 +40,23 @@ async def test_every_episode_has_a_fact_and_every_step_its_metrics(tmp_path: Pat
         assert [step for step, _ in seen] == [1, 2]
         for step, metrics in seen:
             episodes = episodes_of(store, run, step)
-            assert len(episodes) == 8 and all(e.kind == "train" and e.outcome is not None for e in episodes)
+            assert len(episodes) == 8 and all(
+                e.kind == "train" and e.outcome is not None for e in episodes
+            )
             facts = [e.fact for e in episodes]
             assert set(facts) <= {str(fact) for fact in Fact}
             for fact in set(facts):
                 assert metrics[f"facts/{fact}"] == facts.count(fact)
             assert metrics["reward"] == pytest.approx(np.mean([e.reward for e in episodes]))
-            assert metrics["rewards/length/mean"] == pytest.approx(np.mean([e.trained_tokens for e in episodes]))
+            assert metrics["rewards/length/mean"] == pytest.approx(
+                np.mean([e.trained_tokens for e in episodes])
+            )
             assert metrics["solved"] == np.mean([e.outcome is Outcome.SOLVED for e in episodes])
-            assert metrics["learning_rate"] == 1e-3 and metrics["grad_norm"] > 0 and math.isfinite(metrics["loss"])
+            assert (
+                metrics["learning_rate"] == 1e-3
+                and metrics["grad_norm"] > 0
+                and math.isfinite(metrics["loss"])
+            )
             # What the policy said of its tokens while sampling is what training finds: the same weights.
             assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
             assert metrics["time/step"] >= metrics["time/rollout"] > 0
@@ -67,10 +79,17 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
             signals = trainer.store.signals.get(episode.id)
             assert signals is not None
             mask = episode.tokens.trained_mask
-            assert np.isnan(signals.advantage[~mask]).all() and not np.isnan(signals.advantage[mask]).any()
+            assert (
+                np.isnan(signals.advantage[~mask]).all()
+                and not np.isnan(signals.advantage[mask]).any()
+            )
             assert signals.advantage[mask] == pytest.approx(episode.advantage, abs=1e-6)
-            assert signals.ratio[mask] == pytest.approx(1.0) and not signals.clipped.any()  # one on-policy update
-            assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+            assert (
+                signals.ratio[mask] == pytest.approx(1.0) and not signals.clipped.any()
+            )  # one on-policy update
+            assert signals.logp_train[mask] == pytest.approx(
+                episode.tokens.logp_policy[mask], abs=1e-4
+            )
             assert signals.logp_ref is None and signals.value is None
             # Token mean: every token of the step weighs advantage / number of tokens.
             total = sum(e.trained_tokens for e in trained)
@@ -83,17 +102,23 @@ async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
     """One token a turn, one half of them right by chance: twenty steps must find out which half."""
     rewards: list[float] = []
     rollout = {"group_size": 8, "prompts_per_step": 4, "max_new_tokens": 1}
-    async with trainer_of(tmp_path, model, rollout=rollout, train={"steps": 20, "lr": 2e-2}) as trainer:
+    async with trainer_of(
+        tmp_path, model, rollout=rollout, train={"steps": 20, "lr": 2e-2}
+    ) as trainer:
         trainer.on_step = lambda step, metrics: rewards.append(metrics["reward"])
         await trainer.train()
     assert 0.3 < np.mean(rewards[:2]) < 0.7
     assert np.mean(rewards[-4:]) > 0.85
 
 
-async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(tmp_path: Path, model: Path) -> None:
+async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(
+    tmp_path: Path, model: Path
+) -> None:
     write_pack(tmp_path, code=TASK_PY.replace("float((said % 2 == 0).mean())", "0.25"))
     async with trainer_of(tmp_path, model, train={"steps": 3, "stop_on": ["no_signal"]}) as trainer:
-        before = {name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()}
+        before = {
+            name: tensor.clone() for name, tensor in trainer.loaded.model.state_dict().items()
+        }
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 1, "no_signal")
         assert {e.fact for e in episodes_of(trainer.store, run)} == {"skipped:zero_variance"}
@@ -105,7 +130,9 @@ async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(tmp_pat
 
 async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> None:
     broken = "    if ctx.task.id.endswith('0'):\n        raise RuntimeError('the grader broke')\n"
-    write_pack(tmp_path, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said"))
+    write_pack(
+        tmp_path, rows=2, code=TASK_PY.replace("ctx):\n    said", f"ctx):\n{broken}    said")
+    )
     async with trainer_of(tmp_path, model) as trainer:
         run = await trainer.train()
         assert run.status == "finished"
@@ -118,7 +145,9 @@ async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> Non
             assert all("the grader broke" in e.error for e in bad)
             metrics = trainer.store.runs.steps(run.id)[step - 1]
             assert metrics["outcomes/env_error"] == metrics["facts/skipped:env_error"] == 4
-            assert metrics["reward"] == pytest.approx(np.mean([e.reward for e in good]))  # never a zero
+            assert metrics["reward"] == pytest.approx(
+                np.mean([e.reward for e in good])
+            )  # never a zero
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -127,14 +156,24 @@ async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> Non
 async def test_checkpoints_rotate_and_load_in_transformers(tmp_path: Path, model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    train = {"steps": 4, "save_every": 1, "keep_last": 2, "eval_every": 2, "eval_tasks": 3, "eval_samples": 2}
+    train = {
+        "steps": 4,
+        "save_every": 1,
+        "keep_last": 2,
+        "eval_every": 2,
+        "eval_tasks": 3,
+        "eval_samples": 2,
+    }
     async with trainer_of(tmp_path, model, train=train) as trainer:
         run = await trainer.train()
         store, weights = trainer.store, trainer.loaded.model.state_dict()
         kept = {(c.kind, c.step): Path(c.path) for c in store.runs.checkpoints(run.id)}
         evals = {row.step: row.pass_rate or 0.0 for row in store.runs.evals(run.id)}
     best = max(evals, key=lambda step: (evals[step], -(step or 0)))
-    assert set(kept) == {("step", 2), ("step", 3), ("best", best), ("last", 4)} and set(evals) == {2, 4}
+    assert set(kept) == {("step", 2), ("step", 3), ("best", best), ("last", 4)} and set(evals) == {
+        2,
+        4,
+    }
     folders = {path.name for path in (Path(run.dir) / "checkpoints").iterdir()}
     assert folders == {path.name for path in kept.values()}, "nothing else is left there"
     last = kept["last", 4]
@@ -149,13 +188,21 @@ async def test_a_lora_run_leaves_a_peft_adapter(tmp_path: Path, model: Path) -> 
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    async with trainer_of(tmp_path, model, adapter={"enabled": True, "r": 4, "alpha": 8}) as trainer:
+    async with trainer_of(
+        tmp_path, model, adapter={"enabled": True, "r": 4, "alpha": 8}
+    ) as trainer:
         base = {n: p.clone() for n, p in trainer.loaded.model.named_parameters() if "lora" not in n}
         run = await trainer.train()
         own = dict(trainer.loaded.model.named_parameters())
-        assert all(torch.equal(own[name], tensor) for name, tensor in base.items()), "only the adapter moves"
-        folder = next(Path(c.path) for c in trainer.store.runs.checkpoints(run.id) if c.kind == "last")
-        assert (folder / "adapter_config.json").is_file() and not (folder / "model.safetensors").exists()
+        assert all(torch.equal(own[name], tensor) for name, tensor in base.items()), (
+            "only the adapter moves"
+        )
+        folder = next(
+            Path(c.path) for c in trainer.store.runs.checkpoints(run.id) if c.kind == "last"
+        )
+        assert (folder / "adapter_config.json").is_file() and not (
+            folder / "model.safetensors"
+        ).exists()
         fresh = AutoModelForCausalLM.from_pretrained(model)
         adapted = PeftModel.from_pretrained(fresh, folder).eval()
         ids = torch.arange(10, 30)[None]
@@ -170,7 +217,9 @@ async def test_a_lora_run_leaves_a_peft_adapter(tmp_path: Path, model: Path) -> 
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-async def test_the_reference_is_the_model_before_training(tmp_path: Path, model: Path, lora: bool) -> None:
+async def test_the_reference_is_the_model_before_training(
+    tmp_path: Path, model: Path, lora: bool
+) -> None:
     sections: dict[str, Any] = {"algo": {"kl_coef": 0.1}, "adapter": {"enabled": lora, "r": 4}}
     async with trainer_of(tmp_path, model, train={"steps": 2, "lr": 1e-2}, **sections) as trainer:
         run = await trainer.train()
@@ -188,14 +237,18 @@ async def test_the_reference_is_the_model_before_training(tmp_path: Path, model:
             with torch.no_grad():
                 _, out = trained_logprobs(start, [[Segment.of(episode)]])
             assert signals.logp_ref[mask] == pytest.approx(out.logp.numpy(), abs=1e-4)
-            moved = max(moved, float(np.abs(signals.logp_ref[mask] - signals.logp_train[mask]).max()))
+            moved = max(
+                moved, float(np.abs(signals.logp_ref[mask] - signals.logp_train[mask]).max())
+            )
         assert moved > 1e-3
 
 
 async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model: Path) -> None:
     algo = {"epochs": 2, "minibatches": 2, "drop_zero_variance": False}
     rollout = {"prompts_per_step": 4}
-    async with trainer_of(tmp_path, model, algo=algo, rollout=rollout, train={"steps": 1, "lr": 5e-2}) as trainer:
+    async with trainer_of(
+        tmp_path, model, algo=algo, rollout=rollout, train={"steps": 1, "lr": 5e-2}
+    ) as trainer:
         run = await trainer.train()
         counts = {int(state["step"]) for state in trainer.learner.optimizer.state.values()}
         assert counts == {4}
@@ -208,7 +261,9 @@ async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model:
             assert signals is not None
             mask = episode.tokens.trained_mask
             # The log-probabilities before the first optimizer step, not those of the last epoch.
-            assert signals.logp_train[mask] == pytest.approx(episode.tokens.logp_policy[mask], abs=1e-4)
+            assert signals.logp_train[mask] == pytest.approx(
+                episode.tokens.logp_policy[mask], abs=1e-4
+            )
             clipped = signals.clipped[mask].astype(bool)
             assert (signals.weight[mask][clipped] == 0).all()
         assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
@@ -236,30 +291,42 @@ async def test_structural_drift(tmp_path: Path, model: Path, structural: str, fa
     (tmp_path / "shifting.jinja").write_text(SHIFTING)
     changed = {"chat_template": "shifting.jinja"}
     drift, algo = {"structural": structural}, {"drop_zero_variance": False}
-    async with trainer_of(tmp_path, model, model=changed, drift=drift, algo=algo, train={"steps": 1}) as trainer:
+    async with trainer_of(
+        tmp_path, model, model=changed, drift=drift, algo=algo, train={"steps": 1}
+    ) as trainer:
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
         assert [e.fact for e in episodes] == [fact] * 8
         for episode in episodes:
-            found = [row for row in trainer.store.marks.drift(episode.id) if row.kind == "structural"]
+            found = [
+                row for row in trainer.store.marks.drift(episode.id) if row.kind == "structural"
+            ]
             assert found and " now" in found[0].got
         assert trainer.store.journal.alerts(run.id), "structural drift is an alert"
 
 
-async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(tmp_path: Path, model: Path) -> None:
+async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
+    tmp_path: Path, model: Path
+) -> None:
     (tmp_path / "shifting.jinja").write_text(ALWAYS_SHIFTING)
     changed: dict[str, Any] = {"chat_template": "shifting.jinja"}
     with pytest.raises(TemplateError, match="cannot be extended by appending") as refused:
         async with trainer_of(tmp_path, model, model=changed):
             pass
-    assert "model.append_only=true" in refused.value.hint and refused.value.message.count("begin") == 1
+    assert (
+        "model.append_only=true" in refused.value.hint and refused.value.message.count("begin") == 1
+    )
     changed |= {"append_only": True}
     algo = {"drop_zero_variance": False}
     async with trainer_of(tmp_path, model, model=changed, algo=algo, train={"steps": 1}) as trainer:
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
         kinds = {row.kind for episode in episodes for row in trainer.store.marks.drift(episode.id)}
-        lines = [line["text"] for line in trainer.store.journal.logs(run.id) if "by design" in line["text"]]
+        lines = [
+            line["text"]
+            for line in trainer.store.journal.logs(run.id)
+            if "by design" in line["text"]
+        ]
     assert [e.fact for e in episodes] == ["trained"] * 8
     assert "by_design" in kinds and "structural" not in kinds and len(lines) == 1
 
@@ -284,14 +351,19 @@ class Diary:
         return {"extra": 1.0}
 
     def on_batch(self, batch: Any, step: int) -> None:
-        assert batch.input_ids.shape == batch.attention_mask.shape and int(batch.response_mask.sum()) > 0
+        assert (
+            batch.input_ids.shape == batch.attention_mask.shape
+            and int(batch.response_mask.sum()) > 0
+        )
         self.lines.append("batch")
 
     def on_update(self, metrics: dict[str, float]) -> None:
         self.lines.append(f"update {'loss' in metrics}")
 
     def on_eval(self, result: Any, step: int) -> None:
-        self.lines.append(f"eval {result.n_tasks if hasattr(result, 'n_tasks') else len(result.attempts)}")
+        self.lines.append(
+            f"eval {result.n_tasks if hasattr(result, 'n_tasks') else len(result.attempts)}"
+        )
 
     async def on_checkpoint(self, path: Path, step: int) -> None:
         self.lines.append(f"checkpoint {path.name}")
@@ -303,14 +375,26 @@ class Diary:
 async def test_hooks_are_called_in_order(tmp_path: Path, model: Path) -> None:
     diary = Diary()
     train = {"steps": 2, "eval_every": 2, "eval_tasks": 1, "eval_samples": 1, "save_every": 1}
-    async with trainer_of(tmp_path, model, [diary], algo={"drop_zero_variance": False}, train=train) as trainer:
+    async with trainer_of(
+        tmp_path, model, [diary], algo={"drop_zero_variance": False}, train=train
+    ) as trainer:
         run = await trainer.train()
-        extra = [part for part in episodes_of(trainer.store, run)[0].reward_parts if part.name == "extra"]
+        extra = [
+            part for part in episodes_of(trainer.store, run)[0].reward_parts if part.name == "extra"
+        ]
     assert [part.value for part in extra] == [1.0]
     step = ["step", *["rollout"] * 8, "batch", "update True"]
     evaluated = ["rollout", "eval 1", "checkpoint best"]
     assert diary.lines == [
-        *("run start", *step, "checkpoint step-000001", *step, *evaluated, "checkpoint last", "run end None"),
+        *(
+            "run start",
+            *step,
+            "checkpoint step-000001",
+            *step,
+            *evaluated,
+            "checkpoint last",
+            "run end None",
+        ),
     ]
 
 
@@ -342,7 +426,9 @@ async def test_controls_set_checkpoint_evaluate_and_stop(tmp_path: Path, model: 
         run = await trainer.train()
         store = trainer.store
         assert [row["learning_rate"] for row in store.runs.steps(run.id)] == [1e-3, 0.25]
-        refused = [alert for alert in store.journal.alerts(run.id) if alert["name"] == "set_refused"]
+        refused = [
+            alert for alert in store.journal.alerts(run.id) if alert["name"] == "set_refused"
+        ]
         assert len(refused) == 2 and "model.name" in refused[1]["text"]
         assert ("step", 1) in {(c.kind, c.step) for c in store.runs.checkpoints(run.id)}
         assert [row.step for row in store.runs.evals(run.id)] == [1]
@@ -376,11 +462,17 @@ async def test_stop_now_does_not_wait_for_the_step(tmp_path: Path, model: Path) 
             await asyncio.create_task(trainer.train())
         run = trainer.store.runs.get(trainer.run.id)
         assert (run.status, run.error, run.step) == ("stopped", "stopped at once", 0)
-        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == ["inputs", "machine", "control:stop"]
+        assert [row["kind"] for row in trainer.store.journal.events(run.id)] == [
+            "inputs",
+            "machine",
+            "control:stop",
+        ]
         assert not trainer.store.controls.waiting(run.id)
 
 
-async def test_an_interrupt_before_the_first_step_stops_the_run(tmp_path: Path, model: Path) -> None:
+async def test_an_interrupt_before_the_first_step_stops_the_run(
+    tmp_path: Path, model: Path
+) -> None:
     """Twice Ctrl-C while the run starts: its status is written."""
 
     class Interrupt:
@@ -401,7 +493,10 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
     db = tmp_path / "runs" / "agentrl.db"
     async with trainer_of(tmp_path, model, [Asking(db, ("pause", {}))]) as trainer:
         training = asyncio.create_task(trainer.train())
-        while not any(row["kind"] == "control:pause" for row in trainer.store.journal.events(trainer.run.id, 0)):
+        while not any(
+            row["kind"] == "control:pause"
+            for row in trainer.store.journal.events(trainer.run.id, 0)
+        ):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert trainer.step == 1 and not training.done()
@@ -412,16 +507,24 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
 
 
 async def test_evaluations_can_be_switched_on_while_it_runs(tmp_path: Path, model: Path) -> None:
-    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.eval_every", "value": 1}))
-    async with trainer_of(tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}) as trainer:
+    asking = Asking(
+        tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.eval_every", "value": 1})
+    )
+    async with trainer_of(
+        tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}
+    ) as trainer:
         run = await trainer.train()
         assert [(row.step, row.n_tasks) for row in trainer.store.runs.evals(run.id)] == [(2, 3)]
 
 
-async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(tmp_path: Path, model: Path) -> None:
+async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(
+    tmp_path: Path, model: Path
+) -> None:
     """Killed after the change and before the next checkpoint: the steps of the old rate are not made again."""
     asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.lr", "value": 0.25}))
-    async with trainer_of(tmp_path, model, [asking], train={"steps": 4, "save_every": 50}) as trainer:
+    async with trainer_of(
+        tmp_path, model, [asking], train={"steps": 4, "save_every": 50}
+    ) as trainer:
         await trainer.train()
         saved = [c.step for c in trainer.store.runs.checkpoints(trainer.run.id) if c.kind == "step"]
     assert saved == [1]
@@ -434,13 +537,18 @@ async def test_signals_are_given_back_after_the_run(tmp_path: Path, model: Path)
             assert not asyncio.get_running_loop().remove_signal_handler(number)
 
 
-async def test_what_is_stored_counts_only_for_the_same_task_and_seed(tmp_path: Path, model: Path) -> None:
+async def test_what_is_stored_counts_only_for_the_same_task_and_seed(
+    tmp_path: Path, model: Path
+) -> None:
     """The data changed between a kill and the resume: episodes finished then are not attempts at the new prompt."""
     async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
         run = await trainer.train()
         jobs = trainer.collector.jobs(0)
         assert len(trainer.collector.finished(0, jobs)) == len(jobs)
-        other = [replace(jobs[0], seed=jobs[0].seed + 1), replace(jobs[1], task=replace(jobs[1].task, id="else"))]
+        other = [
+            replace(jobs[0], seed=jobs[0].seed + 1),
+            replace(jobs[1], task=replace(jobs[1].task, id="else")),
+        ]
         assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
         assert run.status == "finished"
 
@@ -459,7 +567,11 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
         assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
         assert {item.pack for item in trainer.eval_tasks} == {"two"}
         run = await trainer.train()
-        lines = [row["text"] for row in trainer.store.journal.logs(run.id) if row["text"].startswith("step 1/")]
+        lines = [
+            row["text"]
+            for row in trainer.store.journal.logs(run.id)
+            if row["text"].startswith("step 1/")
+        ]
         assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", lines[0])
     async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
         assert [item.pack for item in trainer.tasks] == ["two", "two"]

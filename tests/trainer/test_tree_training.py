@@ -12,9 +12,14 @@ from tests.helpers.train import episodes_of, trainer_of, write_model
 from tests.helpers.trees import grafted
 
 
-async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(tmp_path: Path) -> None:
+async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(
+    tmp_path: Path,
+) -> None:
     model = write_model(tmp_path / "model")
-    sections: dict[str, Any] = {"train": {"steps": 1}, "algo": {"advantage": "dr_grpo", "aggregation": "episode_mean"}}
+    sections: dict[str, Any] = {
+        "train": {"steps": 1},
+        "algo": {"advantage": "dr_grpo", "aggregation": "episode_mean"},
+    }
     async with trainer_of(tmp_path / "first", model, **sections) as trainer:
         await trainer.train()
         made = episodes_of(trainer.store, trainer.run)
@@ -26,7 +31,9 @@ async def test_a_step_trains_branched_episodes_and_stores_every_tokens_numbers(t
         for group in groups.values():
             for one, other in zip(group, [*group[1:], group[0]], strict=True):
                 at = next(turn.index for turn in one.turns if turn.role == "assistant")
-                tree = grafted(one, other, at)  # the answer of a sibling to the same prompt, as a second branch
+                tree = grafted(
+                    one, other, at
+                )  # the answer of a sibling to the same prompt, as a second branch
                 trees[one.id] = tree.with_(run_id=trainer.run.id, fact="", advantage=None)
         trainer.store.episodes.add(trees.values(), tokenizer=trainer.loaded.hash)
         await trainer.train()

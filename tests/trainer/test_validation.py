@@ -54,7 +54,9 @@ async def test_without_that_split_a_seeded_tenth_of_training_is_held_out_and_sta
     assert chosen[0] == chosen[1] != chosen[2]
 
 
-async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_few(tmp_path: Path, model: Path) -> None:
+async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_few(
+    tmp_path: Path, model: Path
+) -> None:
     write_pack(tmp_path / "many", rows=30)
     async with trainer_of(tmp_path / "many", model, train={"steps": 1}) as trainer:
         assert len(trainer.tasks) == 30 and not trainer.eval_tasks
@@ -70,14 +72,26 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
             pass
 
 
-async def test_the_run_says_what_the_best_checkpoint_is_chosen_on(tmp_path: Path, model: Path) -> None:
+async def test_the_run_says_what_the_best_checkpoint_is_chosen_on(
+    tmp_path: Path, model: Path
+) -> None:
     from agentrl_cli.trainer.validation import validation
 
-    for name, rows, said in (("many", 30, "3 of 30 training tasks are held out"), ("few", 6, "on the split 'test'")):
+    for name, rows, said in (
+        ("many", 30, "3 of 30 training tasks are held out"),
+        ("few", 6, "on the split 'test'"),
+    ):
         write_pack(tmp_path / name, rows=rows)
         async with trainer_of(tmp_path / name, model, train=EVERY) as trainer:
             run, lines = trainer.run, list[str]()
             packs = {"bandit": load_pack(tmp_path / name)}
             row = trainer.store.runs.add(type(run)(id="", name="other", kind="train"))
-            validation(trainer.config, packs, packs["bandit"].tasks("train"), trainer.store, row, lines.append)
+            validation(
+                trainer.config,
+                packs,
+                packs["bandit"].tasks("train"),
+                trainer.store,
+                row,
+                lines.append,
+            )
             assert len(lines) == 1 and said in lines[0]

@@ -35,23 +35,38 @@ TRL = {"kind": "trl"}
         ({"rollout": {"async_staleness": 1}}, "rollout.async_staleness: 1"),
         ({"rollout": {"top_p": 0.9}}, "truncated sampling"),
         ({"train": {"optimizer": "muon"}}, "train.optimizer: muon"),
-        ({"algo": {"entropy_coef": 0.1, "aggregation": "seq_mean"}}, "algo.entropy_coef: seq_mean; with TRL"),
         (
-            {"algo": {"entropy_coef": 0.1}, "trainer": {**TRL, "options": {"per_device_train_batch_size": 4}}},
+            {"algo": {"entropy_coef": 0.1, "aggregation": "seq_mean"}},
+            "algo.entropy_coef: seq_mean; with TRL",
+        ),
+        (
+            {
+                "algo": {"entropy_coef": 0.1},
+                "trainer": {**TRL, "options": {"per_device_train_batch_size": 4}},
+            },
             "a mean over each of the 2 micro-batches of 4 episodes",
         ),
         ({"trainer": {"kind": "trl", "options": {"max_steps": 3}}}, "trainer.options: max_steps"),
-        ({"trainer": {"kind": "trl", "options": {"per_device_train_batch_size": 3}}}, "does not divide the 8 episodes"),
+        (
+            {"trainer": {"kind": "trl", "options": {"per_device_train_batch_size": 3}}},
+            "does not divide the 8 episodes",
+        ),
     ],
 )
-def test_what_trl_cannot_follow_is_refused_in_a_sentence(sections: dict[str, Any], said: str) -> None:
+def test_what_trl_cannot_follow_is_refused_in_a_sentence(
+    sections: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
-        with_trl.arguments(Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections})))
+        with_trl.arguments(
+            Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections}))
+        )
 
 
 def test_settings_become_fields_of_trl() -> None:
     algo = {"advantage": "dr_grpo", "loss": {"name": "ppo_clip", "clip_high": 0.3}, "kl_coef": 0.04}
-    config = Config.model_validate(settings(Path("m"), algo=algo, trainer={**TRL, "options": {"loss_type": "cispo"}}))
+    config = Config.model_validate(
+        settings(Path("m"), algo=algo, trainer={**TRL, "options": {"loss_type": "cispo"}})
+    )
     given = with_trl.arguments(config)
     assert (given["scale_rewards"], given["epsilon_high"], given["beta"], given["loss_type"]) == (
         *("none", 0.3, 0.04),
@@ -77,13 +92,19 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
     for kind in ("agentrl", "trl"):
         (tmp_path / kind).mkdir()
         algo = {"kl_coef": 0.1}
-        async with trainer_of(tmp_path / kind, model, train={"steps": 2}, algo=algo, trainer={"kind": kind}) as trainer:
+        async with trainer_of(
+            tmp_path / kind, model, train={"steps": 2}, algo=algo, trainer={"kind": kind}
+        ) as trainer:
             run = await trainer.train()
             rows, episodes = trainer.store.runs.steps(run.id), episodes_of(trainer.store, run, 1)
-            found[kind] = rows[0], [(e.reward, e.advantage) for e in episodes if e.fact == Fact.TRAINED]
+            found[kind] = (
+                rows[0],
+                [(e.reward, e.advantage) for e in episodes if e.fact == Fact.TRAINED],
+            )
             signals = [trainer.store.signals.get(e.id) for e in episodes]
             assert all(
-                (s is None) == (kind == "trl" or e.fact != Fact.TRAINED) for s, e in zip(signals, episodes, strict=True)
+                (s is None) == (kind == "trl" or e.fact != Fact.TRAINED)
+                for s, e in zip(signals, episodes, strict=True)
             )
             logs = " ".join(row["text"] for row in trainer.store.journal.logs(run.id))
             assert (with_trl.LOST in logs) == (kind == "trl")
@@ -109,26 +130,34 @@ async def test_a_hook_that_changes_sampling_is_refused(tmp_path: Path, model: Pa
 async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, model: Path) -> None:
     """Then an option that TRL lacks: named before anything runs."""
     async with trainer_of(tmp_path, model, trainer=TRL, algo={"entropy_coef": 1e39}) as trainer:
-        before = {name: weight.clone() for name, weight in trainer.loaded.model.state_dict().items()}
+        before = {
+            name: weight.clone() for name, weight in trainer.loaded.model.state_dict().items()
+        }
         with pytest.raises(TrainingStopped, match="not finite; the weights were left"):
             await trainer.train()
         after = trainer.loaded.model.state_dict()
         assert all(torch.equal(weight, after[name]) for name, weight in before.items())
         options = {**TRL, "options": {"loss_typ": "grpo"}}
         with pytest.raises(ConfigError, match="loss_typ is not a field") as caught:
-            with_trl.check(trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)}))
+            with_trl.check(
+                trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)})
+            )
         assert "loss_type" in (caught.value.hint or "")
 
 
 @needs_trl
-async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(tmp_path: Path, model: Path) -> None:
+async def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(
+    tmp_path: Path, model: Path
+) -> None:
     sections: dict[str, Any] = {"deterministic": True, "trainer": TRL}
     ends = []
     for name, stops in (("whole", (3,)), ("broken", (2, 3))):
         (tmp_path / name).mkdir()
         run = None
         for steps in stops:
-            async with trainer_of(tmp_path / name, model, run=run, train={"steps": steps}, **sections) as trainer:
+            async with trainer_of(
+                tmp_path / name, model, run=run, train={"steps": steps}, **sections
+            ) as trainer:
                 run = await trainer.train()
         assert run is not None
         last = Path(run.dir) / "checkpoints" / "last"

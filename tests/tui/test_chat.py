@@ -44,7 +44,15 @@ def session(replies: Sequence[str], **options: Any) -> tuple[Session, list[dict[
     task = options.pop("task", Task("t/1", "t", "", "chat", ()))
     policy = ScriptedPolicy(replies, tokenizer)
     env = ToolEnv([as_tool("calculator")])
-    made = Session(policy, Chat(tokenizer), env, events.append, task, sampling=Sampling(max_new_tokens=500), **options)
+    made = Session(
+        policy,
+        Chat(tokenizer),
+        env,
+        events.append,
+        task,
+        sampling=Sampling(max_new_tokens=500),
+        **options,
+    )
     return made, events
 
 
@@ -52,7 +60,13 @@ async def test_a_turn_is_prompt_call_result_answer_and_ids_stay_what_was_sampled
     made, events = session([CALL, "54."])
     await made.begin([SYSTEM])
     await made.user("12*4.5?")
-    assert [turn.role for turn in made.turns] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [turn.role for turn in made.turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     episode = made.episode()
     spoken = [turn for turn in episode.turns if turn.role == "assistant"]
     sampled = episode.tokens.slice(spoken[0].start, spoken[0].end)
@@ -131,7 +145,11 @@ async def test_a_tool_by_hand_is_not_part_of_the_conversation() -> None:
 
 async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path: Path) -> None:
     task = Task("t/1", "t", "f", "test", (), data={"answer": "54."})
-    right = Reward("correct", lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]), primary=True)
+    right = Reward(
+        "correct",
+        lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]),
+        primary=True,
+    )
     made, _ = session([CALL, "54."], task=task, rewards=[right])
     await made.begin([])
     await made.user("12*4.5?")
@@ -148,7 +166,9 @@ async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path:
         assert decoder.text(episode.tokens.ids) == made.chat.decode(made.ids)
 
 
-async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_is_no_failure(tmp_path: Path) -> None:
+async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_is_no_failure(
+    tmp_path: Path,
+) -> None:
     made, _ = session(["hi"])
     await made.begin([])
     await made.user("?")
@@ -160,7 +180,9 @@ async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_i
         assert store.episodes.get(made.save(store)).reward == 0.25
 
 
-async def serve(requests: Sequence[dict[str, Any] | str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+async def serve(
+    requests: Sequence[dict[str, Any] | str], *arguments: str
+) -> tuple[int, list[dict[str, Any]]]:
     """The child's main loop in this process: what it writes for these requests."""
     lines: asyncio.Queue[str | None] = asyncio.Queue()
     for request in requests:
@@ -179,7 +201,13 @@ def script(tmp_path: Path) -> list[str]:
 
 
 async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[str]) -> None:
-    requests: list[Any] = ["not json", {"op": "nope"}, {"op": "undo"}, {"op": "user", "text": "hi"}, {"op": "save"}]
+    requests: list[Any] = [
+        "not json",
+        {"op": "nope"},
+        {"op": "undo"},
+        {"op": "user", "text": "hi"},
+        {"op": "save"},
+    ]
     code, events = await serve(requests, *script)
     kinds = [event["ev"] for event in events]
     assert code == 0 and kinds[0] == "ready" and kinds.count("idle") == 5
@@ -199,7 +227,9 @@ async def test_protocol_says_ready_and_idle_and_survives_nonsense(script: list[s
         (["--model", "scripted", "--task", "x"], "needs a pack"),
     ],
 )
-async def test_a_wrong_model_pack_or_task_is_reported(tmp_path: Path, arguments: list[str], said: str) -> None:
+async def test_a_wrong_model_pack_or_task_is_reported(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     code, events = await serve([], *arguments, "--db", str(tmp_path / "c.db"))
     assert code == 2 and events[-1]["ev"] == "fatal" and said in events[-1]["message"]
 
@@ -218,8 +248,13 @@ def test_commands_are_read() -> None:
     assert parse_command("hello /there").values == {"text": "hello /there"}
     assert parse_command('/call run {"a": 1}').values == {"name": "run", "arguments": {"a": 1}}
     assert "not JSON" in parse_command("/call run {a}").problem
-    assert parse_command("/reward 0.5").values == {"value": 0.5} and parse_command("/reward").op == "reward"
-    assert parse_command("y").op == "user" and parse_command("y", asked=True).values == {"run": True}
+    assert (
+        parse_command("/reward 0.5").values == {"value": 0.5}
+        and parse_command("/reward").op == "reward"
+    )
+    assert parse_command("y").op == "user" and parse_command("y", asked=True).values == {
+        "run": True
+    }
     assert parse_command("/as-tool 54", asked=True).values == {"run": False, "text": "54"}
     assert "/retry" in parse_command("/retri").problem
     assert parse_command("/set temperature x").problem and parse_command("/set lr 1").problem
@@ -239,23 +274,39 @@ def test_mask_and_logprobs_show_under_the_tokens() -> None:
 
 
 def test_a_pipe_drives_the_whole_thing(script: list[str], tmp_path: Path) -> None:
-    lines = 'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
+    lines = (
+        'what is 12*4.5?\n/call calculator {"expression": "1+1"}\n/reward 1\n/save\n/bogus\n/quit\n'
+    )
     command = [sys.executable, "-m", "agentrl_cli", "chat", "--pack", "calc-task", *script]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
-    for shown in ("tools: calculator", "▸ calculator", "54", "It is 54.", "(by hand)", "person", "no command /bogus"):
+    for shown in (
+        "tools: calculator",
+        "▸ calculator",
+        "54",
+        "It is 54.",
+        "(by hand)",
+        "person",
+        "no command /bogus",
+    ):
         assert shown in done.stdout, shown
     with Store.open(tmp_path / "c.db", readonly=True) as store:
-        assert store.episodes.get("last").kind == "chat" and store.episodes.get("last").reward == 1.0
+        assert (
+            store.episodes.get("last").kind == "chat" and store.episodes.get("last").reward == 1.0
+        )
 
 
-async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(script: list[str], tmp_path: Path) -> None:
+async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(
+    script: list[str], tmp_path: Path
+) -> None:
     Store.open(tmp_path / "c.db").close()
     client = ChatClient([*script, "--pack", "calc-task"])
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
     async with app.run_test(size=(100, 40)) as pilot:
         await pilot.press(*"hi", "enter")
         screen = pilot.app.screen
-        assert isinstance(screen, ChatScreen) and [command.values for command in screen.waiting] == [{"text": "hi"}]
+        assert isinstance(screen, ChatScreen) and [
+            command.values for command in screen.waiting
+        ] == [{"text": "hi"}]
         await until_text(pilot, "It is 54.")
         assert not screen.waiting
 
@@ -263,7 +314,9 @@ async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_there(scri
 async def test_a_model_that_cannot_be_loaded_is_shown(tmp_path: Path) -> None:
     Store.open(tmp_path / "c.db").close()
     client = ChatClient(["--model", "scripted", "--task", "x", "--db", str(tmp_path / "c.db")])
-    async with AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client)).run_test(size=(80, 24)) as pilot:
+    async with AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client)).run_test(
+        size=(80, 24)
+    ) as pilot:
         await until_text(pilot, "A task needs a pack")
 
 
@@ -279,7 +332,9 @@ def test_completion_knows_commands_tools_and_settings() -> None:
 async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps(["one", "two", "three"]))
-    client = ChatClient(["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")])
+    client = ChatClient(
+        ["--model", "scripted", "--script", str(script), "--db", str(tmp_path / "c.db")]
+    )
     app = AgentApp(tmp_path / "c.db", lambda reader: ChatScreen(reader, client))
     async with app.run_test(notifications=True, size=(80, 24)) as pilot:
         await until(pilot, lambda: "your turn" in visible(app))
@@ -288,7 +343,9 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
         assert "hi" in text and "you" in text
         await until_text(pilot, "your turn")
         await pilot.press("f5")
-        assert "CHAT TEMPLATE" in await until_text(pilot, "CONTEXT 14 tokens") and "<|im_start|>" in visible(app)
+        assert "CHAT TEMPLATE" in await until_text(
+            pilot, "CONTEXT 14 tokens"
+        ) and "<|im_start|>" in visible(app)
         await pilot.press("f5", "up")
         line = app.screen.query_one(ChatLine)
         assert line.text == "hi\nyou"
@@ -307,7 +364,9 @@ async def test_several_lines_history_completion_editing_and_the_exact_ids(tmp_pa
     assert read_history(kept) == [] == read_history(tmp_path / "none")
 
 
-def test_a_project_with_a_server_talks_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_with_a_server_talks_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from agentrl_cli.commands.chat import _at_server
 
     project, more = tmp_path / "agentrl.yaml", tmp_path / "more.yaml"
@@ -324,7 +383,18 @@ async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
     db, script = tmp_path / "a.db", tmp_path / "script.json"
     script.write_text(json.dumps(["It is 3."]))
     episode = await asyncio.to_thread(fill_calc, db)
-    given = ["--db", str(db), "--episode", episode, "--turn", "2", "--model", "scripted", "--script", str(script)]
+    given = [
+        "--db",
+        str(db),
+        "--episode",
+        episode,
+        "--turn",
+        "2",
+        "--model",
+        "scripted",
+        "--script",
+        str(script),
+    ]
     client = ChatClient(given)
     await client.start()
     events = client.events()

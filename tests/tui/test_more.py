@@ -43,7 +43,15 @@ def fill(path: Path) -> None:
                 store.signals.add(episode.id, demo.signals_of(episode))
         config = {"train": {"lr": 1e-4}, "rollout": {"group_size": 8}}
         store.runs.add(
-            RunRow("run6", "grpo-06", status="finished", started=1.0, ended=60.0, config=config, model="tiny")
+            RunRow(
+                "run6",
+                "grpo-06",
+                status="finished",
+                started=1.0,
+                ended=60.0,
+                config=config,
+                model="tiny",
+            )
         )
         store.runs.add_step("run6", 1, {"reward": 0.25})
         store.runs.add_eval(EvalRow("run6", 1, "step-1", "test", 150, 4, 0.2, 0.1, 0.3))
@@ -78,9 +86,14 @@ async def test_brackets_move_through_the_steps_at_the_same_place(db: Path) -> No
 
 def test_steps_and_checkpoints_are_found_by_task(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
-        assert related.at_step(store, EP, -1) == "ep0110003" and related.at_step(store, EP, 1) == "ep_live"
+        assert (
+            related.at_step(store, EP, -1) == "ep0110003"
+            and related.at_step(store, EP, 1) == "ep_live"
+        )
         rows = related.versions(store, EP)
-        assert [row.id for row in rows] == ["old2", "ep0100003", "ep0110003", EP] or EP in [row.id for row in rows]
+        assert [row.id for row in rows] == ["old2", "ep0100003", "ep0110003", EP] or EP in [
+            row.id for row in rows
+        ]
         place = related.other_version(rows, EP)
         assert place is not None and rows[place].id != EP
         assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
@@ -159,7 +172,10 @@ async def test_export_asks_in_which_form_and_palettes_change(
             await pilot.press(key)
             await until(pilot, (tmp_path / name).exists)
         first, *others = PALETTES
-        for name in [*others, first]:  # all the way round, so that later tests see the usual colours
+        for name in [
+            *others,
+            first,
+        ]:  # all the way round, so that later tests see the usual colours
             await pilot.press("P")
             await until(pilot, partial(chosen, name))
     assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
@@ -171,7 +187,12 @@ def test_the_page_holds_everything_and_asks_for_nothing(db: Path, tmp_path: Path
         assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
         facts = page_object(store, EP, token_texts)
     text = (tmp_path / "e.html").read_text("utf-8")
-    assert "&lt;x&gt;" in text and "http://" not in text and "https://" not in text and "src=" not in text
+    assert (
+        "&lt;x&gt;" in text
+        and "http://" not in text
+        and "https://" not in text
+        and "src=" not in text
+    )
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert data == [facts] and "".join(facts["tokens"]["texts"]).startswith("<|im_start|>system")
     assert len(facts["tokens"]["weight"]) == len(facts["tokens"]["ids"]) == 147
@@ -184,14 +205,20 @@ def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
     turn = episode.turns[1]
     secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
     with Store.open(tmp_path / "s.db") as store:
-        turns = (episode.turns[0], type(turn)(1, "user", (secret,), turn.start, turn.end), *episode.turns[2:])
+        turns = (
+            episode.turns[0],
+            type(turn)(1, "user", (secret,), turn.start, turn.end),
+            *episode.turns[2:],
+        )
         store.episodes.finish(episode.with_(id="secret", run_id=None, turns=turns))
         facts = page_object(store, "secret", token_texts)
     assert facts["masked"] and facts["tokens"] is None and "sk-abc" not in json.dumps(facts)
     assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
 
 
-def test_export_writes_the_page(db: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_the_page(
+    db: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "g.html"
     command = ["export", EP, "--group", "--format", "html", "--db", str(db)]
     assert main([*command, "-o", str(target)]) == 0
@@ -204,8 +231,17 @@ def test_settings_file(tmp_path: Path) -> None:
     assert read_settings(path).problem == ""
     path.write_text("palette: grey\nkeys:\n  replay.tag: ctrl+t\n")
     found = read_settings(path)
-    assert (found.palette, dict(found.keys), found.problem) == ("grey", {"replay.tag": "ctrl+t"}, "")
-    for text, said in (("palette: gray", "grey"), ("- 1", "must hold"), ("keys: 3", "must map"), ("a: [", "read")):
+    assert (found.palette, dict(found.keys), found.problem) == (
+        "grey",
+        {"replay.tag": "ctrl+t"},
+        "",
+    )
+    for text, said in (
+        ("palette: gray", "grey"),
+        ("- 1", "must hold"),
+        ("keys: 3", "must map"),
+        ("a: [", "read"),
+    ):
         path.write_text(text)
         assert said in read_settings(path).problem
 
@@ -248,31 +284,48 @@ async def test_deleting_a_run_asks_and_takes_its_folder(tmp_path: Path) -> None:
         await until_text(pilot, "1 run")
     assert not folder.exists()
     with Store.open(db, readonly=True) as store:
-        assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids("id:old1")
+        assert [run.name for run in store.runs.all()] == ["grpo-07"] and not store.episodes.ids(
+            "id:old1"
+        )
 
 
 async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         run = store.runs.add(RunRow("e", "judged", kind="eval", status="finished", model="tiny"))
         for split, rate in (("train", 0.91), ("test", 0.42)):
-            store.runs.add_eval(EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1))
+            store.runs.add_eval(
+                EvalRow(run.id, 5, f"base-{split}", split, 10, 1, rate, rate - 0.1, rate + 0.1)
+            )
             part = (RewardPart("correct", rate, primary=True),)
-            episode = Episode(f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part)
+            episode = Episode(
+                f"e{split}", "t", run_id=run.id, step=5, kind="eval", reward_parts=part
+            )
             store.episodes.finish(episode.with_(outcome=Outcome.FAILED), split=split)
-    async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(notifications=True, size=WIDE) as pilot:
+    async with AgentApp(tmp_path / "a.db", RunsScreen).run_test(
+        notifications=True, size=WIDE
+    ) as pilot:
         text = await until_text(pilot, "judged")
         row = next(line for line in text.splitlines() if "judged" in line and "eval" in line)
         assert "0.420" in row and " 0.42 " in row and "0.91" not in row and "        2 " in row
         text = await until_text(pilot, "base-train")
-        assert "base-train train step 5: 0.910 [0.81, 1.01]" in text and "base-test test step 5: 0.420" in text
+        assert (
+            "base-train train step 5: 0.910 [0.81, 1.01]" in text
+            and "base-test test step 5: 0.420" in text
+        )
 
 
 async def test_a_store_that_cannot_be_read_is_reported_once_and_in_place(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("hello", "utf-8")
-    async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
-        await until(pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split()))
+    async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(
+        notifications=True, size=SMALL
+    ) as pilot:
+        await until(
+            pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split())
+        )
         text = " ".join(visible(pilot.app).split())
-        assert "is not an agentrl store: it is not a SQLite file" in text and "No runs yet" not in text
+        assert (
+            "is not an agentrl store: it is not a SQLite file" in text and "No runs yet" not in text
+        )
         screen = pilot.app.screen
         assert isinstance(screen, RunsScreen)
         for _ in range(3):
@@ -284,7 +337,9 @@ async def test_a_store_that_cannot_be_read_is_reported_once_and_in_place(tmp_pat
 
 async def test_no_runs_yet_says_what_to_do(tmp_path: Path) -> None:
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(notifications=True, size=SMALL) as pilot:
+    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(
+        notifications=True, size=SMALL
+    ) as pilot:
         await until_text(pilot, "agentrl rollout -n 16")
         await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k", "question_mark")
 
@@ -292,10 +347,18 @@ async def test_no_runs_yet_says_what_to_do(tmp_path: Path) -> None:
 def test_comparing_two_runs(db: Path) -> None:
     with Store.open(db, readonly=True) as store:
         found = compare_runs(store, "grpo-06", "grpo-07")
-    assert found.source == "all attempts" and [line.task_id for line in found.tasks] == ["calc/0417"]
-    assert found.tasks[0].before == (1, 2) and found.tasks[0].after == (5, 12) and found.tasks[0].flip == ""
+    assert found.source == "all attempts" and [line.task_id for line in found.tasks] == [
+        "calc/0417"
+    ]
+    assert (
+        found.tasks[0].before == (1, 2)
+        and found.tasks[0].after == (5, 12)
+        and found.tasks[0].flip == ""
+    )
     assert dict((name, (a, b)) for name, a, b in found.metrics)["reward"][0] == 0.25
-    assert ("train.lr", 1e-4, None) in found.settings or any(name == "train" for name, _, _ in found.settings)
+    assert ("train.lr", 1e-4, None) in found.settings or any(
+        name == "train" for name, _, _ in found.settings
+    )
     assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
     assert found.difference is not None and found.difference[0] == pytest.approx(5 / 12 - 1 / 2)
 

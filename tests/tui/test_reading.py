@@ -43,7 +43,10 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     w.given("tool", ROWS, Origin.TOOL, [ToolResult(ROWS, seconds=0.1)])
     with Store.open(path) as store:
         long = replace(
-            demo.episode(words, 8, solved=True, step=3), id="longone", turns=tuple(w.turns), tokens=w.tokens()
+            demo.episode(words, 8, solved=True, step=3),
+            id="longone",
+            turns=tuple(w.turns),
+            tokens=w.tokens(),
         )
         store.episodes.finish(long)
         store.tokenizers.add("words", words.json(), "", {})
@@ -76,12 +79,24 @@ async def test_images_are_half_blocks_and_open_by_a_key(db: Path) -> None:
     pictures = png(8, 8, (255, 0, 0)), png(40, 20, (0, 0, 255))
     words = demo.Words()
     w = demo.Writer(words, 1)
-    parts = [{"type": "image", **image_part(pictures[0], 8, 8, 1)}, {"type": "text", "text": "look"}]
+    parts = [
+        {"type": "image", **image_part(pictures[0], 8, 8, 1)},
+        {"type": "text", "text": "look"},
+    ]
     w.given("user", "look", Origin.USER)
-    w.turns[-1] = replace(w.turns[-1], messages=({"role": "user", "content": parts},), images=pictures[:1])
-    w.given("tool", "it", Origin.TOOL, [ToolResult("it", images=pictures[1:]), ToolResult("", images=(b"none",))])
+    w.turns[-1] = replace(
+        w.turns[-1], messages=({"role": "user", "content": parts},), images=pictures[:1]
+    )
+    w.given(
+        "tool",
+        "it",
+        Origin.TOOL,
+        [ToolResult("it", images=pictures[1:]), ToolResult("", images=(b"none",))],
+    )
     with Store.open(db) as store:
-        shown = replace(demo.episode(words, 9, solved=True, step=3), id="pictured", turns=tuple(w.turns))
+        shown = replace(
+            demo.episode(words, 9, solved=True, step=3), id="pictured", turns=tuple(w.turns)
+        )
         store.episodes.finish(replace(shown, tokens=w.tokens()))
     app = AgentApp(db, lambda reader: ReplayScreen(reader, "pictured"))
     async with app.run_test(notifications=True, size=(120, 70)) as pilot:
@@ -98,7 +113,11 @@ async def test_images_are_half_blocks_and_open_by_a_key(db: Path) -> None:
         text = await until_text(pilot, "reading")
         assert "[image 8x8" in text and "▀▀▀▀" in text
     rows = picture_rows(pictures[0], 4, 4)
-    assert len(rows) == 2 and rows[0][0].style == Style(color="#ff0000", bgcolor="#ff0000") and len(rows[0]) == 4
+    assert (
+        len(rows) == 2
+        and rows[0][0].style == Style(color="#ff0000", bgcolor="#ff0000")
+        and len(rows[0]) == 4
+    )
 
 
 async def test_pages_of_watch_are_searched(db: Path) -> None:
@@ -114,13 +133,30 @@ async def test_a_filter_is_a_form(db: Path) -> None:
     async with app.run_test(notifications=True, size=(120, 40)) as pilot:
         await until_text(pilot, "TURN")
         await pilot.press(
-            "f", *"reward:<1", "tab", "tab", "tab", "tab", *"fai", "right", "tab", *"bad", "right", "enter"
+            "f",
+            *"reward:<1",
+            "tab",
+            "tab",
+            "tab",
+            "tab",
+            *"fai",
+            "right",
+            "tab",
+            *"bad",
+            "right",
+            "enter",
         )
         await until_text(pilot, "filter reward:<1 outcome:failed flag:BADARG")
 
 
 def test_forms_make_the_lines_that_are_checked() -> None:
-    fields = {"filter": "-tag:seen", "task": "calc/*", "step": "3..9", "text": "two words", "flag": ""}
+    fields = {
+        "filter": "-tag:seen",
+        "task": "calc/*",
+        "step": "3..9",
+        "text": "two words",
+        "flag": "",
+    }
     text = filter_text(fields)
     assert text == '-tag:seen task:calc/* step:3..9 text:"two words"' and compile_filter(text)
     line = whatif_text({"turn": "2", "n": "4", "T": "1.0", "seed": "", "model": "grpo-07@last"})
@@ -140,11 +176,15 @@ def test_forms_make_the_lines_that_are_checked() -> None:
 
 def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
     assert is_light("light", {}) and not is_light("dark", {"COLORFGBG": "0;15"})
-    assert is_light("auto", {"COLORFGBG": "0;default;15"}) and not is_light("auto", {"COLORFGBG": "15;0"})
+    assert is_light("auto", {"COLORFGBG": "0;default;15"}) and not is_light(
+        "auto", {"COLORFGBG": "15;0"}
+    )
     assert light_background(b"\x1b]11;rgb:ffff/fafa/f0f0\x1b\\\x1b[?62;22c") and light_background(
         b"\x1b]11;rgb:ff/ff/ff\x07"
     )
-    assert not light_background(b"\x1b]11;rgb:1010/1010/1414\x1b\\") and not light_background(b"\x1b[?62c")
+    assert not light_background(b"\x1b]11;rgb:1010/1010/1414\x1b\\") and not light_background(
+        b"\x1b[?62c"
+    )
     back, text = (inverted(Color.parse(name)).get_truecolor() for name in ("#101014", "#d8d8d8"))
     assert min(back) > 240 and max(text) < 60
     assert inverted(Color.default()).is_default
@@ -155,4 +195,7 @@ def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
     path.write_text("theme: light\n")
     assert read_settings(path).theme == "light"
     path.write_text("theme: pink\n")
-    assert read_settings(path).theme == "auto" and "unknown theme 'pink'" in read_settings(path).problem
+    assert (
+        read_settings(path).theme == "auto"
+        and "unknown theme 'pink'" in read_settings(path).problem
+    )

@@ -97,7 +97,18 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
         await until_text(pilot, "BESIDE")
 
         def opacity() -> dict[str, float]:
-            names = ("group", "turns", "reward", "token", "why", "map", "failure", "diff", "steps", "beside")
+            names = (
+                "group",
+                "turns",
+                "reward",
+                "token",
+                "why",
+                "map",
+                "failure",
+                "diff",
+                "steps",
+                "beside",
+            )
             return {name: screen.query_one(f"#{name}").styles.text_opacity for name in names}
 
         def before_paint(paint: Callable[[], None] = screen.panes.paint) -> None:
@@ -149,13 +160,20 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
         await pilot.press("f")
-        assert "fields: adv branches calls" in await until_text(pilot, "enter: go")  # the dialog lists the fields
+        assert "fields: adv branches calls" in await until_text(
+            pilot, "enter: go"
+        )  # the dialog lists the fields
         await pilot.press(*"rewar:<1", "enter")
         await until_text(pilot, "Did you mean reward")
         assert isinstance(pilot.app.screen, Form)  # a typo does not get past the dialog
         for key in ("down", "down", "x"):  # at once, as a paste or a slow machine brings them
             pilot.app.post_message(Key(key, key if len(key) == 1 else None))
-        await until(pilot, lambda: any(item.value for item in pilot.app.screen.query(Input) if item.name == "step"))
+        await until(
+            pilot,
+            lambda: any(
+                item.value for item in pilot.app.screen.query(Input) if item.name == "step"
+            ),
+        )
         await pilot.press("backspace", "up", "up", *["backspace"] * 8, *"reward:>1", "enter")
         assert "ep ep0120006" in await until_text(pilot, "reward 1.20")
 
@@ -163,12 +181,18 @@ async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: 
 async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=SMALL) as pilot:
         text = await until_text(pilot, "1* 2. 3> 4*")
-        assert "I need the total" in text and "logp -0.130 p .878  trained yes" in text and "GROUP" not in text
+        assert (
+            "I need the total" in text
+            and "logp -0.130 p .878  trained yes" in text
+            and "GROUP" not in text
+        )
         assert "step 120 > calc/0417 > 3 of 8   reward 0.00   failed   adv -0.77   trained" in text
         await pilot.press("tab")
         assert "REWARD" in visible(pilot.app) and "I need the total" not in visible(pilot.app)
         assert "WHY IT FAILED" not in visible(pilot.app)
-        await pilot.press("pagedown", "pagedown")  # scrolls what is shown, not the transcript behind it
+        await pilot.press(
+            "pagedown", "pagedown"
+        )  # scrolls what is shown, not the transcript behind it
         assert "BADARG" in await until_text(pilot, "WHY IT FAILED")
         await pilot.press("tab")
         assert "GROUP calc/0417" in visible(pilot.app)
@@ -211,18 +235,39 @@ def half_written(path: Path) -> None:
     with Store.open(path) as store:
         store.episodes.start(Episode("begun", "t/1"))
         store.episodes.start(Episode("nan", "t/2"))
-        store.episodes.add_turn("nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd)
+        store.episodes.add_turn(
+            "nan", Turn(0, "assistant", ({"role": "assistant", "content": None},), 0, 3), odd
+        )
         store.episodes.start(Episode("cut", "t/3", turns=()))
         for turn in done.turns[:2]:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
 
 
 @pytest.mark.parametrize(("episode", "size"), [("begun", WIDE), ("nan", SMALL), ("cut", WIDE)])
-async def test_half_written_episodes_open(tmp_path: Path, episode: str, size: tuple[int, int]) -> None:
+async def test_half_written_episodes_open(
+    tmp_path: Path, episode: str, size: tuple[int, int]
+) -> None:
     half_written(tmp_path / "half.db")
-    async with replay(tmp_path / "half.db", episode).run_test(notifications=True, size=size) as pilot:
+    async with replay(tmp_path / "half.db", episode).run_test(
+        notifications=True, size=size
+    ) as pilot:
         assert "RUNNING" in await until_text(pilot, "RUNNING")
-        for key in ("j", "k", "J", "K", "down", "up", "G", "g", "v", "apostrophe", "space", *"123456789", "l", "tab"):
+        for key in (
+            "j",
+            "k",
+            "J",
+            "K",
+            "down",
+            "up",
+            "G",
+            "g",
+            "v",
+            "apostrophe",
+            "space",
+            *"123456789",
+            "l",
+            "tab",
+        ):
             await pilot.press(key)
         if size == WIDE:
             await until_text(pilot, "not graded yet")
@@ -262,7 +307,9 @@ async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
 
 async def test_list_of_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(notifications=True, size=SMALL) as pilot:
+    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(
+        notifications=True, size=SMALL
+    ) as pilot:
         await until_text(pilot, "no episodes yet")
         await pilot.press("j", "k", "G", "g", "enter", "pagedown")
 
@@ -288,7 +335,9 @@ def test_plain_prints_the_first_episode_of_a_filter(db: Path, cli: Cli) -> None:
         wanted = store.episodes.rows(store.episodes.ids("reward:<0.5", "reward"))[0].id
     out = cli("replay", "--plain", "--filter", "reward:<0.5", "--sort", "reward", "--db", str(db))
     assert wanted in out.splitlines()[0]
-    assert "No episode matches" in cli("replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2)
+    assert "No episode matches" in cli(
+        "replay", "--plain", "-f", "reward:>99", "--db", str(db), code=2
+    )
 
 
 @pytest.fixture
@@ -329,7 +378,9 @@ def test_plain_needs_no_textual_and_a_pipe_is_plain(db: Path) -> None:
 
 
 def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
-    rows = [json.loads(line) for line in cli("replay", EP, "--tokens", "--db", str(db)).splitlines()]
+    rows = [
+        json.loads(line) for line in cli("replay", EP, "--tokens", "--db", str(db)).splitlines()
+    ]
     assert len(rows) == 147 and rows[0]["logp_policy"] is None
     sampled = next(row for row in rows if row["origin"] == "model")
     assert sampled["advantage"] == pytest.approx(-0.77) and len(sampled["top"]) == 5
@@ -337,7 +388,17 @@ def test_tokens_are_json_lines_with_all_numbers(db: Path, cli: Cli) -> None:
 
 def test_without_colours_the_glyphs_say_the_same(db: Path, tmp_path: Path) -> None:
     picture = tmp_path / "r.svg"
-    command = [sys.executable, "-m", "agentrl_cli", "replay", EP, "--svg", str(picture), "--db", str(db)]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "replay",
+        EP,
+        "--svg",
+        str(picture),
+        "--db",
+        str(db),
+    ]
     subprocess.run(command, env={**os.environ, "NO_COLOR": "1"}, check=True, capture_output=True)
     text = picture.read_text("utf-8")
     assert "eeeeee" in text and "~~~~" in text
@@ -355,7 +416,9 @@ def test_mistakes_get_a_message(db: Path, cli: Cli, arguments: list[str], said: 
     assert said in cli(*arguments, "--db", str(db), code=2)
 
 
-async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp_path: Path) -> None:
+async def test_following_goes_on_to_the_newest_episode_until_something_moves(
+    tmp_path: Path,
+) -> None:
     db = tmp_path / "a.db"
     demo.fill(db, steps=2)
     words = demo.Words()
@@ -365,8 +428,12 @@ async def test_following_goes_on_to_the_newest_episode_until_something_moves(tmp
         assert isinstance(screen, ReplayScreen)
         await pilot.press("L")
         assert "FOLLOWING" in await until_text(pilot, "FOLLOWING")
-        await until(pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None)
-        newer = demo.episode(words, 5, solved=True, step=3).with_(id="newer", started=4e9, ended=4e9)
+        await until(
+            pilot, lambda: screen.episode_id != "ep0002003" and screen.panes._version is not None
+        )
+        newer = demo.episode(words, 5, solved=True, step=3).with_(
+            id="newer", started=4e9, ended=4e9
+        )
         with Store.open(db) as store:
             store.episodes.cancel("run7")
             store.episodes.finish(newer)
@@ -409,8 +476,13 @@ def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_
         ).with_(**changes)  # fmt: skip
         store.episodes.finish(episode)
         nan, span = np.full(2, np.nan), np.ones(4)
-        whole = [np.concatenate([nan, span * number]).astype(np.float32) for number in (weight, math.log(p), 1.0)]
-        store.signals.add(name, TrainSignals(whole[0], whole[1], whole[2], np.zeros(6, np.int8), whole[0]))
+        whole = [
+            np.concatenate([nan, span * number]).astype(np.float32)
+            for number in (weight, math.log(p), 1.0)
+        ]
+        store.signals.add(
+            name, TrainSignals(whole[0], whole[1], whole[2], np.zeros(6, np.int8), whole[0])
+        )
         store.flush()
 
     with Store.open(tmp_path / "b.db") as store:
@@ -419,7 +491,9 @@ def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_
         tried("failed", 9.0, 0.1, outcome=Outcome.FAILED)
         tried("skipped", 9.0, 0.1, fact="skipped:zero_variance")
         assert store.episodes.resolve("best") == "pushed"
-        assert store.signals.push_scale(None) == pytest.approx(9.0 * 0.9, rel=0.2)  # the failed one trained too
+        assert store.signals.push_scale(None) == pytest.approx(
+            9.0 * 0.9, rel=0.2
+        )  # the failed one trained too
         assert store.signals.push_scale("nosuch") == 0.0
 
 
@@ -438,7 +512,12 @@ async def test_escape_goes_back_and_never_quits(db: Path) -> None:
 
 def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:
     part = (RewardPart("r", 1.0, primary=True),)
-    rows = [("lone", 2.5, ()), ("odd", 0.3, ("NOTOOL",)), ("often", 0.4, ()), ("untrained", None, ())]
+    rows = [
+        ("lone", 2.5, ()),
+        ("odd", 0.3, ("NOTOOL",)),
+        ("often", 0.4, ()),
+        ("untrained", None, ()),
+    ]
     with Store.open(tmp_path / "b.db") as store:
         for n, (name, advantage, flags) in enumerate(rows):
             store.episodes.finish(

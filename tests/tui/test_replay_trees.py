@@ -65,8 +65,15 @@ async def test_replay_shows_the_tree_and_each_branch_alone(db: Path) -> None:
     app = AgentApp(db, lambda reader: ReplayScreen(reader, "tree"))
     async with app.run_test(notifications=True, size=(120, 40)) as pilot:
         text = await until_text(pilot, "3 branches")
-        assert "> 1 asst +tool" in text and "  2 └user" in text and "  4 tool" in text and "  6 └tool" in text
-        assert "TURN 2/7 user  another context" in text and "TURN 4/7 tool  continues turn 1" in text
+        assert (
+            "> 1 asst +tool" in text
+            and "  2 └user" in text
+            and "  4 tool" in text
+            and "  6 └tool" in text
+        )
+        assert (
+            "TURN 2/7 user  another context" in text and "TURN 4/7 tool  continues turn 1" in text
+        )
         screen = app.screen
         assert isinstance(screen, ReplayScreen)
         await pilot.press("B")
@@ -79,7 +86,9 @@ async def test_replay_shows_the_tree_and_each_branch_alone(db: Path) -> None:
         text = await until_text(pilot, "BRANCH 3 of 3: turns 0-1 6-7")
         assert "It costs 12" in text and "It costs 54" not in text
         block = screen.tokens.view.blocks[6] if screen.tokens.view is not None else None
-        assert block is not None and screen.tokens.cursor == block.start  # the first token that is the branch's own
+        assert (
+            block is not None and screen.tokens.cursor == block.start
+        )  # the first token that is the branch's own
         await pilot.press("B")
         await until(pilot, lambda: "BRANCH" not in visible(app))
         assert "It costs 54" in visible(app)
@@ -97,7 +106,10 @@ async def test_an_episode_of_one_branch_has_no_other_to_show(db: Path) -> None:
 def test_printed_and_as_json(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "tree", "--plain", "--db", str(db)]) == 0
     text = capfd.readouterr().out
-    assert "--- TURN 6/7 tool  continues turn 1" in text and "3 branches, B: turns 2-3, 0-1 4-5, 0-1 6-7" in text
+    assert (
+        "--- TURN 6/7 tool  continues turn 1" in text
+        and "3 branches, B: turns 2-3, 0-1 4-5, 0-1 6-7" in text
+    )
     assert main(["replay", "tree", "--json", "--db", str(db)]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown["branches"] == [[2, 3], [0, 1, 4, 5], [0, 1, 6, 7]]
@@ -112,8 +124,14 @@ def test_what_if_and_forks_follow_the_path(db: Path) -> None:
     view = make_view(one, TokenTexts())
     at = {turn.index: turn.start for turn in one.turns}
     assert [whatif_turn(view, at[n]) for n in (0, 1, 2, 4)] == [1, 1, 3, 5]
-    assert whatif_turn(make_view(episode(sub_agent()), TokenTexts()), 7) == 3  # of the second agent, not the first
+    assert (
+        whatif_turn(make_view(episode(sub_agent()), TokenTexts()), 7) == 3
+    )  # of the second agent, not the first
     # main branches: 0-1 4-5 here; the other says 26 for 25 there
     other = episode([*fork()[:5], replace(fork()[5], ids=(26,))], "other")
     found = fork_of(view, other)
-    assert found is not None and found.position == one.turns[5].start and one.tokens.ids[found.position] == 25
+    assert (
+        found is not None
+        and found.position == one.turns[5].start
+        and one.tokens.ids[found.position] == 25
+    )

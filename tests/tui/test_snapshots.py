@@ -31,7 +31,11 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "episodes": (EpisodesScreen, (), "ep0120003"),
     "replay": (lambda reader: ReplayScreen(reader, "ep0120003"), (), "TURN 2"),
     "replay-logp": (lambda reader: ReplayScreen(reader, "ep0120003"), ("3", "j"), "TURN 3"),
-    "replay-help": (lambda reader: ReplayScreen(reader, "ep0120003"), ("question_mark",), "gradient weight"),
+    "replay-help": (
+        lambda reader: ReplayScreen(reader, "ep0120003"),
+        ("question_mark",),
+        "gradient weight",
+    ),
     "versus": (versus, (), "they part at"),
     "compare": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), (), "EVALUATIONS"),
     "watch": (lambda reader: WatchScreen(reader, "grpo-07"), (), "worth a look"),
@@ -43,13 +47,25 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
     "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
     "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
-    "watch-help": (lambda reader: WatchScreen(reader, "grpo-07"), ("question_mark",), "attaches again"),
+    "watch-help": (
+        lambda reader: WatchScreen(reader, "grpo-07"),
+        ("question_mark",),
+        "attaches again",
+    ),
     "runs-help": (RunsScreen, ("question_mark",), "flipped tasks"),
     "episodes-help": (EpisodesScreen, ("question_mark",), "open the episode"),
-    "compare-help": (lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"), ("question_mark",), "every metric"),
+    "compare-help": (
+        lambda reader: CompareScreen(reader, "grpo-06", "grpo-07"),
+        ("question_mark",),
+        "every metric",
+    ),
     "versus-help": (versus, ("question_mark",), "both to the first"),
     "whatif-help": (reroll, ("question_mark",), "Nothing here touches"),
-    "palette": (lambda reader: ReplayScreen(reader, "ep0120003"), ("ctrl+p", *"bookmark"), "replay.bookmark"),
+    "palette": (
+        lambda reader: ReplayScreen(reader, "ep0120003"),
+        ("ctrl+p", *"bookmark"),
+        "replay.bookmark",
+    ),
     **MORE,
 }
 """name → (screen, keys, text that marks it as painted)."""
@@ -75,19 +91,36 @@ def shot(app: App[Any]) -> str:
     for strip in app.screen._compositor.render_strips():
         for segment in strip:
             style = segment.style
-            mark = f"{style.color} {style.bgcolor} {style.bold} {style.reverse}" if style is not None else ""
+            mark = (
+                f"{style.color} {style.bgcolor} {style.bold} {style.reverse}"
+                if style is not None
+                else ""
+            )
             if not runs or runs[-1] != mark:
                 runs.append(mark)
     return f"{text}\n-- colours {hashlib.sha256('|'.join(runs).encode()).hexdigest()[:16]}\n"
 
 
-SMALL = ("runs", "episodes", "replay", "versus", "compare", "watch", "watch-charts", "watch-groups", "chat", "whatif")
+SMALL = (
+    "runs",
+    "episodes",
+    "replay",
+    "versus",
+    "compare",
+    "watch",
+    "watch-charts",
+    "watch-groups",
+    "chat",
+    "whatif",
+)
 CASES = [(name, (120, 40)) for name in SCREENS]
 CASES += [(name, (80, 24)) for name in (*SMALL, "dialog-whatif", "watch-help")]
 CASES += [("watch", (160, 50))]
 
 
-@pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES])
+@pytest.mark.parametrize(
+    ("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES]
+)
 async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Path) -> None:
     make, keys, marker = SCREENS[name]
     app = AgentApp(db, make)

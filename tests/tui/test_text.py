@@ -52,7 +52,11 @@ def test_a_byte_level_vocabulary_needs_no_library() -> None:
         "assert 'tokenizers' not in sys.modules"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps([ids, words.json()]), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        input=json.dumps([ids, words.json()]),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert out.stdout == "<|im_start|>user\nThe total is 57.9 é\n<|im_end|>"
 
@@ -65,7 +69,9 @@ def test_a_vocabulary_that_is_not_byte_level_goes_through_tokenizers() -> None:
     assert TokenTexts(tokenizer.to_str()).texts([0, 1]) == ["hello", "world"]
 
 
-@pytest.mark.parametrize("broken", [None, "", "{", "{}", '{"model": 3}', '{"model": {"vocab": null}}'])
+@pytest.mark.parametrize(
+    "broken", [None, "", "{", "{}", '{"model": 3}', '{"model": {"vocab": null}}']
+)
 def test_without_a_usable_tokenizer_tokens_show_as_ids(broken: str | None) -> None:
     decoder = TokenTexts(broken)
     assert decoder.texts([5, 70000]) == ["⟨5⟩", "⟨70000⟩"]
@@ -79,7 +85,11 @@ def test_visible_shows_what_is_not_printable() -> None:
 def test_weight_layer_tells_direction_strength_and_clipping() -> None:
     tokens = model_tokens([0, 4, 4, 4, 4, 4, 3])
     found = LAYERS["weight"].classify(
-        tokens, signals(7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0]), 0
+        tokens,
+        signals(
+            7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0]
+        ),
+        0,
     )
     assert "".join(LAYERS["weight"].levels[level].glyph for level in found) == ".#+-=~."
 
@@ -96,7 +106,9 @@ def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> N
     assert given.push[1:6].tolist() == pytest.approx([0.002, 0.5, 0.25, -0.5, 3.6], abs=1e-6)
     layer = LAYERS["push"]
     shown = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0.5))
-    assert shown == ".076g7a~"  # p .998 is pale, half the scale is a step less, above the scale is the top
+    assert (
+        shown == ".076g7a~"
+    )  # p .998 is pale, half the scale is a step less, above the scale is the top
     quiet = "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 5.0))
     assert quiet == ".032c60~"  # the same numbers in a run that pushes ten times as hard
 
@@ -111,13 +123,17 @@ def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> N
 
 
 def test_logp_layer_bins_by_probability() -> None:
-    tokens = model_tokens([4, 4, 4, 4, 4, 0], [math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)] + [math.nan])
+    tokens = model_tokens(
+        [4, 4, 4, 4, 4, 0], [math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)] + [math.nan]
+    )
     found = LAYERS["logp"].classify(tokens, None, 0)
     assert "".join(LAYERS["logp"].levels[level].glyph for level in found) == "_-=#!."
 
 
 def test_mask_layer_finds_weight_on_a_token_that_was_not_sampled() -> None:
-    found = LAYERS["mask"].classify(model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]), 0)
+    found = LAYERS["mask"].classify(
+        model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]), 0
+    )
     assert "".join(LAYERS["mask"].levels[level].glyph for level in found) == "XTf"
 
 
@@ -133,7 +149,9 @@ def view_of(text: str, width: int, **options: object) -> tuple[episode_view.Epis
     ids = tokenizer.encode(text)
     turn = Turn(0, "assistant", (), 0, len(ids))
     tokens = Tokens.given(ids, [Origin.MODEL] * len(ids))
-    view = episode_view.make_view(Episode("e", "t", turns=(turn,), tokens=tokens), TokenTexts(tokenizer.json))
+    view = episode_view.make_view(
+        Episode("e", "t", turns=(turn,), tokens=tokens), TokenTexts(tokenizer.json)
+    )
     return view, Layout(view, width, **options)  # type: ignore[arg-type]  # options of Layout, by name
 
 
@@ -152,8 +170,13 @@ def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> N
 
 
 def test_glyph_rows_follow_sampled_lines_only_when_asked() -> None:
-    assert sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="sampled")[1].lines) == 2
-    assert sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="none")[1].lines) == 0
+    assert (
+        sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="sampled")[1].lines)
+        == 2
+    )
+    assert (
+        sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="none")[1].lines) == 0
+    )
 
 
 def test_a_folded_turn_is_its_header() -> None:
@@ -164,7 +187,11 @@ def test_a_folded_turn_is_its_header() -> None:
 def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
     turns = [Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)]
     blocks = episode_view.blocks_of(turns, 8)
-    assert [(b.role, b.start, b.end) for b in blocks] == [("user", 0, 3), ("tokens", 3, 5), ("tool", 5, 8)]
+    assert [(b.role, b.start, b.end) for b in blocks] == [
+        ("user", 0, 3),
+        ("tokens", 3, 5),
+        ("tool", 5, 8),
+    ]
     assert episode_view.blocks_of([], 0) == ()
 
 
@@ -175,7 +202,9 @@ def test_arrays_of_another_length_are_padded_not_fatal() -> None:
     assert fitted.clipped.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("a", "b", "at"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([1], [1], None)])
+@pytest.mark.parametrize(
+    ("a", "b", "at"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([1], [1], None)]
+)
 def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
     assert episode_view.first_difference(np.asarray(a, np.int32), np.asarray(b, np.int32)) == at
 
@@ -194,7 +223,12 @@ def test_token_numbers_say_what_is_stored() -> None:
 
 def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
     code = ToolCall("1", "run_python", {"code": "a = 1\nprint(a)"}, "")
-    assert [text.strip() for _, text in call_notes(code)] == ["▸ run_python", "code:", "│ a = 1", "│ print(a)"]
+    assert [text.strip() for _, text in call_notes(code)] == [
+        "▸ run_python",
+        "code:",
+        "│ a = 1",
+        "│ print(a)",
+    ]
     assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
 
 
@@ -203,14 +237,29 @@ def test_curves_have_the_right_size_and_gaps() -> None:
     assert [len(row) for row in rows] == [10, 10, 10]
     lines = charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4, unit=True, marks=[5])
     assert len(lines) == 6 and "┴" in lines[-1].plain and all(line.cell_len <= 30 for line in lines)
-    assert " 2 points " in charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4)[-1].plain  # joined by a line
-    axes = [charts.chart("x", [(x, x % 7) for x in range(n)], 40, 4)[-1].plain for n in (30, 68, 69, 400)]
+    assert (
+        " 2 points " in charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4)[-1].plain
+    )  # joined by a line
+    axes = [
+        charts.chart("x", [(x, x % 7) for x in range(n)], 40, 4)[-1].plain
+        for n in (30, 68, 69, 400)
+    ]
     assert ["means" in axis for axis in axes] == [False, False, True, True]
-    assert " means of 2 " in axes[2] and " means of 6 " in axes[3] and not any("points" in axis for axis in axes)
+    assert (
+        " means of 2 " in axes[2]
+        and " means of 6 " in axes[3]
+        and not any("points" in axis for axis in axes)
+    )
     assert "no data yet" in charts.chart("x", [(0, math.nan)], 30, 4)[1].plain
     assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
 
 
 def test_numbers_are_short() -> None:
-    assert [charts.short(v) for v in (0.41234, 1234.5, 1e-5, math.nan, None)] == ["0.412", "1,234", "1e-05", "-", "-"]
+    assert [charts.short(v) for v in (0.41234, 1234.5, 1e-5, math.nan, None)] == [
+        "0.412",
+        "1,234",
+        "1e-05",
+        "-",
+        "-",
+    ]
     assert [charts.span(s) for s in (3.2, 37, 720, 10380)] == ["3.2 s", "37 s", "12 min", "2 h 53"]

@@ -64,7 +64,9 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
         going = store.episodes.get("ep_live").with_(
             id="ev1", kind="eval", task_id="calc/test-1", step=41, group_id="ge"
         )
-        store.episodes.finish(going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)))
+        store.episodes.finish(
+            going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),))
+        )
         store.episodes.start(going)
         store.live.set("ev1", AgentState.GENERATING, 1, "")
         store.episodes.finish(store.episodes.get("ep_live").with_(outcome=Outcome.FAILED))
@@ -76,22 +78,30 @@ def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
         data = load(store, "run7")
     assert data.evaluating and data.done == 1
     assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 41: 1 done, 1 run"
-    assert {row.kind for _, row in data.notable} == {"train"}  # of the step itself, not of what judges it
-    assert 0.0 in data.advantages  # a group without spread: no advantage was stored, and it teaches nothing
+    assert {row.kind for _, row in data.notable} == {
+        "train"
+    }  # of the step itself, not of what judges it
+    assert (
+        0.0 in data.advantages
+    )  # a group without spread: no advantage was stored, and it teaches nothing
 
 
 def test_the_last_step_is_the_run_s_own(db: Path) -> None:
     """Between two steps nothing runs, and of the step that has begun some episodes may have ended: neither is the last
     step, whose best and worst are two episodes even where all are equal."""
     with Store.open(db) as store:
-        begun = store.episodes.get("ep_live").with_(outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),))
+        begun = store.episodes.get("ep_live").with_(
+            outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)
+        )
         store.episodes.finish(begun)
         data, recent = load(store, "run7"), load_recent(store, "run7")
         assert data.step == 40 and not data.live
         assert [row.step for _, row in data.notable[:2]] == [40, 40] and data.signal.groups == 1
         assert len(recent.lengths) == 8
         for row in store.episodes.rows(store.episodes.ids("step:40 kind:train", "time", "run7")):
-            store.episodes.finish(store.episodes.get(row.id).with_(reward_parts=(RewardPart("r", 1.0, primary=True),)))
+            store.episodes.finish(
+                store.episodes.get(row.id).with_(reward_parts=(RewardPart("r", 1.0, primary=True),))
+            )
         (_, best), (_, worst) = notable_of(store, "run7", 40)["notable"][:2]
         assert best.id != worst.id and best.reward == worst.reward == 1.0
 
@@ -100,16 +110,26 @@ async def test_no_text_steers_the_terminal(db: Path) -> None:
     """A note of several lines tore the screen; what a tool printed could clear it."""
     words = demo.Words()
     episode = demo.episode(words, 3, solved=False)
-    call = ToolCall("", "calc\x1b[2J", None, "x", "cut off. Expected:\n<tool_call>\n\x1b]0;title\x07\tend")
+    call = ToolCall(
+        "", "calc\x1b[2J", None, "x", "cut off. Expected:\n<tool_call>\n\x1b]0;title\x07\tend"
+    )
     turns = tuple(replace(turn, calls=(call,)) if turn.calls else turn for turn in episode.turns)
-    view = make_view(episode.with_(turns=turns), TokenTexts(words.json()), live="first\nsecond 漢字漢字")
+    view = make_view(
+        episode.with_(turns=turns), TokenTexts(words.json()), live="first\nsecond 漢字漢字"
+    )
     layout = Layout(view, 24)
     assert all(text.isprintable() for _, text in layout.notes)
     shown = [text for _, text in layout.notes]
-    assert "  <tool_call>" in shown and "second 漢字漢字" in shown and not any("\n" in text for text in shown)
+    assert (
+        "  <tool_call>" in shown
+        and "second 漢字漢字" in shown
+        and not any("\n" in text for text in shown)
+    )
     assert all(sum(2 if ord(c) > 0x2E80 else 1 for c in text) <= 24 for text in shown)
     assert [kind for kind, *_ in layout.lines].count(Kind.NOTE) == len(shown)
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=WIDE
+    ) as pilot:
         await until_text(pilot, "TOKEN 1/64")
         pilot.app.screen.query_one("#why").update(Text("a\x1b[2Jb\x07c\x9bd"))  # type: ignore[attr-defined]
         await until_text(pilot, "a[2Jbcd")
@@ -118,7 +138,9 @@ async def test_no_text_steers_the_terminal(db: Path) -> None:
 
 def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
     with Store.open(db) as store:
-        child = store.episodes.get("ep0040003").with_(id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",))
+        child = store.episodes.get("ep0040003").with_(
+            id="child", kind="whatif", parent_id="ep0040003", flags=("LOOP",)
+        )
         store.episodes.finish(child)
         store.marks.tag("child", "seen")
         store.marks.note("child", "why?")
@@ -129,7 +151,9 @@ def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
 async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: Path) -> None:
     from agentrl_cli.analysis.compare import compare_runs
 
-    async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(size=SMALL) as pilot:
+    async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(
+        size=SMALL
+    ) as pilot:
         screen = pilot.app.screen
         assert isinstance(screen, CompareScreen)
         await until(pilot, lambda: screen.found is not None)
@@ -164,14 +188,18 @@ def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
     assert "sampled" in turn_lines(view, 2)[3].plain
 
 
-def test_last_with_a_filter_is_the_last_that_it_lets_through(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_last_with_a_filter_is_the_last_that_it_lets_through(
+    db: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", "last", "--plain", "--db", str(db), "-f", "outcome:solved"]) == 0
     assert "solved" in capfd.readouterr().out.splitlines()[0]
 
 
 async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) -> None:
     with sqlite3.connect(db) as conn:
-        conn.execute("UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2")
+        conn.execute(
+            "UPDATE turn_tokens SET top_ids=x'0102030405' WHERE episode_id='ep0040003' AND idx=2"
+        )
         conn.execute("UPDATE turns SET messages='{bad' WHERE episode_id='ep0040002' AND idx=1")
         conn.execute("UPDATE turn_tokens SET ratio=x'01' WHERE episode_id='ep0040001' AND idx=2")
     conn.close()
@@ -179,15 +207,21 @@ async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) ->
         for name in ("ep0040003", "ep0040002"):
             with pytest.raises(StoreError, match=f"Episode {name} is damaged"):
                 store.episodes.get(name)
-        with pytest.raises(StoreError, match="The training signals of episode ep0040001 is damaged"):
+        with pytest.raises(
+            StoreError, match="The training signals of episode ep0040001 is damaged"
+        ):
             store.signals.get("ep0040001")
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=SMALL) as pilot:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=SMALL
+    ) as pilot:
         await until_text(pilot, "Episode ep0040003 is damaged")
         await pilot.press("n", "n", "N", "q")
 
 
 async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path) -> None:
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=WIDE
+    ) as pilot:
         screen = pilot.app.screen
         assert isinstance(screen, ReplayScreen)
         await until_text(pilot, "TOKEN 1/64")
@@ -203,21 +237,28 @@ async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path)
 
 
 def test_a_key_id_that_no_screen_has_is_reported() -> None:
-    assert unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
+    assert (
+        unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
+    )
     assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
 
 
 def with_a_secret(path: Path) -> None:
     """A store with an episode `plain` and one that contains a key."""
     episode = demo.episode(demo.Words(), 3, solved=False)
-    turn = replace(episode.turns[1], messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},))
+    turn = replace(
+        episode.turns[1],
+        messages=({"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"},),
+    )
     with Store.open(path) as store:
         store.episodes.finish(episode.with_(id="plain", run_id=None, group_id="a"))
         turns = (episode.turns[0], turn, *episode.turns[2:])
         store.episodes.finish(episode.with_(id="telling", run_id=None, group_id="b", turns=turns))
 
 
-async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_of_a_secret_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with_a_secret(tmp_path / "s.db")
     for name, asks in (("plain", False), ("telling", True)):
@@ -236,7 +277,9 @@ async def test_a_picture_of_a_secret_is_asked_for(tmp_path: Path, monkeypatch: p
         assert "masks" not in target.read_text("utf-8")
 
 
-def test_a_picture_of_a_secret_needs_a_flag(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_of_a_secret_needs_a_flag(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with_a_secret(tmp_path / "s.db")
     target = tmp_path / "r.svg"
 
@@ -254,14 +297,18 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
     db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(db.parent)
-    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(
+        size=WIDE
+    ) as pilot:
         await until_text(pilot, "worth a look")
         await pilot.press("s")
         await until(pilot, (db.parent / "watch-run7.svg").exists)
     (db.parent / "watch-run7.svg").unlink()
     with Store.open(db) as store:
         store.journal.add_log("run7", "warn", "no answer from https://me:hunter22@example.org")
-    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(size=WIDE) as pilot:
+    async with AgentApp(db, lambda reader: WatchScreen(reader, "run7")).run_test(
+        size=WIDE
+    ) as pilot:
         await until_text(pilot, "worth a look")
         await pilot.press("s")
         await until_text(pilot, "A picture masks nothing")
@@ -274,7 +321,9 @@ async def test_help_and_palette_show_the_keys_of_the_user(
     path = tmp_path / "screens.yaml"
     path.write_text("keys:\n  replay.tag: ctrl+t\n  runs.watch: W\n")
     monkeypatch.setenv("AGENTRL_SCREENS", str(path))
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(size=WIDE) as pilot:
+    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
+        size=WIDE
+    ) as pilot:
         await until_text(pilot, "TOKEN 1/")
         await pilot.press("ctrl+t")
         await until_text(pilot, "tags, with a minus")

@@ -80,9 +80,17 @@ async def test_controls_ask_first_and_only_yes_sends(db: Path) -> None:
             await until_text(pilot, "y yes")
             await pilot.press(answer)
             await until(pilot, lambda: isinstance(pilot.app.screen, WatchScreen))
-        await until(pilot, lambda: "waiting: checkpoint" in visible(pilot.app) and "│ evaluate  " in visible(pilot.app))
+        await until(
+            pilot,
+            lambda: (
+                "waiting: checkpoint" in visible(pilot.app) and "│ evaluate  " in visible(pilot.app)
+            ),
+        )
     with Store.open(db) as store:
-        assert [control.action for control in store.controls.take("run7")] == ["checkpoint", "evaluate"]
+        assert [control.action for control in store.controls.take("run7")] == [
+            "checkpoint",
+            "evaluate",
+        ]
 
 
 async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Path) -> None:
@@ -92,12 +100,19 @@ async def test_a_paused_run_reports_it_and_the_pace_leaves_the_pause_out(db: Pat
         store.episodes.cancel("run7")
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         text = await until_text(pilot, "PAUSED")
-        assert "paused after step 40: p resumes" in text and "ETA" not in text and "LIVE" not in text
+        assert (
+            "paused after step 40: p resumes" in text and "ETA" not in text and "LIVE" not in text
+        )
         await pilot.press("p")
         await until_text(pilot, "resume grpo-07?")
     run = RunRow("r", "r", total_steps=20)
     at = [0.0, 2.0, 4.0, 600.0, 602.0]
-    assert WatchData(run, steps=tuple({"step": n, "at": x} for n, x in enumerate(at))).seconds_per_step() == 2.0
+    assert (
+        WatchData(
+            run, steps=tuple({"step": n, "at": x} for n, x in enumerate(at))
+        ).seconds_per_step()
+        == 2.0
+    )
 
 
 async def test_the_mouse_chooses_tabs_episodes_and_groups(db: Path) -> None:
@@ -119,9 +134,14 @@ async def test_the_mouse_chooses_tabs_episodes_and_groups(db: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [((100, 30), ("grpo-07", "HEALTH", "worth a look")), ((60, 15), ("step 40", "a larger terminal"))],
+    [
+        ((100, 30), ("grpo-07", "HEALTH", "worth a look")),
+        ((60, 15), ("step 40", "a larger terminal")),
+    ],
 )
-async def test_every_size_shows_what_fits(db: Path, size: tuple[int, int], shown: tuple[str, ...]) -> None:
+async def test_every_size_shows_what_fits(
+    db: Path, size: tuple[int, int], shown: tuple[str, ...]
+) -> None:
     async with app(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "worth a look")
         await pilot.resize_terminal(*size)
@@ -175,7 +195,10 @@ async def test_tabs_and_drill_down(db: Path) -> None:
         await pilot.press("3")
         await until_text(pilot, "ep0040008")
         await pilot.press("f", *"reward:>1", "enter")
-        await until(pilot, lambda: "ep0040008" not in visible(pilot.app) and "ep0040006" in visible(pilot.app))
+        await until(
+            pilot,
+            lambda: "ep0040008" not in visible(pilot.app) and "ep0040006" in visible(pilot.app),
+        )
         await pilot.press("enter")
         await until_text(pilot, "agentrl replay")
 
@@ -216,7 +239,9 @@ async def test_the_log_follows_until_it_is_scrolled_up(db: Path) -> None:
         write(90, 91)
         screen = pilot.app.screen
         assert isinstance(screen, WatchScreen)
-        await until(pilot, lambda: screen.data is not None and screen.data.logs[-1]["text"] == "line 90.")
+        await until(
+            pilot, lambda: screen.data is not None and screen.data.logs[-1]["text"] == "line 90."
+        )
         assert "line 90." not in visible(pilot.app)
 
 
@@ -238,7 +263,9 @@ async def test_any_knob_is_set_after_a_question(db: Path) -> None:
 def test_a_kl_to_the_old_policy_is_not_called_the_reference() -> None:
     data = WatchData(RunRow("r", "r"), steps=({"step": 1, "approx_kl": 0.0, "reward": 0.1},))
     assert not data.has_reference and data.last("kl") is None
-    assert any("KL no reference model" in line.plain for line in overview_charts(data, 60, 30, Look()))
+    assert any(
+        "KL no reference model" in line.plain for line in overview_charts(data, 60, 30, Look())
+    )
 
 
 async def test_a_run_without_anything_yet(tmp_path: Path) -> None:
@@ -247,7 +274,17 @@ async def test_a_run_without_anything_yet(tmp_path: Path) -> None:
         store.runs.add_step("r", 1, {"reward": float("nan"), "loss": float("inf")})
     async with app(tmp_path / "new.db", "new").run_test(notifications=True, size=SMALL) as pilot:
         await until_text(pilot, "no episode runs")
-        for key in ("enter", "down", "up", *"2456789", "r", "left_square_bracket", "1", "space", "space"):
+        for key in (
+            "enter",
+            "down",
+            "up",
+            *"2456789",
+            "r",
+            "left_square_bracket",
+            "1",
+            "space",
+            "space",
+        ):
             await pilot.press(key)
 
 
@@ -255,7 +292,9 @@ async def test_a_training_that_begins_takes_the_place_of_an_ended_one(tmp_path: 
     path = tmp_path / "agentrl.db"
     with Store.open(path) as store:
         store.runs.add(RunRow(id="r1", name="old-01", status="finished", started=1.0))
-    async with AgentApp(path, lambda reader: WatchScreen(reader, "r1", follow=True)).run_test(size=(120, 40)) as pilot:
+    async with AgentApp(path, lambda reader: WatchScreen(reader, "r1", follow=True)).run_test(
+        size=(120, 40)
+    ) as pilot:
         await until_text(pilot, "old-01")
         with Store.open(path) as store:
             store.runs.add(RunRow(id="r2", name="ended-02", status="finished"))
@@ -278,16 +317,32 @@ def test_reading_again_reads_only_what_is_new(db: Path) -> None:
         second = load(store, "run7", first)
     assert [row["step"] for row in second.steps] == list(range(1, 42))
     assert second.steps[0] is first.steps[0]
-    assert [row["text"] for row in second.logs][-1] == "one more" and len(second.logs) == len(first.logs) + 1
+    assert [row["text"] for row in second.logs][-1] == "one more" and len(second.logs) == len(
+        first.logs
+    ) + 1
     assert second.last("reward") == 0.9
 
 
 def test_health_rules_have_values_and_advice() -> None:
     run = RunRow("r", "r", status="finished")
-    steps = ({"step": 1, "frac_reward_zero_std": 0.97, "entropy": 0.4, "loss": float("nan"), "tools/error_rate": 0.1},)
+    steps = (
+        {
+            "step": 1,
+            "frac_reward_zero_std": 0.97,
+            "entropy": 0.4,
+            "loss": float("nan"),
+            "tools/error_rate": 0.1,
+        },
+    )
     found = {check.name: check for check in health_of(WatchData(run, steps=steps))}
-    assert found["groups"].level == "bad" and "0.97" in found["groups"].text and found["groups"].advice
-    assert found["entropy"].level == "ok" and found["tools"].level == "ok" and found["nan"].level == "bad"
+    assert (
+        found["groups"].level == "bad" and "0.97" in found["groups"].text and found["groups"].advice
+    )
+    assert (
+        found["entropy"].level == "ok"
+        and found["tools"].level == "ok"
+        and found["nan"].level == "bad"
+    )
 
 
 def test_paused_follows_the_last_control() -> None:
@@ -296,7 +351,9 @@ def test_paused_follows_the_last_control() -> None:
     events = tuple({"id": n, "at": 0.0, "kind": kind, "data": {}} for n, kind in enumerate(kinds))
     assert WatchData(run, events=events).paused
     for kind in ("control:resume", "resumed"):
-        assert not WatchData(run, events=(*events, {"id": 9, "at": 0.0, "kind": kind, "data": {}})).paused
+        assert not WatchData(
+            run, events=(*events, {"id": 9, "at": 0.0, "kind": kind, "data": {}})
+        ).paused
     assert not WatchData(RunRow("r", "r", status="stopped"), events=events).paused
 
 
@@ -305,8 +362,14 @@ def test_without_a_terminal_one_line_per_step(db: Path) -> None:
         store.runs.update("run7", status="finished")
     command = [sys.executable, "-m", "agentrl_cli", "watch", "--db", str(db)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 40 and "step 40" in done.stdout and "finished" in done.stderr
-    rows = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (
+        len(done.stdout.splitlines()) == 40
+        and "step 40" in done.stdout
+        and "finished" in done.stderr
+    )
+    rows = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert json.loads(rows[-1])["step"] == 40
 
 
@@ -360,20 +423,33 @@ async def test_ctrl_c_can_stop_now(db: Path) -> None:
 
 def test_rules_over_several_steps() -> None:
     run = RunRow("r", "r", status="finished")
-    steps = tuple({"step": n, "reward": n / 20, "grad_norm": 9.0 if n == 20 else 0.3} for n in range(1, 21))
+    steps = tuple(
+        {"step": n, "reward": n / 20, "grad_norm": 9.0 if n == 20 else 0.3} for n in range(1, 21)
+    )
     evals = tuple(EvalRow("r", n, pass_rate=0.4) for n in (5, 10, 20))
     found = {check.name: check for check in health_of(WatchData(run, steps=steps, evals=evals))}
-    assert found["hacking"].level == "warn" and found["spike"].level == "warn" and "30.0 x" in found["spike"].text
+    assert (
+        found["hacking"].level == "warn"
+        and found["spike"].level == "warn"
+        and "30.0 x" in found["spike"].text
+    )
 
 
 def test_the_histogram_counts_every_advantage() -> None:
     lines = [line.plain for line in histogram_lines([0.0, 0.0, 9.0, -9.0], 29)]
-    assert "zero 50%" in lines[0] and lines[1][1] == "▄" and lines[1][13] == "█" and lines[1][25] == "▄"
+    assert (
+        "zero 50%" in lines[0]
+        and lines[1][1] == "▄"
+        and lines[1][13] == "█"
+        and lines[1][25] == "▄"
+    )
     assert "none yet" in histogram_lines([], 20)[1].plain
 
 
 def test_a_log_axis_shows_the_numbers() -> None:
-    lines = [line.plain for line in chart("loss", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)]
+    lines = [
+        line.plain for line in chart("loss", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)
+    ]
     assert "100" in lines[1] and "0.01" in lines[4]
     assert "-1" in chart("loss", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain
 
@@ -385,7 +461,11 @@ def group_of(step: int, task: str, solved: int, size: int = 4, level: float = 0.
 
 def test_the_ceiling_is_not_a_failure() -> None:
     def steps(solved: float, failed: float) -> tuple[dict[str, float], ...]:
-        row = {"frac_reward_zero_std": solved + failed, "groups/all_solved": solved, "groups/all_failed": failed}
+        row = {
+            "frac_reward_zero_std": solved + failed,
+            "groups/all_solved": solved,
+            "groups/all_failed": failed,
+        }
         return tuple({"step": n, "at": 10.0 * n, **row} for n in range(1, 7))
 
     def check(solved: float, failed: float) -> Health:
@@ -402,13 +482,23 @@ def test_the_ceiling_is_not_a_failure() -> None:
 
 
 def test_groups_without_signal_are_one_line_a_step() -> None:
-    groups = (group_of(7, "a", 4), group_of(7, "b", 2), group_of(7, "c", 0), group_of(7, "d", 0, level=0.5))
+    groups = (
+        group_of(7, "a", 4),
+        group_of(7, "b", 2),
+        group_of(7, "c", 0),
+        group_of(7, "d", 0, level=0.5),
+    )
     rows = folded(groups, ())
     assert [row.text() if isinstance(row, Fold) else row.task_id for row in rows] == [
         "b",
         ">     7 3 groups without signal: 1 all solved, 2 all failed",
     ]
-    assert [row.task_id for row in folded(groups, {7}) if isinstance(row, GroupLine)] == ["b", "a", "c", "d"]
+    assert [row.task_id for row in folded(groups, {7}) if isinstance(row, GroupLine)] == [
+        "b",
+        "a",
+        "c",
+        "d",
+    ]
 
 
 async def test_curves_fill_the_middle_and_the_log_is_a_strip(db: Path) -> None:

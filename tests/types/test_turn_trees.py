@@ -23,7 +23,9 @@ def test_a_turn_without_a_parent_continues_the_one_before() -> None:
     assert one.linear and one.branches == ((0, 1, 2, 3, 4, 5),)
     (only,) = one.sequences
     assert only.turns == (0, 1, 2, 3, 4, 5) and len(only) == len(one.tokens)
-    assert np.array_equal(only.positions, np.arange(12)) and np.array_equal(only.trained, one.tokens.trained_mask)
+    assert np.array_equal(only.positions, np.arange(12)) and np.array_equal(
+        only.trained, one.tokens.trained_mask
+    )
     assert one.chain(only) is one
     named = episode([Said(s.role, s.ids, n - 1) for n, s in enumerate(chain())])
     assert named.linear and named.branches == one.branches
@@ -54,7 +56,10 @@ def test_a_turn_without_a_parent_continues_the_one_before() -> None:
     ],
 )
 def test_a_branch_is_what_the_model_saw_and_a_sampled_token_is_trained_once(
-    said: list[Said], branches: tuple[tuple[int, ...], ...], ids: tuple[list[int], ...], masked: tuple[list[int], ...]
+    said: list[Said],
+    branches: tuple[tuple[int, ...], ...],
+    ids: tuple[list[int], ...],
+    masked: tuple[list[int], ...],
 ) -> None:
     one = episode(said)
     assert not one.linear and one.branches == branches
@@ -66,14 +71,23 @@ def test_a_branch_is_what_the_model_saw_and_a_sampled_token_is_trained_once(
 def test_a_branch_as_an_episode_of_its_own() -> None:
     one = episode(fork(), reward=0.5)
     alone = one.chain(one.sequences[1])
-    assert alone.linear and alone.reward == 0.5 and alone.tokens.ids.tolist() == spelled(one, one.sequences[1])
+    assert (
+        alone.linear
+        and alone.reward == 0.5
+        and alone.tokens.ids.tolist() == spelled(one, one.sequences[1])
+    )
     assert [(turn.index, turn.role, turn.start, turn.end) for turn in alone.turns] == [
         (0, "user", 0, 3),
         (1, "assistant", 3, 5),
         (2, "tool", 5, 7),
         (3, "assistant", 7, 8),
     ]
-    assert [message["content"] for message in alone.messages] == ["turn 0", "turn 1", "turn 4", "turn 5"]
+    assert [message["content"] for message in alone.messages] == [
+        "turn 0",
+        "turn 1",
+        "turn 4",
+        "turn 5",
+    ]
 
 
 def test_values_of_sampled_tokens_go_to_the_branches_and_back() -> None:
@@ -85,7 +99,11 @@ def test_values_of_sampled_tokens_go_to_the_branches_and_back() -> None:
 
 
 def test_odd_trees() -> None:
-    assert Episode("e", "t").branches == () and Episode("e", "t").linear and len(Episode("e", "t").sequences) == 1
+    assert (
+        Episode("e", "t").branches == ()
+        and Episode("e", "t").linear
+        and len(Episode("e", "t").sequences) == 1
+    )
     late = episode([Said("user", (1,)), Said("assistant", (2,), parent=5)])
     assert late.branches == ((0,), (1,))  # a parent that does not come earlier counts as none
     roots = episode([Said("user", (1,), parent=ROOT), Said("user", (2,), parent=ROOT)])

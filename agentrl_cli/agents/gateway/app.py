@@ -98,7 +98,11 @@ def unknown_model(name: str, known: Sequence[str]) -> RequestError:
     """Return the answer to a request for a model that is not served."""
     hint = f"Served are: {', '.join(known)}."
     return RequestError(
-        f"The model {name!r} is not served.", status=404, code="model_not_found", param="model", hint=hint
+        f"The model {name!r} is not served.",
+        status=404,
+        code="model_not_found",
+        param="model",
+        hint=hint,
     )
 
 
@@ -118,14 +122,18 @@ class Gateway:
         """`token` empty: no client needs one. `routes`: further ones of the server around this."""
         self.sessions, self.models, self.chat = sessions, models, chat
         self._token, self._keep_alive = token, keep_alive
-        self.app: ASGIApp = Starlette(routes=[*self._routes(), *routes], exception_handlers={HTTPException: _unserved})
+        self.app: ASGIApp = Starlette(
+            routes=[*self._routes(), *routes], exception_handlers={HTTPException: _unserved}
+        )
 
     def _routes(self) -> Iterator[Route]:
         yield Route("/health", self._health)
         for address in ADDRESSES:
             for base in (f"{address}/v1", address) if address else ("/v1",):
                 for dialect in DIALECTS.values():
-                    yield Route(f"{base}/{dialect.path}", partial(self._call, dialect), methods=["POST"])
+                    yield Route(
+                        f"{base}/{dialect.path}", partial(self._call, dialect), methods=["POST"]
+                    )
                 yield Route(f"{base}/messages/count_tokens", self._count, methods=["POST"])
                 yield Route(f"{base}/models", self._models)
                 yield Route(f"{base}/models/{{model:path}}", self._model)
@@ -141,7 +149,9 @@ class Gateway:
             self.require_allowed(request)
             asked = await aside(dialect.parse, await self._body(request))
             session = self._session(request, asked)
-            own = self.sessions.admits(session.key)  # an episode's model, whatever name its agent asks for
+            own = self.sessions.admits(
+                session.key
+            )  # an episode's model, whatever name its agent asks for
             policy = None if own else self.models.policy(asked.model)
             retry = request.headers.get(RETRIED, "0") not in ("", "0")
             work = asyncio.ensure_future(session.complete(asked, retry=retry, policy=policy))
@@ -169,11 +179,15 @@ class Gateway:
 
         Raises RequestError; the session that the request names knows of it.
         """
-        session = self.sessions.opened(_path_key(request)) or self.sessions.opened(_credential(request))
+        session = self.sessions.opened(_path_key(request)) or self.sessions.opened(
+            _credential(request)
+        )
         if session is not None:
             tokens = session.room()
         else:
-            tokens = max((int(card.get("max_model_len", 0)) for card in self.models.cards()), default=0)
+            tokens = max(
+                (int(card.get("max_model_len", 0)) for card in self.models.cards()), default=0
+            )
         try:
             return await json_body(request, body_limit(tokens * self.chat.tokenizer.longest))
         except RequestError as error:
@@ -209,9 +223,13 @@ class Gateway:
 
     def require_allowed(self, request: Request) -> None:
         """Raise RequestError unless a request brings the token, or the key of an episode that was opened here."""
-        if not self._token or hmac.compare_digest(_credential(request).encode(), self._token.encode()):
+        if not self._token or hmac.compare_digest(
+            _credential(request).encode(), self._token.encode()
+        ):
             return
-        if not (self.sessions.admits(_path_key(request)) or self.sessions.admits(_credential(request))):
+        if not (
+            self.sessions.admits(_path_key(request)) or self.sessions.admits(_credential(request))
+        ):
             raise RequestError("The token is missing or wrong.", status=401, code="invalid_api_key")
 
     def _session(self, request: Request, asked: ModelRequest) -> Session:
@@ -317,7 +335,12 @@ def problem(error: BaseException) -> tuple[int, str, str, str]:
         case RequestError():
             return error.status, f"{error.message} {error.hint}".rstrip(), error.code, error.param
         case TemplateError():
-            return 400, f"The chat template refuses these messages: {error.message}", "template", "messages"
+            return (
+                400,
+                f"The chat template refuses these messages: {error.message}",
+                "template",
+                "messages",
+            )
         case MissingDependency():
             return 501, f"{error.message} {error.hint}", "missing_dependency", ""
         case AgentRLError():

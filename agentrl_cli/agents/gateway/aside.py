@@ -20,4 +20,6 @@ _READER = ThreadPoolExecutor(1, thread_name_prefix="gateway-reader")
 
 async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what a function returns in the reading thread."""
-    return await asyncio.get_running_loop().run_in_executor(_READER, partial(function, *args, **kwargs))
+    return await asyncio.get_running_loop().run_in_executor(
+        _READER, partial(function, *args, **kwargs)
+    )

@@ -37,12 +37,17 @@ def constrained(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
     opening = _opening(chat) if tools else None
     if tools and opening is None:
         raise bad(
-            "response_format beside tools is not served: this model's calls begin with no token of their own.", PARAM
+            "response_format beside tools is not served: this model's calls begin with no token of their own.",
+            PARAM,
         )
     tokenizer = _tokenizer(chat.tokenizer.json, chat.stop_ids)
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=OPTIONS)
     if problem := LLMatcher.validate_grammar(grammar, tokenizer):
-        raise bad(f"{PARAM}: this schema is not served: {problem.strip()[:300]}", PARAM, "unsupported_schema")
+        raise bad(
+            f"{PARAM}: this schema is not served: {problem.strip()[:300]}",
+            PARAM,
+            "unsupported_schema",
+        )
     return _follow(LLMatcher(tokenizer, grammar, log_level=0), chat.stop_ids, opening)
 
 
@@ -68,7 +73,14 @@ def _follow(matcher: Any, stops: Sequence[int], opening: int | None) -> Allow:
 
 def _opening(chat: Chat) -> int | None:
     """Return the token that begins a call; None if calls begin with ordinary text."""
-    return next((id_ for marker in chat.parser.markers[:1] if (id_ := chat.tokenizer.id_of(marker)) is not None), None)
+    return next(
+        (
+            id_
+            for marker in chat.parser.markers[:1]
+            if (id_ := chat.tokenizer.id_of(marker)) is not None
+        ),
+        None,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -50,7 +50,9 @@ def sent_unasked(content_type: str) -> bool:
 
 def allowed(token: str, given: str) -> bool:
     """Whether a token is valid, compared in constant time."""
-    return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), given.encode("utf-8", "surrogateescape"))
+    return hmac.compare_digest(
+        token.encode("utf-8", "surrogateescape"), given.encode("utf-8", "surrogateescape")
+    )
 
 
 def bearer(header: str) -> str:

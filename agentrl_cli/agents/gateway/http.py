@@ -32,7 +32,9 @@ def body_limit(characters: int) -> int:
     return min(ROOM + ESCAPED * characters, MAX_BODY)
 
 
-async def json_body(request: Request, most: int = ROOM, *, optional: bool = False) -> Mapping[str, Any]:
+async def json_body(
+    request: Request, most: int = ROOM, *, optional: bool = False
+) -> Mapping[str, Any]:
     """Return the JSON object of a request's body; with `optional` an empty body is an empty object.
 
     No more than `most` bytes are kept. Somewhat more are read, as a client that still sends sees no answer.
@@ -49,7 +51,9 @@ async def json_body(request: Request, most: int = ROOM, *, optional: bool = Fals
     except ClientDisconnect:
         raise RequestError("The client went away.", status=CLOSED, code="client_closed") from None
     if length > most:
-        raise RequestError(f"The body is larger than {most} bytes.", status=413, code="request_too_large")
+        raise RequestError(
+            f"The body is larger than {most} bytes.", status=413, code="request_too_large"
+        )
     if optional and not data:
         return {}
     try:
@@ -67,7 +71,9 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def first(work: asyncio.Task[T], left: asyncio.Task[None], timeout: float | None = None) -> bool:
+async def first(
+    work: asyncio.Task[T], left: asyncio.Task[None], timeout: float | None = None
+) -> bool:
     """Wait for work or its client's leaving. Returns whether one of them happened; work that no one waits for stops."""
     done, _ = await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
     if left in done and work not in done:
@@ -91,14 +97,21 @@ class Stream:
         self._work, self._left, self._events, self._period = work, left, events, period
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+        ]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not await first(self._work, self._left, self._period):
-                await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
+                )
             if self._work.done() and not self._work.cancelled():
                 for event in self._events(self._work):
-                    await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+                    await send(
+                        {"type": "http.response.body", "body": event.encode(), "more_body": True}
+                    )
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._left.cancel()
@@ -108,4 +121,6 @@ class Stream:
 
 def events_response(events: Iterator[str]) -> Response:
     """Return all events at once."""
-    return Response("".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    return Response(
+        "".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )

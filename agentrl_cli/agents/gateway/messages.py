@@ -49,13 +49,23 @@ def _part(part: Any, param: str) -> str:
             return text
         raise bad(f"{param}: the text of a part must be a string.", param)
     if kind in ("image_url", "input_image", "image"):
-        raise bad("Images are not served: this model reads text alone.", param, "image_not_supported")
-    raise bad(f"{param}: parts of type {kind!r} are not served; text parts are.", param, "unsupported_content")
+        raise bad(
+            "Images are not served: this model reads text alone.", param, "image_not_supported"
+        )
+    raise bad(
+        f"{param}: parts of type {kind!r} are not served; text parts are.",
+        param,
+        "unsupported_content",
+    )
 
 
 def message_list(value: Any, param: str = "messages") -> list[Mapping[str, Any]]:
     """Return a list of objects. Raises RequestError if it is anything else, or empty."""
-    if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(item, Mapping) for item in value)
+    ):
         raise bad(f"{param} must be a list of objects, at least one.", param)
     return value
 
@@ -70,9 +80,13 @@ def read_message(message: Mapping[str, Any], param: str) -> Message:
             return {"role": "user", "content": text_of(message.get("content"), param)}
         case "tool" | "function":
             text = text_of(message.get("content"), param)
-            return tool_message(str(message.get("tool_call_id") or ""), text, str(message.get("name") or ""))
+            return tool_message(
+                str(message.get("tool_call_id") or ""), text, str(message.get("name") or "")
+            )
         case "assistant":
-            text = text_of(message.get("content"), param, "") or text_of(message.get("refusal"), param)
+            text = text_of(message.get("content"), param, "") or text_of(
+                message.get("refusal"), param
+            )
             return assistant_message(text, _calls(message, param), reasoning_of(message))
     raise bad(f"{param}: the role {role!r} is unknown; use system, user, assistant or tool.", param)
 
@@ -103,12 +117,18 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
     return None
 
 
-def assistant_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: str | None) -> Message:
+def assistant_message(
+    text: str, calls: Sequence[tuple[str, str, Any]], reasoning: str | None
+) -> Message:
     """Return an assistant's message in normal form. `calls`: (id, name, arguments as text or object)."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
-            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments_of(arguments)}}
+            {
+                "id": id_,
+                "type": "function",
+                "function": {"name": name, "arguments": arguments_of(arguments)},
+            }
             for id_, name, arguments in calls
         ]
     if reasoning is not None:
@@ -118,7 +138,12 @@ def assistant_message(text: str, calls: Sequence[tuple[str, str, Any]], reasonin
 
 def tool_message(call_id: str, text: str, name: str = "") -> Message:
     """Return a tool's answer in normal form."""
-    return {"role": "tool", "content": text, "tool_call_id": call_id, **({"name": name} if name else {})}
+    return {
+        "role": "tool",
+        "content": text,
+        "tool_call_id": call_id,
+        **({"name": name} if name else {}),
+    }
 
 
 def arguments_of(value: Any) -> dict[str, Any]:
@@ -162,7 +187,11 @@ def key_of(message: Message) -> Key:
     if message["role"] == "assistant":
         text = split_reasoning(text)[1]
     calls = [call["function"] for call in message.get("tool_calls", ())]
-    return Key(message["role"], text.strip(), tuple((call["name"], canonical(call["arguments"])) for call in calls))
+    return Key(
+        message["role"],
+        text.strip(),
+        tuple((call["name"], canonical(call["arguments"])) for call in calls),
+    )
 
 
 def without_echo(message: Message) -> Message | None:

@@ -22,7 +22,9 @@ class PageGuard:
         hint: What a user does about a name that is refused.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str], *, unasked: bool = False, hint: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, names: Collection[str], *, unasked: bool = False, hint: str = ""
+    ) -> None:
         self._app, self._names = app, {name.casefold() for name in names}
         self._unasked, self._hint = unasked, hint
 
@@ -42,6 +44,11 @@ class PageGuard:
         if is_foreign(headers.get("origin"), (host,)):
             return 403, "Pages of other sites are not answered."
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if method == "POST" and has_body and not self._unasked and sent_unasked(headers.get("content-type", "")):
+        if (
+            method == "POST"
+            and has_body
+            and not self._unasked
+            and sent_unasked(headers.get("content-type", ""))
+        ):
             return 415, "The body must be JSON. Content-Type: application/json"
         return 200, ""

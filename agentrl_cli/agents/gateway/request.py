@@ -22,7 +22,14 @@ class RequestError(AgentRLError):
     exit_code = 2
 
     def __init__(
-        self, message: str, *, status: int = 400, code: str = "", param: str = "", hint: str = "", retry: bool = False
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "",
+        param: str = "",
+        hint: str = "",
+        retry: bool = False,
     ) -> None:
         """`retry`: the same request may succeed later; clients are asked not to repeat any other."""
         super().__init__(message, hint=hint)

@@ -24,15 +24,29 @@ MOST_CHANGES = 32
 
 
 def require_room(
-    tokenizer: BaseTokenizer, messages: Sequence[Message], tools: Sequence[ToolSchema], room: int, most: int
+    tokenizer: BaseTokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    room: int,
+    most: int,
 ) -> None:
     """Raise RequestError if messages and tools are too long for `room` of a context's `most` tokens."""
     if len(messages) > room:
         raise too_long(most, f"{len(messages)} messages")
     if sum(1 for _ in groupby(messages, lambda message: message["role"])) > MOST_CHANGES:
-        raise bad(f"Between two answers the role changes at most {MOST_CHANGES} times here.", "messages")
-    calls = [canonical(call["function"]) for message in messages for call in message.get("tool_calls", ())]
-    texts = [*(message["content"] for message in messages), *calls, *([canonical(tools)] if tools else [])]
+        raise bad(
+            f"Between two answers the role changes at most {MOST_CHANGES} times here.", "messages"
+        )
+    calls = [
+        canonical(call["function"])
+        for message in messages
+        for call in message.get("tool_calls", ())
+    ]
+    texts = [
+        *(message["content"] for message in messages),
+        *calls,
+        *([canonical(tools)] if tools else []),
+    ]
     require_short(tokenizer, texts, room, most)
 
 

@@ -25,7 +25,16 @@ from agentrl_cli.chat.parse import Parsed, foreign_parser, parse_text
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK_END
 from agentrl_cli.chat.tool_choice import NAME, forced_text
-from agentrl_cli.types import TOP_K, Generation, Origin, Sampling, StopReason, Tokens, ToolCall, ToolSchema
+from agentrl_cli.types import (
+    TOP_K,
+    Generation,
+    Origin,
+    Sampling,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolSchema,
+)
 
 CLIENT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of `Sampling` that a client may set. The seed is derived, see `Session`."""
@@ -67,14 +76,21 @@ class Plan:
         return replace(self.sampling, seed=seed, allow=allow)
 
 
-def plan(request: ModelRequest, context: int, chat: Chat, base: Sampling, limits: Limits, length: int) -> Plan:
+def plan(
+    request: ModelRequest, context: int, chat: Chat, base: Sampling, limits: Limits, length: int
+) -> Plan:
     """Return how to answer a request after `context` tokens; `length` is the model's own limit. Raises RequestError."""
     if request.n > limits.choices:
-        raise bad(f"n = {request.n}: at most {limits.choices} is served in one request of this session.", "n")
+        raise bad(
+            f"n = {request.n}: at most {limits.choices} is served in one request of this session.",
+            "n",
+        )
     if request.top_logprobs is not None and request.top_logprobs > TOP_K:
         raise bad(f"top_logprobs is at most {TOP_K} here.", "top_logprobs")
     tools = () if request.tool_choice == "none" else request.tools
-    choice: Any = {"function": {"name": request.tool_name}} if request.tool_name else request.tool_choice
+    choice: Any = (
+        {"function": {"name": request.tool_name}} if request.tool_name else request.tool_choice
+    )
     text = forced_text(chat, tools, choice)
     constrains = request.schema is not None and not text
     if constrains and chat.opens:  # the text that follows the schema is not thinking
@@ -93,7 +109,9 @@ def plan(request: ModelRequest, context: int, chat: Chat, base: Sampling, limits
         **fields,
         max_new_tokens=min(asked, limits.max_new_tokens, room),
         stop_ids=chat.stop_ids,
-        stop_strings=tuple(dict.fromkeys([*base.stop_strings, *request.stop, *_after_call(request, chat)])),
+        stop_strings=tuple(
+            dict.fromkeys([*base.stop_strings, *request.stop, *_after_call(request, chat)])
+        ),
         bad_ids=(*base.bad_ids, *(_call_markers(chat) if request.tool_choice == "none" else ())),
     )
     if problem := sampling.problem.removeprefix("Sampling."):
@@ -130,9 +148,17 @@ class Answer:
 
 
 def read_answer(
-    chat: Chat, request: ModelRequest, how: Plan, generation: Generation, number: int, started: float, exact: bool
+    chat: Chat,
+    request: ModelRequest,
+    how: Plan,
+    generation: Generation,
+    number: int,
+    started: float,
+    exact: bool,
 ) -> Answer:
-    """Return a generation as an answer. Unless its ids are `exact` it is recorded as context, which is never trained.
+    """Return a generation as an answer.
+
+    Unless its ids are `exact` it is recorded as context, which is never trained.
     """
     ids = [*how.forced, *generation.ids.tolist()]
     parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
@@ -141,11 +167,23 @@ def read_answer(
         text, stopped = _until_stop(chat.decode(chat.said(ids)), request.stop)
     shown = parsed if not stopped else _read(text, chat, how, number)
     calls, content, malformed = _calls(shown, how.tools, chat, request.parallel)
-    reasoning, content = (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
-    finish = "length" if generation.stop_reason is StopReason.LENGTH else "tool_calls" if calls else "stop"
+    reasoning, content = (
+        (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
+    )
+    finish = (
+        "length"
+        if generation.stop_reason is StopReason.LENGTH
+        else "tool_calls"
+        if calls
+        else "stop"
+    )
     if calls:
         content = content.strip()
-    closing = chat.close_turn(generation.stop_reason, generation.ids.tolist()) if request.prompt is None else []
+    closing = (
+        chat.close_turn(generation.stop_reason, generation.ids.tolist())
+        if request.prompt is None
+        else []
+    )
     parts = [Tokens.sampled(generation) if exact else _forced(generation.ids.tolist())]
     if how.forced or closing:
         parts = [_forced(how.forced), *parts, _forced(closing)]
@@ -205,7 +243,9 @@ def _calls(
     broken = [call for call in parsed.calls if call.arguments is None]
     names = {tool["function"]["name"] for tool in tools}
     unnamed = [call.raw for call in broken if call.name not in names]
-    calls = tuple(_sent(call) for call in parsed.calls if call.arguments is not None or call.name in names)
+    calls = tuple(
+        _sent(call) for call in parsed.calls if call.arguments is not None or call.name in names
+    )
     text = parsed.content
     if broken and calls:
         marks = [place for marker in chat.parser.markers if (place := text.find(marker)) >= 0]
@@ -222,19 +262,31 @@ def _sent(call: ToolCall) -> Call:
 def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:
     made = tuple((call.name, canonical(json.loads(call.arguments))) for call in calls)
     texts = [content, content + stopped, content.rstrip() + stopped]
-    return Spoken(tuple(dict.fromkeys(Key("assistant", text.strip(), made) for text in texts)), reasoning)
+    return Spoken(
+        tuple(dict.fromkeys(Key("assistant", text.strip(), made) for text in texts)), reasoning
+    )
 
 
 def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token, ...]:
     if top is None:
         return ()
     text = chat.tokenizer.token_text
-    rows = zip(generation.ids, generation.logp_policy, generation.top_ids, generation.top_logps, strict=True)
+    rows = zip(
+        generation.ids,
+        generation.logp_policy,
+        generation.top_ids,
+        generation.top_logps,
+        strict=True,
+    )
     return tuple(
         Token(
             text(int(id_)),
             float(logp),
-            tuple((text(int(i)), float(p)) for i, p in zip(ids[:top], logps[:top], strict=True) if i >= 0),
+            tuple(
+                (text(int(i)), float(p))
+                for i, p in zip(ids[:top], logps[:top], strict=True)
+                if i >= 0
+            ),
         )
         for id_, logp, ids, logps in rows
     )
@@ -242,4 +294,6 @@ def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token,
 
 def ended(key: str) -> RequestError:
     """Return the answer to a call after the end of its episode."""
-    return RequestError(f"The episode {key} has ended: it takes no more calls.", status=409, code="episode_ended")
+    return RequestError(
+        f"The episode {key} has ended: it takes no more calls.", status=409, code="episode_ended"
+    )

@@ -139,7 +139,9 @@ class Session:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    async def complete(self, request: ModelRequest, *, retry: bool = False, policy: Policy | None = None) -> Reply:
+    async def complete(
+        self, request: ModelRequest, *, retry: bool = False, policy: Policy | None = None
+    ) -> Reply:
         """Answer a request, by `policy` if not by the session's own, and record it.
 
         `retry`: the client marked the request as sent again. Cancelled, it stops sampling unless another client
@@ -175,7 +177,9 @@ class Session:
 
         def over(task: asyncio.Task[Reply]) -> None:
             self._forget(pending)
-            if not task.cancelled():  # a failure whose clients have all left is asked for here, or asyncio reports it
+            if (
+                not task.cancelled()
+            ):  # a failure whose clients have all left is asked for here, or asyncio reports it
                 error = task.exception()
                 if isinstance(error, RequestError):
                     self.refuse(error.code, error.message)
@@ -190,10 +194,19 @@ class Session:
     async def _answer(self, request: ModelRequest, digest: str, policy: Policy) -> Reply:
         self.used = time.monotonic()
         if self.calls >= self.limits.max_turns:
-            raise RequestError(f"The episode has had its {self.limits.max_turns} answers.", code="max_turns")
+            raise RequestError(
+                f"The episode has had its {self.limits.max_turns} answers.", code="max_turns"
+            )
         async with self._reading:  # answers are numbered in the order in which they were asked for
             messages, context = await aside(self._read, request, self.room(policy))
-            how = plan(request, len(context.ids), self.chat, self.sampling, self.limits, policy.context_length)
+            how = plan(
+                request,
+                len(context.ids),
+                self.chat,
+                self.sampling,
+                self.limits,
+                policy.context_length,
+            )
             numbers = [next(self._numbers) for _ in range(request.n)]
         asked = Asked(request, messages, context, how, policy)
         if request.n == 1:  # without a task of its own
@@ -253,13 +266,19 @@ class Session:
             generation = await policy.generate(slot, [*asked.context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False
-        return read_answer(self.chat, request, how, generation, number, started, not policy.untrainable)
+        return read_answer(
+            self.chat, request, how, generation, number, started, not policy.untrainable
+        )
 
     def _seed(self, request: ModelRequest, number: int) -> int:
         """Return the seed of an answer: the client's, if it may choose; else of the episode and the answer's number."""
         given = request.sampling.get("seed")
         if given is not None and self.limits.client_sampling:
-            return seed_of(int(given), "choice", number % request.n) if request.n > 1 else abs(int(given))
+            return (
+                seed_of(int(given), "choice", number % request.n)
+                if request.n > 1
+                else abs(int(given))
+            )
         return seed_of(self.sampling.seed, "turn", number)
 
     def _record(self, nodes: Sequence[Node]) -> None:
@@ -302,7 +321,9 @@ def drift_of(tree: MessageTree, turns: tuple[Turn, ...], tokens: Tokens) -> list
             end = start + len(node.tokens)
             own_turns.append(replace(node.turn, index=index, start=start, end=end, parent=None))
             start = end
-        branch = Episode("", "", turns=tuple(own_turns), tokens=Tokens.concat([node.tokens for node in path]))
+        branch = Episode(
+            "", "", turns=tuple(own_turns), tokens=Tokens.concat([node.tokens for node in path])
+        )
         for drift in DriftGuard(tree.chat, list(leaf.tools) or None).end(branch):
             if drift.turn >= 0:
                 own = path[drift.turn].turn
@@ -319,10 +340,14 @@ def said_message(choice: Choice) -> Message:
     return assistant_message(choice.text, calls, choice.reasoning or None)
 
 
-def _reply(request: ModelRequest, context: Context, choices: Sequence[Choice], policy: Policy) -> Reply:
+def _reply(
+    request: ModelRequest, context: Context, choices: Sequence[Choice], policy: Policy
+) -> Reply:
     version = choices[0].generation.weights_version
     name = request.model or policy.name
-    return Reply(new_id(), int(time.time()), name, version, context.ids, tuple(choices), cached=context.known)
+    return Reply(
+        new_id(), int(time.time()), name, version, context.ids, tuple(choices), cached=context.known
+    )
 
 
 def _digest(request: ModelRequest) -> str:

@@ -45,7 +45,9 @@ class Sessions:
         most: Sessions that may be open at once.
     """
 
-    def __init__(self, make: Make | None = None, on_end: OnEnd | None = None, most: int = MOST) -> None:
+    def __init__(
+        self, make: Make | None = None, on_end: OnEnd | None = None, most: int = MOST
+    ) -> None:
         self._make, self._on_end, self._most = make, on_end, most
         self._open: dict[str, Session] = {}
         self._private: set[str] = set()
@@ -77,7 +79,9 @@ class Sessions:
         return self._open.get(key)
 
     def find(self, key: str) -> Session:
-        """Return the session of a key. Raises RequestError: it has ended, or the key is unknown and clients open none.
+        """Return the session of a key.
+
+        Raises RequestError: it has ended, or the key is unknown and clients open none.
         """
         if found := self._open.get(key):
             return found
@@ -96,7 +100,10 @@ class Sessions:
             return self._open[key]
         if self._make is None:
             raise RequestError(
-                "The request names no episode.", status=404, code="episode_not_found", hint="Use its base_url or key."
+                "The request names no episode.",
+                status=404,
+                code="episode_not_found",
+                hint="Use its base_url or key.",
             )
         key = TRACE + _root(request)
         return self._open.get(key) or self._add(key)
@@ -126,7 +133,11 @@ class Sessions:
     async def sweep(self, idle: float) -> int:
         """End the sessions that had no call for so many seconds. Returns how many."""
         now = time.monotonic()
-        old = [key for key, session in self._open.items() if not session.busy and now - session.used > idle]
+        old = [
+            key
+            for key, session in self._open.items()
+            if not session.busy and now - session.used > idle
+        ]
         for key in old:
             if key in self._open and key not in self._private:
                 await self.end(key)
@@ -146,7 +157,11 @@ class Sessions:
 
     def _room(self) -> None:
         if len(self._open) >= self._most:
-            raise RequestError(f"{len(self._open)} sessions are open, of at most {self._most}.", status=429, retry=True)
+            raise RequestError(
+                f"{len(self._open)} sessions are open, of at most {self._most}.",
+                status=429,
+                retry=True,
+            )
 
 
 def _root(request: ModelRequest) -> str:

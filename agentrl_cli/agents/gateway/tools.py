@@ -13,7 +13,9 @@ from agentrl_cli.types import ToolSchema
 
 
 def read_tools(value: Any, param: str = "tools") -> tuple[ToolSchema, ...]:
-    """Return the functions of a request in normal form, nested or flat. Raises RequestError for what is not a function.
+    """Return the functions of a request in normal form, nested or flat.
+
+    Raises RequestError for what is not a function.
     """
     if value is None:
         return ()
@@ -31,7 +33,11 @@ def _tool(tool: Any, param: str) -> ToolSchema:
         raise bad(f"{param} must be an object.", param)
     kind = tool.get("type", "function")
     if kind not in ("function", "custom") or (kind == "custom" and "input_schema" not in tool):
-        raise bad(f"{param}: tools of type {kind!r} are not served; functions are.", param, "unsupported_tool")
+        raise bad(
+            f"{param}: tools of type {kind!r} are not served; functions are.",
+            param,
+            "unsupported_tool",
+        )
     inner = tool.get("function", tool)
     return function(inner if isinstance(inner, Mapping) else {}, param)
 
@@ -43,7 +49,11 @@ def function(given: Mapping[str, Any], param: str) -> ToolSchema:
         raise bad(f"{param}: a function must have a name.", param)
     schema = given.get("parameters", given.get("input_schema")) or {}
     if problem := schema_problem(schema):
-        raise bad(f"{param}: the parameters of {name!r} are not a JSON Schema: {problem}.", param, "invalid_schema")
+        raise bad(
+            f"{param}: the parameters of {name!r} are not a JSON Schema: {problem}.",
+            param,
+            "invalid_schema",
+        )
     parameters = {"type": "object", **schema}
     if not isinstance(parameters.get("properties"), Mapping):
         parameters["properties"] = {}

@@ -20,7 +20,17 @@ from agentrl_cli.agents.gateway.request import bad, too_long
 from agentrl_cli.agents.gateway.room import require_room, require_short
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK
-from agentrl_cli.types import Int32, Message, Origin, StopReason, Tokens, ToolCall, ToolResult, ToolSchema, Turn
+from agentrl_cli.types import (
+    Int32,
+    Message,
+    Origin,
+    StopReason,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    ToolSchema,
+    Turn,
+)
 
 ROOT = -1
 """`Turn.parent` of a turn that continues no other."""
@@ -178,7 +188,9 @@ class MessageTree:
         for segment in rest:
             if len(ids) >= most:
                 raise too_long(most, "more")
-            require_room(self.chat.tokenizer, segment, () if ids else at.tools, most - len(ids), most)
+            require_room(
+                self.chat.tokenizer, segment, () if ids else at.tools, most - len(ids), most
+            )
             made = self._render(segment, before, ids, at.tools)
             pieces.append((tuple(map(key_of, segment)), made))
             ids.extend(id_ for piece in made for id_ in piece.tokens.ids.tolist())
@@ -204,7 +216,11 @@ class MessageTree:
         if not ids and not new:
             raise bad("The prompt is empty.", "prompt")
         text = rest if isinstance(rest, str) else self.chat.decode(rest)
-        piece = Piece("user", ({"role": "user", "content": text},), Tokens.given(new, [int(Origin.USER)] * len(new)))
+        piece = Piece(
+            "user",
+            ({"role": "user", "content": text},),
+            Tokens.given(new, [int(Origin.USER)] * len(new)),
+        )
         return Context(at, (((), (piece,)),) if new else (), (*ids, *new), len(ids), raw=True)
 
     def _raw(self, like: str | list[int], node: Node) -> str | list[int]:
@@ -237,7 +253,11 @@ class MessageTree:
         return node if node.turn is not None else self._roots.setdefault(key, node)
 
     def _render(
-        self, segment: Sequence[Message], before: Message | None, ids: Sequence[int], tools: Sequence[ToolSchema]
+        self,
+        segment: Sequence[Message],
+        before: Message | None,
+        ids: Sequence[int],
+        tools: Sequence[ToolSchema],
     ) -> tuple[Piece, ...]:
         """Return the turns of a segment that follows `before`, the last message, and `ids`."""
         if before is None:
@@ -245,7 +265,9 @@ class MessageTree:
         elif segment[0]["role"] == "assistant":
             return (self._foreign(segment[0], ids, tools),)
         else:
-            rendered = self.chat.extend([before], list(segment), list(tools) or None, last_id=ids[-1])
+            rendered = self.chat.extend(
+                [before], list(segment), list(tools) or None, last_id=ids[-1]
+            )
         return tuple(Piece(role, own, tokens) for role, own, tokens in rendered.by_role(segment))
 
     def _foreign(self, message: Message, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Piece:
@@ -292,7 +314,10 @@ class MessageTree:
 
 def _segments(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Messages cut into assistant messages and what stands between two of them; a leading one belongs to the prompt."""
-    parts = [list(part) for _, part in groupby(messages, lambda message: bool(message["role"] == "assistant"))]
+    parts = [
+        list(part)
+        for _, part in groupby(messages, lambda message: bool(message["role"] == "assistant"))
+    ]
     if len(parts) > 1 and parts[0][0]["role"] == "assistant":
         parts[:2] = [parts[0] + parts[1]]
     yield from parts
@@ -302,7 +327,14 @@ def _match(at: Node, segment: Sequence[Message]) -> Node | None:
     """Return the node that a segment means after `at`; of several equal answers the newest."""
     if at.turn is not None and segment[0]["role"] == "assistant":
         answers = (child for child in reversed(at.children) if child.spoken is not None)
-        return next((child for child in answers if child.spoken is not None and child.spoken.matches(segment[0])), None)
+        return next(
+            (
+                child
+                for child in answers
+                if child.spoken is not None and child.spoken.matches(segment[0])
+            ),
+            None,
+        )
     return at.contexts.get(tuple(map(key_of, segment)))
 
 
@@ -310,7 +342,9 @@ def _made_up(message: Message) -> Iterator[ToolCall]:
     """Yield the calls of a message that the client wrote: what its results answer."""
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        yield ToolCall(call["id"], function["name"], function["arguments"], canonical(function["arguments"]))
+        yield ToolCall(
+            call["id"], function["name"], function["arguments"], canonical(function["arguments"])
+        )
 
 
 def _results(messages: Sequence[Message]) -> tuple[ToolResult, ...]:

@@ -41,7 +41,11 @@ from agentrl_cli.tasks import AGENT_PART, AgentSpec, Pack
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, StopReason, Tokens, Turn
 from agentrl_cli.types.branches import path_to
 
-RUNNERS: Mapping[str, MakeRunner] = {"function": FunctionRunner, "command": CommandRunner, "remote": RemoteRunner}
+RUNNERS: Mapping[str, MakeRunner] = {
+    "function": FunctionRunner,
+    "command": CommandRunner,
+    "remote": RemoteRunner,
+}
 """Kind of agent (`AgentSpec.kind`) to what runs it."""
 
 REFUSED = {TOO_LONG: Outcome.TRUNCATED_TOKENS, "max_turns": Outcome.TRUNCATED_TURNS}
@@ -85,7 +89,9 @@ class AgentRollout(Rollout):
 class AgentAttempt(Attempt):
     """An episode whose turns are the model calls of an agent."""
 
-    def __init__(self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec, runner: Runner) -> None:
+    def __init__(
+        self, context: RolloutContext, pack: Pack, job: Job, spec: AgentSpec, runner: Runner
+    ) -> None:
         super().__init__(context, pack, job)
         if isinstance(context.policy, MessagePolicy):
             raise ConfigError(
@@ -94,7 +100,8 @@ class AgentAttempt(Attempt):
             )
         if not context.with_tools:
             raise ConfigError(
-                f"The agent {spec.text} brings its own tools: they cannot be taken away.", hint="Leave out --no-tools."
+                f"The agent {spec.text} brings its own tools: they cannot be taken away.",
+                hint="Leave out --no-tools.",
             )
         self.runner, self.spec = runner, spec
         self.agent_timeout = spec.timeout or self.limits.episode_timeout
@@ -105,7 +112,9 @@ class AgentAttempt(Attempt):
         """Run the agent against its own address of the model, and take over what was recorded."""
         task, context = self.job.task, self.context
         session = self.pack.open_session(context.sandbox, self.job.seed)
-        self.env = tool_env(context.config.rollout, (), task, open_session=session, seed=self.job.seed)
+        self.env = tool_env(
+            context.config.rollout, (), task, open_session=session, seed=self.job.seed
+        )
         await run_reset(self.env, task)
         self.transcript.live(AgentState.PENDING, "")
         end, trace, door = await self._ran(EpisodeServer.here(context.chat))
@@ -132,14 +141,18 @@ class AgentAttempt(Attempt):
                     end = await self._run(door, policy, clock, unix)
             except AgentLost as lost:
                 if not left:
-                    raise EnvError(f"{GIVEN} agents had the task, and each died: {lost.message}.") from lost
+                    raise EnvError(
+                        f"{GIVEN} agents had the task, and each died: {lost.message}."
+                    ) from lost
                 continue
             finally:
                 trace = await server.close(door)
             if policy.failed.done():
                 raise policy.failed.result()
             if end is None and isinstance(self.runner, RemoteRunner) and not self.runner.claimed:
-                raise EnvError(f"No agent asked for the task in {self.agent_timeout:g} s.", hint="Start one.")
+                raise EnvError(
+                    f"No agent asked for the task in {self.agent_timeout:g} s.", hint="Start one."
+                )
             for turn in turns:
                 self._record(*turn)
             return end, trace, door
@@ -169,13 +182,19 @@ class AgentAttempt(Attempt):
     def _record(self, turn: Turn, tokens: Tokens) -> None:
         self.transcript.record(turn, tokens)
         if turn.role == "assistant":
-            self.transcript.live(AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or ""))
+            self.transcript.live(
+                AgentState.PROCESSING_TOOLS, str(turn.messages[-1].get("content") or "")
+            )
 
-    async def _run(self, door: Door, policy: EpisodePolicy, clock: OwnTime, unix: str) -> Ended | None:
+    async def _run(
+        self, door: Door, policy: EpisodePolicy, clock: OwnTime, unix: str
+    ) -> Ended | None:
         """Return how the agent ended; None if it was stopped, by its deadline or as the model failed."""
         key = door.session.key
         task = self.job.task
-        own = replace(task, prompt=deepcopy(list(task.prompt)))  # an agent's clients take lists alone, and it may edit
+        own = replace(
+            task, prompt=deepcopy(list(task.prompt))
+        )  # an agent's clients take lists alone, and it may edit
         call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
         agent = asyncio.ensure_future(self.runner.run(call))
         called = asyncio.ensure_future(policy.called.wait())
@@ -203,19 +222,29 @@ class AgentAttempt(Attempt):
         """Set `cut` and `reason`, and keep what the agent wrote to stderr."""
         stderr = end.stderr if end is not None else self.runner.stderr
         self._keep(stderr)
-        error = end.error if end is not None else f"The agent took longer than {self.agent_timeout:g} s of its own."
+        error = (
+            end.error
+            if end is not None
+            else f"The agent took longer than {self.agent_timeout:g} s of its own."
+        )
         limit = _limit(trace, door.session)
         cut = bool(trace.turns) and trace.turns[-1].stop_reason is StopReason.LENGTH
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
             self.cut, self.reason = Outcome.TOO_LONG, self._too_long(door.session)
-        elif self.job.kind != EDITED and (foreign := foreign_turn(trace.turns, trace.tokens)) is not None:
+        elif (
+            self.job.kind != EDITED
+            and (foreign := foreign_turn(trace.turns, trace.tokens)) is not None
+        ):
             self.cut = Outcome.FOREIGN_TEXT
             self.reason = f"turn {foreign} is an assistant's text that the model did not sample"
         elif limit is not None:
             self.cut, self.reason = limit, error
             self._score_without(LIMITED)
         elif error and self.given is None and self._is_models(end, trace, door.session):
-            self.cut, self.reason = Outcome.TRUNCATED_TOKENS if cut else None, _with_tail(error, stderr)
+            self.cut, self.reason = (
+                Outcome.TRUNCATED_TOKENS if cut else None,
+                _with_tail(error, stderr),
+            )
             self._score_without(self.spec.on_error)
         elif error and self.given is None:
             self.cut = Outcome.AGENT_TIMEOUT if end is None else Outcome.AGENT_ERROR
@@ -266,7 +295,9 @@ class AgentAttempt(Attempt):
 def _limit(trace: Trace, session: Session) -> Outcome | None:
     """Return the limit of the episode that refused the agent's last call; None if none did."""
     refused = session.refused
-    return REFUSED.get(refused.code) if refused is not None and refused.calls == trace.calls else None
+    return (
+        REFUSED.get(refused.code) if refused is not None and refused.calls == trace.calls else None
+    )
 
 
 def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:
@@ -289,7 +320,9 @@ def foreign_turn(turns: tuple[Turn, ...], tokens: Tokens) -> int | None:
     for index, turn in enumerate(turns):
         if turn.role != "assistant" or sampled[index]:
             continue
-        rewritten = any(sampled[other] and parents[other] == parents[index] for other in range(len(turns)))
+        rewritten = any(
+            sampled[other] and parents[other] == parents[index] for other in range(len(turns))
+        )
         if not rewritten and any(sampled[before] for before in path_to(parents, index)):
             return index
     return None

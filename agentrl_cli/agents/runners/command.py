@@ -24,7 +24,19 @@ from agentrl_cli.registry.threads import in_thread
 from agentrl_cli.tasks import AgentSpec
 from agentrl_cli.types.plain import parse_json
 
-PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TERM", "SYSTEMROOT")
+PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "TERM",
+    "SYSTEMROOT",
+)
 """Variables of this process that a program gets; others may hold secrets."""
 TAIL = 64 * 1024
 """Bytes of stdout and of stderr that are kept, from the end."""
@@ -120,7 +132,9 @@ def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
         "NO_PROXY": "127.0.0.1,localhost",
         "PYTHONUNBUFFERED": "1",
     }
-    added = {name: os.environ.get(name) if text is None else text for name, text in spec.env.items()}
+    added = {
+        name: os.environ.get(name) if text is None else text for name, text in spec.env.items()
+    }
     return own | given | {name: text for name, text in added.items() if text is not None}
 
 
@@ -128,7 +142,13 @@ def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
     """Return the task, with only those other fields of its row that the pack names: the rest may hold the answer."""
     task = call.task
     row = {name: task.data[name] for name in spec.fields if name in task.data}
-    return {"id": task.id, "family": task.family, "split": task.split, "messages": list(task.prompt), **row}
+    return {
+        "id": task.id,
+        "family": task.family,
+        "split": task.split,
+        "messages": list(task.prompt),
+        **row,
+    }
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -34,7 +34,9 @@ class FunctionRunner:
         if where.suffix == ".py" and not (base / where).is_file():
             base = Path.cwd()
         self._function = spec.target or resolve("agents", {}, spec.function, base=base)
-        self.start_seconds: float = getattr(getattr(self._function, "__self__", None), "start_seconds", 0.0)
+        self.start_seconds: float = getattr(
+            getattr(self._function, "__self__", None), "start_seconds", 0.0
+        )
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:
@@ -73,7 +75,9 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
             return NAMES
         if parameter.name in NAMES and parameter.kind is not parameter.POSITIONAL_ONLY:
             found.append(parameter.name)
-        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+        elif (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        ):
             known = ", ".join(NAMES)
             raise ConfigError(
                 f"The agent {name} has the parameter {parameter.name!r}, which no episode gives.",

@@ -52,7 +52,9 @@ class JailedRunner(CommandRunner):
             raise SandboxUnavailable(
                 f"agent.sandbox: no jail starts here: {problem}", hint=launch.explain("ns", problem)
             )
-        self._limits: Limits = Limits(**{name: getattr(config, name) for name in Limits.__dataclass_fields__})
+        self._limits: Limits = Limits(
+            **{name: getattr(config, name) for name in Limits.__dataclass_fields__}
+        )
         self._ready = -1
 
     def start(self, call: AgentCall) -> subprocess.Popen[bytes]:
@@ -67,14 +69,31 @@ class JailedRunner(CommandRunner):
         read, write = os.pipe()
         uid = _FIRST_UID + (os.getpid() * 64 + next(_NUMBERS)) % _UIDS if os.geteuid() == 0 else 0
         mounts = [*_mounts(root, self._limits.disk_mb), "--ro-bind", call.socket, SOCKET]
-        limits = {name: getattr(self._limits, name) for name in ("memory_mb", "file_mb", "open_files", "processes")}
+        limits = {
+            name: getattr(self._limits, name)
+            for name in ("memory_mb", "file_mb", "open_files", "processes")
+        }
         place = str(Path(INSIDE) / self._cwd.relative_to(root))
         port = str(urlsplit(call.root).port)
-        given = [str(uid), port, SOCKET, str(write), place, json.dumps(limits), *command_of(self._spec)]
+        given = [
+            str(uid),
+            port,
+            SOCKET,
+            str(write),
+            place,
+            json.dumps(limits),
+            *command_of(self._spec),
+        ]
         try:
             process = started(
-                [*launch.jail(own, root=bool(uid), further=mounts, tmp=""), "--", *_guest(own), *given],
-                env=inner | {name: text for name, text in self._spec.env.items() if text is not None},
+                [
+                    *launch.jail(own, root=bool(uid), further=mounts, tmp=""),
+                    "--",
+                    *_guest(own),
+                    *given,
+                ],
+                env=inner
+                | {name: text for name, text in self._spec.env.items() if text is not None},
                 pass_fds=(write,),
             )
         except OSError:
@@ -101,7 +120,9 @@ def _mounts(folder: Path, disk: int) -> Iterator[str]:
     """bwrap's options for what the program sees besides the system: its folder, and this environment's packages."""
     for path in ("/work", "/tmp"):  # a real folder: packages may lie below /tmp
         yield from ("--perms", "1777", "--size", str(disk << 20), "--tmpfs", path)
-    packages = {path for path in sys.path if Path(path).name.endswith("-packages") and Path(path).is_dir()}
+    packages = {
+        path for path in sys.path if Path(path).name.endswith("-packages") and Path(path).is_dir()
+    }
     venv = {sys.prefix} if sys.prefix != sys.base_prefix else set()
     for path in sorted({*packages, *venv, str(Path(paths.__file__).parent)}):
         for parent in reversed(Path(path).parents):

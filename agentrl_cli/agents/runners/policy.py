@@ -25,7 +25,9 @@ class EpisodePolicy:
     name = MODEL
     untrainable = ""
 
-    def __init__(self, context: RolloutContext, job: Job, transcript: Transcript, clock: OwnTime) -> None:
+    def __init__(
+        self, context: RolloutContext, job: Job, transcript: Transcript, clock: OwnTime
+    ) -> None:
         """`clock`: the agent's; it stands while the model answers."""
         self._context, self._job, self._transcript, self._clock = context, job, transcript, clock
         self._policy = context.policy
@@ -56,9 +58,13 @@ class EpisodePolicy:
         try:
             fields = {"task": self._job.task, "turn": number, "run": self._context.run}
             sampling = await self._context.hooks.sampling(sampling, **fields)
-            sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))  # a hook may ask for more
+            sampling = replace(
+                sampling, max_new_tokens=min(sampling.max_new_tokens, room)
+            )  # a hook may ask for more
             with self._clock.paused():
-                return await self._policy.generate(self._slot(key), ids, sampling, group=self._job.group_id or "")
+                return await self._policy.generate(
+                    self._slot(key), ids, sampling, group=self._job.group_id or ""
+                )
         except Exception as error:
             if not self.failed.done():
                 self.failed.set_result(error)

@@ -23,7 +23,13 @@ class RecordedPolicy:
     untrainable = "it repeats answers"
 
     def __init__(
-        self, policy: Policy, episode: Episode, turn: int, *, edit: Sequence[int] | None = None, sample: bool = True
+        self,
+        policy: Policy,
+        episode: Episode,
+        turn: int,
+        *,
+        edit: Sequence[int] | None = None,
+        sample: bool = True,
     ) -> None:
         self._policy, self._sample, self._edit = policy, sample, edit
         self.name, self.context_length = policy.name, policy.context_length
@@ -38,7 +44,9 @@ class RecordedPolicy:
             elif made.index == turn:
                 self._target = context
 
-    async def generate(self, key: str, ids: Sequence[int] | Int32, sampling: Sampling, **more: Any) -> Generation:
+    async def generate(
+        self, key: str, ids: Sequence[int] | Int32, sampling: Sampling, **more: Any
+    ) -> Generation:
         """Return the recorded answer to this context, or a new one. Raises PolicyError."""
         context = tuple(int(id_) for id_ in ids)
         places = [n for n, (known, _) in enumerate(self._left) if known == context]
@@ -69,7 +77,9 @@ def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generatio
         if turn.role != "assistant" or not len(places):
             continue
         first, end = int(places[0]), int(places[-1]) + 1
-        before = [episode.turns[index] for index in path_to(parents, turn.index) if index != turn.index]
+        before = [
+            episode.turns[index] for index in path_to(parents, turn.index) if index != turn.index
+        ]
         context = [int(id_) for item in before for id_ in episode.tokens.ids[item.start : item.end]]
         sampled = own.slice(first, end)
         generation = Generation(

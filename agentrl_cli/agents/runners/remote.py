@@ -49,7 +49,9 @@ class Offer:
 
     call: AgentCall
     spec: AgentSpec
-    done: asyncio.Future[Ended] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[Ended] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     alarm: asyncio.TimerHandle | None = None
     """Rings when the lease ends; None before it is claimed."""
 
@@ -80,7 +82,9 @@ class RemoteRunner:
         self._spec = spec
         host = spec.remote.rpartition(":")[0].strip("[]")
         if not is_loopback(host) and not os.environ.get(TOKEN):
-            raise ConfigError(f"agent.remote: {host} can be reached from other machines.", hint=f"Set {TOKEN}.")
+            raise ConfigError(
+                f"agent.remote: {host} can be reached from other machines.", hint=f"Set {TOKEN}."
+            )
         self.claimed = False
         """Whether an agent has the task."""
 
@@ -139,7 +143,9 @@ class Board:
                 self._started.set_result(None)
                 await asyncio.Event().wait()
         except Exception as error:  # noqa: BLE001 - it is raised where an episode waits for the board
-            self._started.set_exception(EnvError(f"agent.remote: {getattr(error, 'message', error)}"))
+            self._started.set_exception(
+                EnvError(f"agent.remote: {getattr(error, 'message', error)}")
+            )
         finally:
             _BOARDS.pop((asyncio.get_running_loop(), address), None)
 
@@ -168,7 +174,11 @@ class Board:
         self._require_token(request)
         body = await json_body(request, optional=True)
         wait = body.get("wait", 0)
-        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= LONGEST_WAIT:
+        if (
+            isinstance(wait, bool)
+            or not isinstance(wait, (int, float))
+            or not 0 <= wait <= LONGEST_WAIT
+        ):
             raise bad(f"wait must be seconds from 0 to {LONGEST_WAIT:g}.", "wait")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait), self._changed:
@@ -218,18 +228,24 @@ class Board:
         if (offer := self._leases.get(lease)) is None:
             over = lease in self._over
             raise RequestError(
-                "The lease is over: the task was given to another agent, or has ended." if over else "Unknown lease.",
+                "The lease is over: the task was given to another agent, or has ended."
+                if over
+                else "Unknown lease.",
                 status=409 if over else 404,
             )
         return offer
 
     def _require_token(self, request: Request) -> None:
-        if self._token and not allowed(self._token, bearer(request.headers.get("authorization", ""))):
+        if self._token and not allowed(
+            self._token, bearer(request.headers.get("authorization", ""))
+        ):
             raise RequestError("The token is missing or wrong.", status=401)
 
 
 def _refused(request: Request, error: Any) -> Response:
-    return JSONResponse(error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status)
+    return JSONResponse(
+        error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status
+    )
 
 
 _BOARDS: dict[tuple[asyncio.AbstractEventLoop, str], Board] = {}

@@ -51,7 +51,9 @@ class Door:
     root: str
     reward: float | None = None
     """What the agent gave over HTTP or by `emit_reward`; the last one counts."""
-    trace: asyncio.Future[Trace] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    trace: asyncio.Future[Trace] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def emit_reward(self, value: float) -> None:
         """Set the reward, from any thread."""
@@ -68,7 +70,9 @@ class _Models:
     """An episode has one model, whatever its agent calls it; a call outside of an episode is refused."""
 
     def policy(self, name: str) -> Policy:
-        raise RequestError(f"Unknown model {name!r} outside of an episode.", status=404, code="model_not_found")
+        raise RequestError(
+            f"Unknown model {name!r} outside of an episode.", status=404, code="model_not_found"
+        )
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
         return [{"id": MODEL}]
@@ -82,7 +86,9 @@ class EpisodeServer:
         self._sessions = Sessions(on_end=self._ended, most=MOST)
         events = Route("/e/{key}/events", self._event, methods=["POST"])
         # Without a token of its own a request that names no episode would be let in, if only to be refused.
-        self.gateway = Gateway(self._sessions, _Models(), chat, token=secrets.token_urlsafe(24), routes=[events])
+        self.gateway = Gateway(
+            self._sessions, _Models(), chat, token=secrets.token_urlsafe(24), routes=[events]
+        )
         self._app = PageGuard(self.gateway.app, NAMES, unasked=True)
         self._places: dict[str, asyncio.Future[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,7 +130,9 @@ class EpisodeServer:
             door.trace.set_result(trace)
 
     async def _event(self, request: Request) -> Response:
-        """Return a reward: `{"reward": 0.5}`, or Agent-Lightning's `{"event_type": "reward", "data": {"value": 0.5}}`.
+        """Return a reward:
+
+        `{"reward": 0.5}`, or Agent-Lightning's `{"event_type": "reward", "data": {"value": 0.5}}`.
         """
         try:
             body = await json_body(request)
@@ -136,7 +144,9 @@ class EpisodeServer:
             if reward is not None:
                 self._doors[key].reward = reward
         except RequestError as error:
-            return JSONResponse(error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status)
+            return JSONResponse(
+                error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status
+            )
         return JSONResponse({"reward": reward})
 
     # --- listening ---------------------------------------------------------------------------------------------------
@@ -149,13 +159,17 @@ class EpisodeServer:
         """Return the unix socket that leads here, for agents in a jail. Made the first time."""
         return await self._served("socket", lambda: _on_socket(self._app))
 
-    async def _served(self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[str]]) -> str:
+    async def _served(
+        self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[str]]
+    ) -> str:
         if name not in self._places:
             self._places[name] = asyncio.get_running_loop().create_future()
             self._tasks.append(asyncio.create_task(self._serve(self._places[name], make())))
         return await asyncio.shield(self._places[name])
 
-    async def _serve(self, place: asyncio.Future[str], server: contextlib.AbstractAsyncContextManager[str]) -> None:
+    async def _serve(
+        self, place: asyncio.Future[str], server: contextlib.AbstractAsyncContextManager[str]
+    ) -> None:
         """Listen until the event loop ends, which cancels this."""
         try:
             async with server as found:
@@ -164,16 +178,23 @@ class EpisodeServer:
         finally:
             _SERVERS.pop(asyncio.get_running_loop(), None)
             if not place.done():
-                place.set_exception(EnvError("The server that agents find their model at could not be started."))
+                place.set_exception(
+                    EnvError("The server that agents find their model at could not be started.")
+                )
 
 
 @contextlib.asynccontextmanager
 async def _on_socket(app: ASGIApp) -> AsyncIterator[str]:
     """Answer requests on a unix socket in a folder of its own; yields its path."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-model-") as folder, socket.socket(socket.AF_UNIX) as sock:
+    with (
+        tempfile.TemporaryDirectory(prefix="agentrl-model-") as folder,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         path = str(Path(folder, "model.sock"))
         sock.bind(path)
-        if os.geteuid() == 0:  # a jail that root starts becomes another user; its keys are what lets a client in
+        if (
+            os.geteuid() == 0
+        ):  # a jail that root starts becomes another user; its keys are what lets a client in
             os.chmod(path, 0o666)
         async with answering(app, sock):
             yield path
@@ -187,7 +208,9 @@ def _reward_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
         return body
     data = body.get("data")
     if body["event_type"] != "reward" or not isinstance(data, Mapping):
-        raise bad('Of Agent-Lightning\'s events only {"event_type": "reward", "data": {"value": NUMBER}} is taken.')
+        raise bad(
+            'Of Agent-Lightning\'s events only {"event_type": "reward", "data": {"value": NUMBER}} is taken.'
+        )
     return {"reward": data.get("value")}
 
 

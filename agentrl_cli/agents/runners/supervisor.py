@@ -76,7 +76,9 @@ _LEASHES: dict[int, int] = {}
 """Pid of a process started here → the end of a pipe; closing it ends the program and everything it started."""
 
 
-def start(command: list[str], pass_fds: tuple[int, ...] = (), **given: Any) -> subprocess.Popen[bytes]:
+def start(
+    command: list[str], pass_fds: tuple[int, ...] = (), **given: Any
+) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, with the arguments of Popen. Raises OSError.
 
     The exit status is the program's; 127 with a line on stderr if there is no such program.

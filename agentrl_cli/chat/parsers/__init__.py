@@ -98,13 +98,17 @@ def parsers_of(tokens: Collection[str]) -> list[Parser]:
 def reads(parser: Parser, written: str) -> bool:
     """Whether a parser reads a turn in which a template called the tool `probe`."""
     calls = parser.parse(written, [PROBE_TOOL]).calls
-    return [(call.name, call.arguments, call.error) for call in calls] == [("probe", {"x": MARK}, None)]
+    return [(call.name, call.arguments, call.error) for call in calls] == [
+        ("probe", {"x": MARK}, None)
+    ]
 
 
 def candidates(written: str) -> list[Parser]:
     """Return the parsers with a marker in a turn that contains a call, and those without required markers."""
     every = [load_parser(name) for name in PARSERS]
-    return [p for p in every if p.name in UNMARKED or any(marker in written for marker in p.markers)]
+    return [
+        p for p in every if p.name in UNMARKED or any(marker in written for marker in p.markers)
+    ]
 
 
 __all__ = [

@@ -47,7 +47,9 @@ class Parser(Protocol):
         ...
 
 
-def call(name: str = "", arguments: dict[str, Any] | None = None, *, raw: str, error: str | None = None) -> ToolCall:
+def call(
+    name: str = "", arguments: dict[str, Any] | None = None, *, raw: str, error: str | None = None
+) -> ToolCall:
     """Return a call without an id; `parse_text` assigns it."""
     return ToolCall(id="", name=name, arguments=arguments, raw=raw, error=error)
 
@@ -79,11 +81,18 @@ def unreadable(raw: str, error: str) -> ToolCall:
     return call(found[1] if found else "", raw=raw, error=error)
 
 
-def call_of(value: Any, raw: str, keys: Sequence[str] = ("arguments",), named: str = "name") -> ToolCall:
-    """Return a call from a JSON value, with the first thing that is wrong with its shape. `named` is the name's field.
+def call_of(
+    value: Any, raw: str, keys: Sequence[str] = ("arguments",), named: str = "name"
+) -> ToolCall:
+    """Return a call from a JSON value, with the first thing that is wrong with its shape.
+
+    `named` is the name's field.
     """
     if not isinstance(value, dict):
-        return call(raw=raw, error=f'must be a JSON object with "{named}" and "{keys[0]}", not {kind(value)}')
+        return call(
+            raw=raw,
+            error=f'must be a JSON object with "{named}" and "{keys[0]}", not {kind(value)}',
+        )
     name = value.get(named)
     if named not in value:
         return call(raw=raw, error=f'"{named}" is missing')
@@ -111,7 +120,9 @@ def typed_value(text: str, tools: Sequence[ToolSchema], name: str, key: str) -> 
 
     If it is not valid JSON, the text itself: validation then reports which type was wanted.
     """
-    function: Mapping[str, Any] = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
+    function: Mapping[str, Any] = next(
+        (tool["function"] for tool in tools if tool["function"]["name"] == name), {}
+    )
     return typed_as(text, function.get("parameters", {}).get("properties", {}).get(key, {}))
 
 

@@ -30,7 +30,9 @@ def parse_blocks(
         found = list(_blocks(inner, block, read).calls)
         found = found or [call(raw=inner, error=f"no {block[0]} in the list of calls")]
         if not closed and not found[-1].error:
-            found[-1] = replace(found[-1], arguments=None, error=f"cut off: no {section[1]} at its end")
+            found[-1] = replace(
+                found[-1], arguments=None, error=f"cut off: no {section[1]} at its end"
+            )
         calls += found
         content, opened, rest = after.partition(section[0])
         loose.append(content.strip("\n"))
@@ -48,7 +50,11 @@ def _blocks(text: str, block: Markers, read: Callable[[str], ToolCall]) -> Parse
         raw, closed, after = inner.partition(closing)
         found = read(raw)
         if not closed:
-            where = "before the turn ended" if number == len(blocks) - 1 else f"before the next {opening}"
+            where = (
+                "before the turn ended"
+                if number == len(blocks) - 1
+                else f"before the next {opening}"
+            )
             found = replace(found, arguments=None, error=f"cut off: no {closing} {where}")
         calls.append(found)
         loose.append(after.strip("\n"))
@@ -58,4 +64,6 @@ def _blocks(text: str, block: Markers, read: Callable[[str], ToolCall]) -> Parse
 def unopened(text: str, block: Markers) -> tuple[ToolCall, ...]:
     """Return the error for a text without the opening marker that contains the closing one; empty if it does not."""
     opening, closing = block
-    return (call(raw=text, error=f"{closing} without {opening} before it"),) if closing in text else ()
+    return (
+        (call(raw=text, error=f"{closing} without {opening} before it"),) if closing in text else ()
+    )

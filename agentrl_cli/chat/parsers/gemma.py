@@ -17,7 +17,9 @@ from agentrl_cli.chat.parsers.blocks import parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 THOUGHT, THOUGHT_END = "<|channel>", "<channel|>"
-THINKING = re.compile(rf"{re.escape(THOUGHT)}thought\n?(.*?)(?:\n?{re.escape(THOUGHT_END)}|\Z)", re.DOTALL)
+THINKING = re.compile(
+    rf"{re.escape(THOUGHT)}thought\n?(.*?)(?:\n?{re.escape(THOUGHT_END)}|\Z)", re.DOTALL
+)
 HEAD = re.compile(r"\s*call:([\w.\-]+)\s*(?=\{)")
 BARE = re.compile(r"[^,\[\]{}:]+")
 DEPTH = 64
@@ -27,15 +29,26 @@ DEPTH = 64
 class GemmaParser:
     """`call:f{x:1,text:<|"|>a<|"|>}` between the family's markers."""
 
-    def __init__(self, name: str, opening: str, closing: str, quote: str, *, thinks: bool = False) -> None:
+    def __init__(
+        self, name: str, opening: str, closing: str, quote: str, *, thinks: bool = False
+    ) -> None:
         """`thinks`: the model may think in the channel `thought`, where calls do not count."""
         self.name = name
         self._thinks = thinks
         self._block, self._quote = (opening, closing), quote
-        self.markers: tuple[str, ...] = (opening, closing, quote, *((THOUGHT, THOUGHT_END) if thinks else ()))
+        self.markers: tuple[str, ...] = (
+            opening,
+            closing,
+            quote,
+            *((THOUGHT, THOUGHT_END) if thinks else ()),
+        )
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        thoughts = [thought for found in THINKING.findall(text) if (thought := found.strip())] if self._thinks else []
+        thoughts = (
+            [thought for found in THINKING.findall(text) if (thought := found.strip())]
+            if self._thinks
+            else []
+        )
         text = THINKING.sub("", text) if self._thinks else text
         return replace(parse_blocks(text, self._block, self._read), thinking="\n".join(thoughts))
 
@@ -49,7 +62,13 @@ class GemmaParser:
             return f"{token}{value}{token}"
         if isinstance(value, dict):
             around = token if quote is None else quote
-            return "{" + ",".join(f"{around}{key}{around}:{self._write(item)}" for key, item in value.items()) + "}"
+            return (
+                "{"
+                + ",".join(
+                    f"{around}{key}{around}:{self._write(item)}" for key, item in value.items()
+                )
+                + "}"
+            )
         if isinstance(value, (list, tuple)):
             return "[" + ",".join(self._write(item) for item in value) + "]"
         return json.dumps(value)
@@ -57,13 +76,19 @@ class GemmaParser:
     def _read(self, raw: str) -> ToolCall:
         head = HEAD.match(raw)
         if not head:
-            return call(raw=raw, error="call:NAME and arguments in braces must follow the opening marker")
+            return call(
+                raw=raw, error="call:NAME and arguments in braces must follow the opening marker"
+            )
         try:
             value, end = _Reader(raw, self.markers[2]).value(head.end(), 0)
         except ValueError as error:
             return call(head[1], raw=raw, error=str(error))
         if raw[end:].strip():
-            return call(head[1], raw=raw, error=f"there is text after the arguments: {raw[end:].strip()[:40]!r}")
+            return call(
+                head[1],
+                raw=raw,
+                error=f"there is text after the arguments: {raw[end:].strip()[:40]!r}",
+            )
         return call(head[1], value, raw=raw)
 
 
@@ -106,7 +131,9 @@ class _Reader:
         try:
             return json.loads(word, parse_constant=_no_constant), found.end()
         except ValueError:
-            raise ValueError(f"text must stand between two {self._quote}, not as {word[:40]!r}") from None
+            raise ValueError(
+                f"text must stand between two {self._quote}, not as {word[:40]!r}"
+            ) from None
 
     def _key(self, at: int) -> tuple[str, int]:
         at = self._skip(at)
@@ -114,7 +141,9 @@ class _Reader:
             return self._quoted(at)
         found = BARE.match(self._text, at)
         if not found or not found[0].strip():
-            raise ValueError(f"an argument's name is missing near {self._text[max(0, at - 20) : at + 20]!r}")
+            raise ValueError(
+                f"an argument's name is missing near {self._text[max(0, at - 20) : at + 20]!r}"
+            )
         return found[0].strip(), found.end()
 
     def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -150,7 +179,9 @@ class _Reader:
         if self._text.startswith(closing, at):
             return True, at + 1
         if not self._text.startswith(",", at):
-            raise ValueError(f"a comma or {closing} is missing near {self._text[max(0, at - 20) : at + 20]!r}")
+            raise ValueError(
+                f"a comma or {closing} is missing near {self._text[max(0, at - 20) : at + 20]!r}"
+            )
         return False, at + 1
 
 
@@ -159,4 +190,6 @@ def _no_constant(name: str) -> None:
 
 
 GEMMA4 = GemmaParser("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', thinks=True)
-FUNCTION_GEMMA = GemmaParser("gemma3_function", "<start_function_call>", "<end_function_call>", "<escape>")
+FUNCTION_GEMMA = GemmaParser(
+    "gemma3_function", "<start_function_call>", "<end_function_call>", "<escape>"
+)

@@ -56,7 +56,9 @@ def _read(recipient: str, opened: str, body: str, raw: str) -> ToolCall:
     if not name:
         return call(raw=raw, error="the tool's name must follow to=functions.")
     if not opened:
-        return call(name, raw=raw, error=f"cut off: no {MESSAGE} and arguments before the turn ended")
+        return call(
+            name, raw=raw, error=f"cut off: no {MESSAGE} and arguments before the turn ended"
+        )
     return call_with(name, body, raw)
 
 

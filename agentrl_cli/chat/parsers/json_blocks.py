@@ -107,12 +107,16 @@ def _read_deepseek(raw: str) -> ToolCall:
         fenced = FENCED.fullmatch(tail)
         if not fenced:
             name = tail.split("\n", 1)[0].strip()
-            return call(name, raw=raw, error="after the name the arguments must follow in a ```json block")
+            return call(
+                name, raw=raw, error="after the name the arguments must follow in a ```json block"
+            )
         name, text = fenced[1], fenced[2]
     return call_with(name, text, raw) if name else call(raw=raw, error="the function has no name")
 
 
-HERMES = JSONBlockParser("hermes", ("<tool_call>", "</tool_call>"), "<tool_call>\n{call}\n</tool_call>")
+HERMES = JSONBlockParser(
+    "hermes", ("<tool_call>", "</tool_call>"), "<tool_call>\n{call}\n</tool_call>"
+)
 
 GIGACHAT3 = GigaChatParser("gigachat3", "function call<|role_sep|>\n")
 GIGACHAT31 = GigaChatParser("gigachat3_1", "<|function_call|>")
@@ -141,7 +145,9 @@ KIMI_K2 = JSONBlockParser(
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
     "<|tool_call_end|><|tool_calls_section_end|>",
     _after(
-        re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"),
+        re.compile(
+            r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
+        ),
         "functions.NAME:NUMBER and <|tool_call_argument_begin|> must stand before the arguments",
     ),
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),

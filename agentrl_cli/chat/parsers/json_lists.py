@@ -40,13 +40,20 @@ class JSONListParser:
     ) -> None:
         self.name = name
         self.markers: tuple[str, ...] = tuple(text for text in (opening, closing) if text)
-        self._opening, self._closing, self._keys, self._extra = opening, closing, keys, dict(extra or {})
+        self._opening, self._closing, self._keys, self._extra = (
+            opening,
+            closing,
+            keys,
+            dict(extra or {}),
+        )
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
         before, opened, rest = self._split(text)
         if not opened:
             tagged = self._closing.startswith("<")  # a code fence also closes other things
-            return ParsedText(text, unopened(text, (self._opening, self._closing)) if tagged else ())
+            return ParsedText(
+                text, unopened(text, (self._opening, self._closing)) if tagged else ()
+            )
         calls: list[ToolCall] = []
         loose = [before.rstrip()]
         while opened:
@@ -63,7 +70,9 @@ class JSONListParser:
         return f"{self._opening}{json.dumps([call], ensure_ascii=False)}{self._closing}"
 
     def _split(self, text: str) -> tuple[str, str, str]:
-        """Return the text before the opening, the opening, and the rest. If nothing closes it, a list must follow it.
+        """Return the text before the opening, the opening, and the rest.
+
+        If nothing closes it, a list must follow it.
         """
         if self._closing:
             return text.partition(self._opening)
@@ -86,31 +95,48 @@ class JSONListParser:
         if self._closing and at >= len(text):
             return self._broken(text, at)
         if not values:
-            return [call(raw=text[:at], error="the list of calls is empty")], text[at + len(self._closing) :]
+            return [call(raw=text[:at], error="the list of calls is empty")], text[
+                at + len(self._closing) :
+            ]
         return [self._call(value) for value in values], text[at + len(self._closing) :]
 
     def _broken(self, text: str, at: int) -> tuple[list[ToolCall], str]:
         raw, closed, rest = text.partition(self._closing) if self._closing else (text, "yes", "")
         if not closed or at >= len(raw):
-            return [call(self._named(text), raw=text, error=f"cut off: no {self._closing} after the calls")], ""
-        return [call(self._named(raw), raw=raw, error=read_json(raw[at:])[1] or "not valid JSON")], rest
+            return [
+                call(
+                    self._named(text),
+                    raw=text,
+                    error=f"cut off: no {self._closing} after the calls",
+                )
+            ], ""
+        return [
+            call(self._named(raw), raw=raw, error=read_json(raw[at:])[1] or "not valid JSON")
+        ], rest
 
     def _call(self, value: Any) -> ToolCall:
         raw = json.dumps(value, ensure_ascii=False)
         if self._keys:
             return call_of(value, raw, self._keys[1:], self._keys[0])
         if not isinstance(value, dict) or len(value) != 1:
-            return call(raw=raw, error=f"must be a JSON object of one name and its arguments, not {kind(value)}")
+            return call(
+                raw=raw,
+                error=f"must be a JSON object of one name and its arguments, not {kind(value)}",
+            )
         ((name, arguments),) = value.items()
         if not isinstance(arguments, dict):
-            return call(name, raw=raw, error=f"the arguments must be a JSON object, not {kind(arguments)}")
+            return call(
+                name, raw=raw, error=f"the arguments must be a JSON object, not {kind(arguments)}"
+            )
         return call(name, arguments, raw=raw)
 
     def _named(self, raw: str) -> str:
         """Return the name in a list that cannot be read, if it can be found."""
         key = self._keys[0] if self._keys else ""
         found = (
-            re.search(rf'"{key}"\s*:\s*"([^"\\]{{1,64}})"', raw) if key else re.search(r'\{\s*"([^"\\]{1,64})"', raw)
+            re.search(rf'"{key}"\s*:\s*"([^"\\]{{1,64}})"', raw)
+            if key
+            else re.search(r'\{\s*"([^"\\]{1,64})"', raw)
         )
         return found[1] if found else ""
 
@@ -122,7 +148,11 @@ def _skip(text: str, at: int) -> int:
 
 
 COHERE = JSONListParser(
-    "cohere", "<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "parameters"), {"tool_call_id": "0"}
+    "cohere",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    ("tool_name", "parameters"),
+    {"tool_call_id": "0"},
 )
 COMMAND_R = JSONListParser("command_r", "Action:\n```json\n", "```", ("tool_name", "parameters"))
 TOOL_CALLS = JSONListParser("tool_calls", "<tool_calls>", "</tool_calls>")

@@ -65,7 +65,10 @@ def _read_all(text: str) -> list[ToolCall]:
     while position < len(text):
         try:
             value, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):  # ValueError: not JSON, or a number of thousands of digits
+        except (
+            ValueError,
+            RecursionError,
+        ):  # ValueError: not JSON, or a number of thousands of digits
             return [*calls, read_call(text[position:], KEYS)]
         calls.append(call_of(value, text[position:end], KEYS))
         separator = SEPARATOR.match(text, end)

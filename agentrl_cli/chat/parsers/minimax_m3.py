@@ -33,13 +33,19 @@ class MiniMaxM3Parser:
         return parse_blocks(text, BLOCK, partial(_read, tools=tools), SECTION)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        elements = "".join(f"{NS}<{key}>{_written(value)}{NS}</{key}>" for key, value in arguments.items())
+        elements = "".join(
+            f"{NS}<{key}>{_written(value)}{NS}</{key}>" for key, value in arguments.items()
+        )
         return f'{SECTION[0]}\n{BLOCK[0]}{name}">{elements}{BLOCK[1]}\n{SECTION[1]}'
 
 
 def _written(value: Any) -> str:
     if isinstance(value, dict):
-        return "".join(f"{NS}<{key}>{_written(item)}{NS}</{key}>" for key, item in value.items() if item is not None)
+        return "".join(
+            f"{NS}<{key}>{_written(item)}{NS}</{key}>"
+            for key, item in value.items()
+            if item is not None
+        )
     if isinstance(value, (list, tuple)):
         return "".join(f"{NS}<item>{_written(item)}{NS}</item>" for item in value)
     return value if isinstance(value, str) else json.dumps(value)
@@ -49,7 +55,9 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
     name, found, body = raw.partition('">')
     if not found or not re.fullmatch(r"[^\s\"<>]+", name):
         return call(raw=raw, error=f'{BLOCK[0]}NAME"> must begin a call')
-    function: Mapping[str, Any] = next((t["function"] for t in tools if t["function"]["name"] == name), {})
+    function: Mapping[str, Any] = next(
+        (t["function"] for t in tools if t["function"]["name"] == name), {}
+    )
     schema = {"type": "object", **function.get("parameters", {})}
     try:
         pieces = _pieces(body)
@@ -72,7 +80,9 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
     yield "end", ""
 
 
-def _value(pieces: Iterator[tuple[str, str]], schema: Mapping[str, Any], inside: str, depth: int) -> Any:
+def _value(
+    pieces: Iterator[tuple[str, str]], schema: Mapping[str, Any], inside: str, depth: int
+) -> Any:
     """Return the value up to the tag that closes `inside`. Raises ValueError with what is wrong."""
     if depth > DEPTH:
         raise ValueError(f"elements are nested deeper than {DEPTH}")
@@ -82,16 +92,30 @@ def _value(pieces: Iterator[tuple[str, str]], schema: Mapping[str, Any], inside:
             text += what
         elif kind == "open":
             properties: Mapping[str, Any] = schema.get("properties", {})
-            inner = schema.get("items", {}) if schema.get("type") == "array" else properties.get(what, {})
-            items.append((what, _value(pieces, inner if isinstance(inner, Mapping) else {}, what, depth + 1)))
+            inner = (
+                schema.get("items", {})
+                if schema.get("type") == "array"
+                else properties.get(what, {})
+            )
+            items.append(
+                (what, _value(pieces, inner if isinstance(inner, Mapping) else {}, what, depth + 1))
+            )
         elif what != inside:
             wanted = f"{NS}</{inside}>" if inside else "the end of the call"
-            raise ValueError(f"{wanted} is missing" if kind == "end" else f"{wanted} must come before {NS}</{what}>")
+            raise ValueError(
+                f"{wanted} is missing"
+                if kind == "end"
+                else f"{wanted} must come before {NS}</{what}>"
+            )
         else:
             break
     if not items:
         known: dict[str, Any] = {"array": [], "object": {}}
-        return known[schema["type"]] if schema.get("type") in known and not text.strip() else typed_as(text, schema)
+        return (
+            known[schema["type"]]
+            if schema.get("type") in known and not text.strip()
+            else typed_as(text, schema)
+        )
     if text.strip():
         raise ValueError(f"there is text beside elements: {text.strip()[:40]!r}")
     listed = schema.get("type") == "array" or (

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, call_of, call_with, kind, read_json, unreadable
+from agentrl_cli.chat.parsers.base import (
+    ParsedText,
+    call,
+    call_of,
+    call_with,
+    kind,
+    read_json,
+    unreadable,
+)
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -36,7 +44,9 @@ def _read(raw: str) -> list[ToolCall]:
     if error:
         return [unreadable(raw, error)]
     if not isinstance(value, list):
-        return [call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")]
+        return [
+            call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")
+        ]
     if not value:
         return [call(raw=raw, error="the list of calls is empty")]
     return [_with_id(call_of(item, json.dumps(item, ensure_ascii=False)), item) for item in value]

@@ -67,7 +67,10 @@ class LFM2Parser:
         return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        texts = {k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
+        texts = {
+            k: repr(v) if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for k, v in arguments.items()
+        }
         call = f"[{name}({', '.join(f'{key}={value}' for key, value in texts.items())})]"
         return f"{self.markers[0]}{call}{self.markers[1]}"
 
@@ -77,7 +80,11 @@ def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
     try:
         tree = ast.parse(body[:MAX_LENGTH], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if unescaped and body.count("='") <= MOST_ARGUMENTS and (escaped := UNESCAPED.sub(_escaped, body)) != body:
+        if (
+            unescaped
+            and body.count("='") <= MOST_ARGUMENTS
+            and (escaped := UNESCAPED.sub(_escaped, body)) != body
+        ):
             return read_list(escaped)
         name = re.match(r"\[\s*([\w.]+)", body)
         reason = getattr(error, "msg", None) or str(error)
@@ -108,7 +115,9 @@ def _read(node: ast.expr, body: str) -> ToolCall:
     try:
         values = {str(k.arg): ast.literal_eval(_Constants().visit(k.value)) for k in node.keywords}
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return call(name, raw=raw, error="arguments must be plain values: text, numbers, lists, dicts")
+        return call(
+            name, raw=raw, error="arguments must be plain values: text, numbers, lists, dicts"
+        )
     return call(name, values, raw=raw)
 
 
@@ -116,7 +125,11 @@ class _Constants(ast.NodeTransformer):
     """Replaces JSON's names of constants with Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node) if node.id in JSON_NAMES else node
+        return (
+            ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node)
+            if node.id in JSON_NAMES
+            else node
+        )
 
 
 LLAMA3_PYTHONIC = PythonicParser()

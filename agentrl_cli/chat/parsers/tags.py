@@ -20,7 +20,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import MOST_ARGUMENTS, ParsedText, call, call_with, read_json, typed_value
+from agentrl_cli.chat.parsers.base import (
+    MOST_ARGUMENTS,
+    ParsedText,
+    call,
+    call_with,
+    read_json,
+    typed_value,
+)
 from agentrl_cli.chat.parsers.blocks import Markers, parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
@@ -80,7 +87,9 @@ class TagParser:
         return self.written.format(name=self.escape(name), arguments=pairs)
 
     def _text(self, value: Any) -> str:
-        return self.quote(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return (
+            self.quote(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        )
 
     def _read(self, raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
         head = self.head.match(raw)
@@ -108,7 +117,9 @@ class TagParser:
             raise ValueError(f"more than {MOST_ARGUMENTS} arguments")
         if loose := self.argument.sub("", body).strip():
             unclosed = self.closing and loose.startswith(self.opening)
-            raise ValueError(f"{self.closing} is missing" if unclosed else f"{self.stray} {loose[:40]!r}")
+            raise ValueError(
+                f"{self.closing} is missing" if unclosed else f"{self.stray} {loose[:40]!r}"
+            )
         found: dict[str, Any] = {}
         for match in self.argument.finditer(body):
             key = self.key(match["key"])
@@ -144,7 +155,9 @@ def _keyed(name: str, mark: str = "", after_name: str = "") -> TagParser:
         block,
         head=re.compile(r"\s*([\w.\-]+)\s*" + (after_name or r"(?=<arg_|\Z)")),
         head_error=f"the tool's name must stand right after {block[0]}",
-        argument=re.compile(rf"{key[0]}(?P<key>.*?){key[1]}\s*{value[0]}(?P<value>.*?){value[1]}", re.DOTALL),
+        argument=re.compile(
+            rf"{key[0]}(?P<key>.*?){key[1]}\s*{value[0]}(?P<value>.*?){value[1]}", re.DOTALL
+        ),
         opening=key[0],
         written=f"{block[0]}{{name}}\n{{arguments}}{block[1]}",
         pair=f"{key[0]}{{key}}{key[1]}\n{value[0]}{{value}}{value[1]}\n",
@@ -161,7 +174,9 @@ def _functions(name: str, opening: str, closing: str) -> TagParser:
         (opening, closing),
         head=re.compile(r"\s*<function=([^>\n]*)>"),
         head_error="<function=NAME> is missing at its start",
-        argument=re.compile(r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
+        argument=re.compile(
+            r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
+        ),
         opening="<parameter=",
         closing="</parameter>",
         tail="</function>",
@@ -182,7 +197,8 @@ def _invoke(name: str, prefix: str, *names: str, kind: str = "") -> TagParser:
         head=re.compile(r'\s*([^\s"<>]+)\s*">'),
         head_error=f'{block[0]}NAME"> must begin a call',
         argument=re.compile(
-            rf'{opening}(?P<key>[^"\n]+)"(?: string="(?P<kind>true|false)")?>(?P<value>.*?){closing}', re.DOTALL
+            rf'{opening}(?P<key>[^"\n]+)"(?: string="(?P<kind>true|false)")?>(?P<value>.*?){closing}',
+            re.DOTALL,
         ),
         opening=opening,
         closing=closing,
@@ -216,7 +232,8 @@ MINICPM = TagParser(
     head=re.compile(r'([^\s"<>]+)">'),
     head_error='<function name="NAME"> must begin a call',
     argument=re.compile(
-        r'<param name="(?P<key>[^"\n]+)">(?:<!\[CDATA\[(?P<quoted>.*?)\]\]>|(?P<value>.*?))</param>', re.DOTALL
+        r'<param name="(?P<key>[^"\n]+)">(?:<!\[CDATA\[(?P<quoted>.*?)\]\]>|(?P<value>.*?))</param>',
+        re.DOTALL,
     ),
     opening='<param name="',
     closing="</param>",
@@ -241,7 +258,14 @@ MUSE_GLIMMER = replace(
 THOUGHT = "<|close|>think<|sep|>"
 AROUND = re.compile(r"<\|(?:open|close)\|>(?:response|message)(?: [^<]*)?<\|sep\|>")
 """What stands around an answer and is not part of it."""
-KINDS = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number", dict: "object"}
+KINDS = {
+    str: "string",
+    bool: "boolean",
+    type(None): "null",
+    int: "number",
+    float: "number",
+    dict: "object",
+}
 
 KIMI_K3 = TagParser(
     "kimi_k3",
@@ -263,6 +287,10 @@ KIMI_K3 = TagParser(
     key=html.unescape,
     kind=lambda value: KINDS.get(type(value), "array"),
     escape=html.escape,
-    prepare=lambda text: AROUND.sub("", text.rpartition(THOUGHT)[2]),  # a call in thinking is not a call
-    whole=re.compile(r'<\|open\|>json type="object"<\|sep\|>(.*?)<\|close\|>json<\|sep\|>', re.DOTALL),
+    prepare=lambda text: AROUND.sub(
+        "", text.rpartition(THOUGHT)[2]
+    ),  # a call in thinking is not a call
+    whole=re.compile(
+        r'<\|open\|>json type="object"<\|sep\|>(.*?)<\|close\|>json<\|sep\|>', re.DOTALL
+    ),
 )

@@ -55,7 +55,10 @@ def serve(start: Callable[[dict[str, Any]], Any], *, forked: bool = False) -> No
         if forked and hasattr(worker, "rehearse"):
             _import_as(worker.rehearse)
     except Exception as error:
-        answer(error=text_of(error), missing=getattr(error, "name", None) if isinstance(error, ImportError) else None)
+        answer(
+            error=text_of(error),
+            missing=getattr(error, "name", None) if isinstance(error, ImportError) else None,
+        )
         raise SystemExit(1) from error
     answer(ready=True)
     if forked:

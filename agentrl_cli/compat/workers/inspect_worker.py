@@ -30,7 +30,9 @@ class InspectTask:
         maker = registry_lookup("task", spec)
         taken = inspect.signature(maker).parameters if callable(maker) else config["options"]
         if unknown := set(config["options"]) - set(taken):  # which Inspect ignores
-            raise ValueError(f"{spec} has no argument {unknown.pop()}; it has {', '.join(taken) or 'none'}")
+            raise ValueError(
+                f"{spec} has no argument {unknown.pop()}; it has {', '.join(taken) or 'none'}"
+            )
         self.task = tasks[0]
         self.samples = list(self.task.dataset)
 
@@ -39,7 +41,11 @@ class InspectTask:
         rows = []
         for place, sample in enumerate(self.samples[:limit]):
             given = sample.input
-            texts = given if isinstance(given, str) else [{"role": one.role, "content": one.text} for one in given]
+            texts = (
+                given
+                if isinstance(given, str)
+                else [{"role": one.role, "content": one.text} for one in given]
+            )
             rows.append({"id": f"{sample.id or place}", "prompt": texts, "sample": place})
         return rows, []
 
@@ -68,8 +74,16 @@ class InspectTask:
         os.environ["NO_PROXY"] = "127.0.0.1"
         server = HTTPServer(("127.0.0.1", 0), Parrot)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        task = Task(dataset=MemoryDataset([Sample(input="Say 2.", target="2")]), solver=generate(), scorer=match())
-        request = {"model": "m", "base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key": "none"}
+        task = Task(
+            dataset=MemoryDataset([Sample(input="Say 2.", target="2")]),
+            solver=generate(),
+            scorer=match(),
+        )
+        request = {
+            "model": "m",
+            "base_url": f"http://127.0.0.1:{server.server_port}/v1",
+            "api_key": "none",
+        }
         asyncio.run(played(task, request))
 
 
@@ -78,9 +92,20 @@ class Parrot(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "2"}}
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "2"},
+        }
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        body = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [choice],
+            "usage": usage,
+        }
         data = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -95,7 +120,10 @@ async def played(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     from inspect_ai.model import get_model
 
     model = get_model(
-        f"openai/{request['model']}", base_url=request["base_url"], api_key=request["api_key"], responses_api=False
+        f"openai/{request['model']}",
+        base_url=request["base_url"],
+        api_key=request["api_key"],
+        responses_api=False,
     )
     with tempfile.TemporaryDirectory(prefix="agentrl-inspect-") as folder:
         (log,) = await eval_async(

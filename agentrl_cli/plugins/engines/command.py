@@ -21,8 +21,12 @@ from agentrl_cli.commands.common import (
     open_project,
 )
 
-app = typer.Typer(name="engine", help="A vLLM server of the project's model, in its own environment.")
-EnvOption = Annotated[Path | None, typer.Option("--env", metavar="FOLDER", help="The environment; engine.env.")]
+app = typer.Typer(
+    name="engine", help="A vLLM server of the project's model, in its own environment."
+)
+EnvOption = Annotated[
+    Path | None, typer.Option("--env", metavar="FOLDER", help="The environment; engine.env.")
+]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
 
 
@@ -33,7 +37,10 @@ def group() -> None:
 
 @app.command()
 def install(
-    env: EnvOption = None, project: ProjectOption = None, config: ConfigOption = None, sets: SetOption = None
+    env: EnvOption = None,
+    project: ProjectOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
 ) -> None:
     """Install the pinned vLLM into an environment of its own, with uv or pip; prints the folder."""
     from agentrl_cli.plugins.engines.server import install as make
@@ -88,7 +95,9 @@ async def _serve(context: Context, port: int) -> None:
             f" --set remote.api_key_env={KEY} --set remote.processed_logprobs=true"
         )
         if server.development:
-            narrate("Routes beside /v1 (sleep, weights) need no key: it listens on 127.0.0.1; do not forward the port.")
+            narrate(
+                "Routes beside /v1 (sleep, weights) need no key: it listens on 127.0.0.1; do not forward the port."
+            )
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             raise ended.result()

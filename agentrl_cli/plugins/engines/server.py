@@ -62,7 +62,11 @@ def install(config: Config, narrate: Callable[[str], None]) -> Path:
         _require_import(env, package)
         return env
     python, uv = str(env / "bin" / "python"), shutil.which("uv")
-    make = [uv, "venv", "--python", sys.executable, str(env)] if uv else [sys.executable, "-m", "venv", str(env)]
+    make = (
+        [uv, "venv", "--python", sys.executable, str(env)]
+        if uv
+        else [sys.executable, "-m", "venv", str(env)]
+    )
     pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
     narrate(f"Installing {package} into {env}: several GB.")
     for command in (make, [*pip, package]):
@@ -76,7 +80,9 @@ def install(config: Config, narrate: Callable[[str], None]) -> Path:
         raise EnvironmentProblem(f"{package} brings no command vllm.", hint="Set engine.package.")
     if (env / "bin" / "pip").is_file() and _import("torchvision", env):
         # The index's torchvision is linked to its CUDA build of torch, beside which a CPU build of vLLM puts another.
-        narrate("Removing torchvision and torchaudio, which do not fit this build of torch; vLLM works without them.")
+        narrate(
+            "Removing torchvision and torchaudio, which do not fit this build of torch; vLLM works without them."
+        )
         remove = [python, "-m", "pip", "uninstall", "--quiet", "--yes", *BESIDE_TORCH]
         subprocess.run(remove, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     _name_cpu_build(env)
@@ -110,7 +116,9 @@ def _import(module: str, env: Path) -> str:
     program = f"import importlib.util as u, sys\nif u.find_spec({module.partition('.')[0]!r}): import {module}"
     command = [str(env / "bin" / "python"), "-c", program]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
     except OSError as error:
         return f"{command[0]} could not be started: {error.strerror}."
     return done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
@@ -119,7 +127,9 @@ def _import(module: str, env: Path) -> str:
 class Server:
     """A vLLM server of this machine. If it ends by itself, it is started again, once, with the same address and key."""
 
-    def __init__(self, config: Config, command: list[str], variables: dict[str, str], url: str, log: Path) -> None:
+    def __init__(
+        self, config: Config, command: list[str], variables: dict[str, str], url: str, log: Path
+    ) -> None:
         """`config`: the one that means this server; `command` and `variables` start it."""
         self.config = config
         self.log = log
@@ -166,20 +176,28 @@ class Server:
             text = self._report()
         except EnvironmentProblem as error:
             text = error.message
-        self.failed.set_result(Unreachable(f"{text}\nIt had been started again before.", hint=f"Its log: {self.log}"))
+        self.failed.set_result(
+            Unreachable(f"{text}\nIt had been started again before.", hint=f"Its log: {self.log}")
+        )
 
     async def _ended(self) -> None:
         assert self._process is not None
         while self._process.poll() is None:
             await asyncio.sleep(LOOK)
-        await asyncio.to_thread(_end, self._process)  # what it had started keeps the GPU's memory and the port
+        await asyncio.to_thread(
+            _end, self._process
+        )  # what it had started keeps the GPU's memory and the port
 
     def _report(self) -> str:
         assert self._process is not None
-        return f"The vLLM server ended with exit status {self._process.returncode}:\n{_tail(self.log)}"
+        return (
+            f"The vLLM server ended with exit status {self._process.returncode}:\n{_tail(self.log)}"
+        )
 
     async def _start(self, mode: str) -> None:
-        setpriv = shutil.which("setpriv")  # util-linux: the server ends if the process that started it is killed
+        setpriv = shutil.which(
+            "setpriv"
+        )  # util-linux: the server ends if the process that started it is killed
         with self.log.open(mode) as log:
             self._process = subprocess.Popen(
                 [setpriv, "--pdeathsig", "TERM", *self._command] if setpriv else self._command,
@@ -205,12 +223,20 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
     if config.remote.backend != "vllm":
         raise ConfigError("engine.start starts a vLLM server.", hint="Set remote.backend: vllm.")
     if port and _in_use(port):
-        raise EnvironmentProblem(f"Port {port} is in use on this machine.", hint="--port chooses another one.")
+        raise EnvironmentProblem(
+            f"Port {port} is in use on this machine.", hint="--port chooses another one."
+        )
     port = port or _free_port()
     os.environ[KEY] = key = os.environ.get(KEY) or secrets.token_urlsafe(24)
     log.parent.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port}"
-    given = {"url": f"{url}/v1", "urls": [], "model": _name(config), "api_key_env": KEY, "processed_logprobs": True}
+    given = {
+        "url": f"{url}/v1",
+        "urls": [],
+        "model": _name(config),
+        "api_key_env": KEY,
+        "processed_logprobs": True,
+    }
     meant = config.model_copy(update={"remote": config.remote.model_copy(update=given)})
     server = Server(meant, command_of(config, env, folder, port), _variables(config, key), url, log)
     try:
@@ -221,7 +247,9 @@ async def started(config: Config, folder: Path, log: Path, port: int = 0) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def start_for_run(config: Config, base: Path, logs: Path, spec: str | None) -> AsyncIterator[Server | None]:
+async def start_for_run(
+    config: Config, base: Path, logs: Path, spec: str | None
+) -> AsyncIterator[Server | None]:
     """Start the server that `engine.start` asks for; None if it does not, or if another model is named by `spec`."""
     if not config.section(EngineConfig).start or spec not in (None, config.model.name):
         yield None
@@ -244,14 +272,22 @@ def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
                 hint="vLLM asks for the key under /v1 alone, so it is not exposed. Run `vllm serve` yourself for that.",
             )
     options = ["--served-model-name", _name(config), "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--max-model-len", str(config.rollout.max_tokens), "--logprobs-mode", "processed_logprobs"]
+    options += [
+        "--max-model-len",
+        str(config.rollout.max_tokens),
+        "--logprobs-mode",
+        "processed_logprobs",
+    ]
     options += ["--gpu-memory-utilization", str(engine.memory), "--seed", str(config.seed)]
     if dtype != "auto":
         options += ["--dtype", dtype]
     if adapter.enabled:  # two: the new one is loaded before the old one goes
         rank = next((one for one in RANKS if one >= adapter.r), None)
         if rank is None:
-            raise ConfigError(f"adapter.r is {adapter.r}; vLLM takes at most {RANKS[-1]}.", hint="Lower adapter.r.")
+            raise ConfigError(
+                f"adapter.r is {adapter.r}; vLLM takes at most {RANKS[-1]}.",
+                hint="Lower adapter.r.",
+            )
         options += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
     if config.remote.sleep:
         options.append("--enable-sleep-mode")
@@ -260,7 +296,11 @@ def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
 
 def _variables(config: Config, key: str) -> dict[str, str]:
     """Return the environment of the server. The development mode is for whole weights and for sleep."""
-    found = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", KEY)}
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", KEY)
+    }
     found |= {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
     found.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if config.adapter.enabled:
@@ -280,12 +320,20 @@ async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path, key: s
             if status is None:
                 with contextlib.suppress(httpx2.HTTPError):
                     answered = (await client.get(f"{url}/v1/models", headers=bearer)).is_success
-                status = process.poll()  # another server may have answered at the port that ours did not get
+                status = (
+                    process.poll()
+                )  # another server may have answered at the port that ours did not get
             if answered and status is None:
                 return
             if status is not None or time.monotonic() > ends:
-                how = f"ended with exit status {status}" if status is not None else f"needs more than {STARTING:g} s"
-                raise EnvironmentProblem(f"The vLLM server {how}:\n{_tail(log)}", hint=f"Its log: {log}")
+                how = (
+                    f"ended with exit status {status}"
+                    if status is not None
+                    else f"needs more than {STARTING:g} s"
+                )
+                raise EnvironmentProblem(
+                    f"The vLLM server {how}:\n{_tail(log)}", hint=f"Its log: {log}"
+                )
             await asyncio.sleep(0.5)
 
 

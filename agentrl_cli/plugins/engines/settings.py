@@ -10,9 +10,12 @@ from agentrl_cli.types.section import Section, Unit
 class EngineConfig(Section):
     """A vLLM server on this machine, in an environment of its own."""
 
-    start: bool = Field(default=False, description="a run starts it for itself, and ends it (backend vllm)")
+    start: bool = Field(
+        default=False, description="a run starts it for itself, and ends it (backend vllm)"
+    )
     env: str | None = Field(
-        default=None, description="its environment, see `agentrl engine install`; null: ~/.cache/agentrl/PACKAGE"
+        default=None,
+        description="its environment, see `agentrl engine install`; null: ~/.cache/agentrl/PACKAGE",
     )
     package: str = Field(default="vllm==0.32.0", description="what is installed there")
     memory: Unit = Field(default=0.45, description="share of the GPU's memory that it takes")

@@ -25,7 +25,12 @@ def _homes() -> dict[str, str]:
     """Return the module of each public name."""
     tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names if node.module != "typing"}
+    return {
+        alias.name: str(node.module)
+        for node in imports
+        for alias in node.names
+        if node.module != "typing"
+    }
 
 
 def __getattr__(name: str) -> Any:

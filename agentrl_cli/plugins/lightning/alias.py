@@ -22,7 +22,9 @@ def claim() -> None:
     """Put the modules under Agent-Lightning's names. Raises ImportError if the real package is there already."""
     ours = importlib.import_module(HERE)
     if sys.modules.get(NAME, ours) is not ours:
-        raise ImportError(f"The real {NAME} was imported before {HERE}.alias: import the alias first.")
+        raise ImportError(
+            f"The real {NAME} was imported before {HERE}.alias: import the alias first."
+        )
     sys.modules[NAME] = ours
     for name in SAME:
         sys.modules[f"{NAME}.{name}"] = importlib.import_module(f"{HERE}.{name}")

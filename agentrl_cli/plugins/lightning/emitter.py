@@ -38,12 +38,18 @@ NAMES = LightningSpanAttributes
 def _tracer(propagate: bool) -> Tracer:
     tracer = get_active_tracer() if propagate else DummyTracer()
     if tracer is None:
-        raise RuntimeError("No active tracer found: spans are emitted while a runner or trace_context runs.")
+        raise RuntimeError(
+            "No active tracer found: spans are emitted while a runner or trace_context runs."
+        )
     return tracer
 
 
 def _emit(
-    name: str, attributes: dict[str, Any], more: dict[str, Any] | None, propagate: bool, code: StatusCode | None = "OK"
+    name: str,
+    attributes: dict[str, Any],
+    more: dict[str, Any] | None,
+    propagate: bool,
+    code: StatusCode | None = "OK",
 ) -> SpanCoreFields:
     found = attributes | sanitize_attributes(flatten_attributes(more or {}))
     status = None if code is None else TraceStatus(status_code=code)
@@ -64,33 +70,45 @@ def emit_reward(
     attributes: dict[str, Any] | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """Return a reward; of several, by name, the primary one is trained on. Raises TypeError, ValueError, RuntimeError.
+    """Return a reward; of several, by name, the primary one is trained on.
+
+    Raises TypeError, ValueError, RuntimeError.
     """
     if isinstance(reward, dict):
         wrong = {key: value for key, value in reward.items() if not isinstance(value, (int, float))}
         for key, value in wrong.items():
             raise ValueError(f"Reward value must be a number, got: {type(value)} for key {key}")
         if primary_key is None:
-            raise ValueError("When emitting a multi-dimensional reward as a dict, primary_key must be provided.")
+            raise ValueError(
+                "When emitting a multi-dimensional reward as a dict, primary_key must be provided."
+            )
         if primary_key not in reward:
-            raise ValueError(f"Primary key '{primary_key}' not found in reward dict keys: {list(reward)}")
+            raise ValueError(
+                f"Primary key '{primary_key}' not found in reward dict keys: {list(reward)}"
+            )
         named = {primary_key: reward[primary_key], **reward}
     elif isinstance(reward, (int, float)):
         named = {"primary": reward}
     else:
         raise TypeError(f"Reward must be a number, got: {type(reward)}")
     dimensions = [{"name": name, "value": float(value)} for name, value in named.items()]
-    return emit_annotation({NAMES.REWARD.value: dimensions, **(attributes or {})}, propagate=propagate)
+    return emit_annotation(
+        {NAMES.REWARD.value: dimensions, **(attributes or {})}, propagate=propagate
+    )
 
 
-def emit_message(message: str, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+def emit_message(
+    message: str, attributes: dict[str, Any] | None = None, propagate: bool = True
+) -> None:
     """A text."""
     if not isinstance(message, str):
         raise TypeError(f"Message must be a string, got: {type(message)}.")
     _emit(AGL_MESSAGE, {NAMES.MESSAGE_BODY.value: message}, attributes, propagate, code=None)
 
 
-def emit_object(object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True) -> SpanCoreFields:
+def emit_object(
+    object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True
+) -> SpanCoreFields:
     """Return a plain value, bytes, or what JSON can hold. Raises RuntimeError for anything else."""
     kind = type(object).__name__
     if isinstance(object, bytes):
@@ -102,11 +120,15 @@ def emit_object(object: Any, attributes: dict[str, Any] | None = None, propagate
             held = {NAMES.OBJECT_JSON.value: json.dumps(object)}
         except (TypeError, ValueError) as error:
             raise RuntimeError(f"Object must be JSON serializable, got: {type(object)}.") from error
-        kind = kind if type(object).__module__ == "builtins" else f"{type(object).__module__}.{kind}"
+        kind = (
+            kind if type(object).__module__ == "builtins" else f"{type(object).__module__}.{kind}"
+        )
     return _emit(AGL_OBJECT, {NAMES.OBJECT_TYPE.value: kind, **held}, attributes, propagate)
 
 
-def emit_exception(exception: BaseException, attributes: dict[str, Any] | None = None, propagate: bool = True) -> None:
+def emit_exception(
+    exception: BaseException, attributes: dict[str, Any] | None = None, propagate: bool = True
+) -> None:
     """An exception that was caught."""
     if not isinstance(exception, BaseException):
         raise TypeError(f"Expected a BaseException instance, got: {type(exception)}.")
@@ -127,7 +149,11 @@ def get_object_value(span: Span) -> Any:
     text, kind = held.get(NAMES.OBJECT_LITERAL.value), held.get(NAMES.OBJECT_TYPE.value, "str")
     if text is None:
         return None
-    read: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda text: text == "True"}
+    read: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "bool": lambda text: text == "True",
+    }
     return {**read, "bytes": base64.b64decode}.get(kind, str)(text)
 
 
@@ -146,7 +172,11 @@ def get_reward_value(span: Span) -> float | None:
     """Return the primary reward of a span; None if it has none. A span of Agent-Lightning 0.2 is read, too."""
     if found := get_rewards_from_span(span):
         return found[0].value
-    old = (span.attributes or {}).get("reward") if span.name in (AGL_ANNOTATION, NAMES.REWARD.value) else None
+    old = (
+        (span.attributes or {}).get("reward")
+        if span.name in (AGL_ANNOTATION, NAMES.REWARD.value)
+        else None
+    )
     return float(old) if isinstance(old, (int, float)) else None
 
 
@@ -162,7 +192,9 @@ def find_reward_spans(spans: Sequence[Span]) -> list[Span]:
 
 def find_final_reward(spans: Sequence[Span]) -> float | None:
     """Return the last reward; None if there is none."""
-    return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
+    return next(
+        (value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None
+    )
 
 
 def reward(fn: F) -> F:
@@ -197,7 +229,9 @@ class OperationContext:
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
         """What went in."""
-        self._set({NAMES.OPERATION_INPUT.value: {**({"args": list(args)} if args else {}), **kwargs}})
+        self._set(
+            {NAMES.OPERATION_INPUT.value: {**({"args": list(args)} if args else {}), **kwargs}}
+        )
 
     def set_output(self, output: Any) -> None:
         """What came out."""
@@ -206,7 +240,9 @@ class OperationContext:
     def _set(self, nested: dict[str, Any]) -> None:
         if self._recording is None:
             raise RuntimeError("The operation has not begun.")
-        self._recording.record_attributes(sanitize_attributes(flatten_attributes(nested, expand_leaf_lists=True)))
+        self._recording.record_attributes(
+            sanitize_attributes(flatten_attributes(nested, expand_leaf_lists=True))
+        )
 
     def __call__(self, fn: F) -> F:
         signature = inspect.signature(fn)
@@ -217,7 +253,10 @@ class OperationContext:
             with OperationContext(self.name, attributes, self.propagate) as inner:
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()
-                given = {key: list(v) if isinstance(v, tuple) else v for key, v in bound.arguments.items()}
+                given = {
+                    key: list(v) if isinstance(v, tuple) else v
+                    for key, v in bound.arguments.items()
+                }
                 inner._set({NAMES.OPERATION_INPUT.value: given})
                 yield inner.set_output
 
@@ -238,8 +277,11 @@ def operation(
     return made if fn is None else made(fn)
 
 
-def _wrapped(fn: F, around: Callable[..., contextlib.AbstractContextManager[Callable[[Any], Any]]]) -> F:
-    """Return a function, sync or async, inside `around(*args, **kwargs)`, whose value is called with what it returns.
+def _wrapped(
+    fn: F, around: Callable[..., contextlib.AbstractContextManager[Callable[[Any], Any]]]
+) -> F:
+    """Return a function, sync or async, inside `around(*args, **kwargs)`, whose value is called
+    with what it returns.
     """
 
     @functools.wraps(fn)

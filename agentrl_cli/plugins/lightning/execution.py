@@ -47,7 +47,9 @@ class ExecutionStrategy:
 
     n_runners = 1
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+    def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore
+    ) -> None:
         """Raises what either of them raises."""
         raise NotImplementedError
 
@@ -74,7 +76,9 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.n_runners, self.main_thread, self.join_timeout = n_runners, main_thread, join_timeout
         self.role = "both"
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+    def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore
+    ) -> None:
         """Run both; the first error stops all and is raised. A Ctrl-C, too."""
         stop, errors = threading.Event(), []
 
@@ -94,10 +98,15 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         if self.role in ("algorithm", "both"):
             parts.append(("algorithm", lambda: algorithm(store, stop), True))
         if self.role in ("runner", "both"):
-            parts += [(f"runner-{n}", lambda n=n: runner(store, n, stop), False) for n in range(self.n_runners)]  # type: ignore[misc]
+            parts += [
+                (f"runner-{n}", lambda n=n: runner(store, n, stop), False)
+                for n in range(self.n_runners)
+            ]  # type: ignore[misc]
         main = next((part for part in parts if part[0].startswith(self.main_thread)), parts[0])
         threads = [
-            threading.Thread(target=run, args=part[1:], name=part[0], daemon=True) for part in parts if part is not main
+            threading.Thread(target=run, args=part[1:], name=part[0], daemon=True)
+            for part in parts
+            if part is not main
         ]
         for thread in threads:
             thread.start()
@@ -107,7 +116,9 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             if main[2]:
                 stop.set()
             for thread in threads:
-                thread.join(None if thread.name == "algorithm" and not errors else self.join_timeout)
+                thread.join(
+                    None if thread.name == "algorithm" and not errors else self.join_timeout
+                )
         if errors:
             raise errors[0]
 
@@ -138,11 +149,20 @@ class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):
         if found not in ("algorithm", "runner", "both"):
             raise ValueError("role must be one of 'algorithm', 'runner', or 'both'")
         self.role = found
-        self.server_host = resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost") or "localhost"
-        self.server_port = resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, PORT) or PORT
-        self.managed_store = resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE, managed_store, True)
+        self.server_host = (
+            resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST, server_host, "localhost")
+            or "localhost"
+        )
+        self.server_port = (
+            resolve_int_env_var(LightningEnvVar.AGL_SERVER_PORT, server_port, PORT) or PORT
+        )
+        self.managed_store = resolve_bool_env_var(
+            LightningEnvVar.AGL_MANAGED_STORE, managed_store, True
+        )
 
-    def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+    def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore
+    ) -> None:
         """Run this process's side. Raises ConnectionError if no algorithm's store answers a runner."""
         if self.role == "both" or store.capabilities.get("zero_copy") or not self.managed_store:
             super().execute(algorithm, runner, store)

@@ -18,10 +18,14 @@ class LoggingHook(Hook):
     def on_rollout_end(self, rollout: Rollout, task: Any) -> None:  # type: ignore[override]
         """One line."""
         reward = "none" if rollout.reward is None else f"{rollout.reward:g}"
-        self._log.info("%s (%s): reward %s, task %.80s", rollout.rollout_id, rollout.mode, reward, task)
+        self._log.info(
+            "%s (%s): reward %s, task %.80s", rollout.rollout_id, rollout.mode, reward, task
+        )
 
 
-def setup_logging(level: int | str = "INFO", *, apply_to: list[str] | None = None, **options: Any) -> logging.Logger:
+def setup_logging(
+    level: int | str = "INFO", *, apply_to: list[str] | None = None, **options: Any
+) -> logging.Logger:
     """Print the log of this package, and of the loggers in `apply_to`, to stderr.
 
     `options` of Agent-Lightning (console, color, propagate, …) have no effect.

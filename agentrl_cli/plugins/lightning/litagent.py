@@ -10,7 +10,14 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from agentrl_cli.plugins.lightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentrl_cli.plugins.lightning.types import (
+    LLM,
+    AttemptedRollout,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Rollout,
+)
 
 T = TypeVar("T")
 RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
@@ -86,7 +93,9 @@ class LitAgent(Generic[T]):
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
         """Return the same as a coroutine."""
-        raise NotImplementedError("Agents must implement the `rollout_async` method for async operations.")
+        raise NotImplementedError(
+            "Agents must implement the `rollout_async` method for async operations."
+        )
 
     def training_rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
         """Return an attempt in training."""
@@ -96,11 +105,15 @@ class LitAgent(Generic[T]):
         """Return an attempt in an evaluation."""
         return self.rollout(task, resources, rollout)
 
-    async def training_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+    async def training_rollout_async(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> Any:
         """Return an attempt in training."""
         return await self.rollout_async(task, resources, rollout)
 
-    async def validation_rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
+    async def validation_rollout_async(
+        self, task: T, resources: NamedResources, rollout: Rollout
+    ) -> Any:
         """Return an attempt in an evaluation."""
         return await self.rollout_async(task, resources, rollout)
 
@@ -110,7 +123,9 @@ def _alive(reference: Any, what: str) -> Any:
         raise ValueError(f"{what} has not been set for this agent.")
     found = reference()
     if found is None:
-        raise ValueError(f"{what} reference is no longer valid (object has been garbage collected).")
+        raise ValueError(
+            f"{what} reference is no longer valid (object has been garbage collected)."
+        )
     return found
 
 
@@ -148,13 +163,19 @@ class FunctionalLitAgent(LitAgent[T]):
         found: dict[str, Any] = {"rollout": rollout} if "rollout" in self._names else {}
         for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
             if name in self._names:
-                first = next((value for value in resources.values() if isinstance(value, kind)), None)
+                first = next(
+                    (value for value in resources.values() if isinstance(value, kind)), None
+                )
                 if first is None:
-                    raise ValueError(f"No {kind.__name__} resource found in the provided resources.")
+                    raise ValueError(
+                        f"No {kind.__name__} resource found in the provided resources."
+                    )
                 found[name] = first
         if isinstance(found.get("llm"), ProxyLLM) and self._strip_proxy:
             if not isinstance(rollout, AttemptedRollout):
-                raise ValueError("Rollout is not an AttemptedRollout: a ProxyLLM has an address for attempts only.")
+                raise ValueError(
+                    "Rollout is not an AttemptedRollout: a ProxyLLM has an address for attempts only."
+                )
             found["llm"] = found["llm"].with_attempted_rollout(rollout)
         return found
 
@@ -194,4 +215,8 @@ def _wrong(func: Callable[..., Any], wanted: str) -> str:
         return f"Function {func} must have at least 2 parameters."
     if names[0] != "task":
         return f"Function {func} must be a positional parameter called 'task'."
-    return "" if wanted in names else f"Function {func} must have a positional parameter called '{wanted}'."
+    return (
+        ""
+        if wanted in names
+        else f"Function {func} must have a positional parameter called '{wanted}'."
+    )

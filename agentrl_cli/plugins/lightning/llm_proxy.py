@@ -85,7 +85,9 @@ class LLMProxy:
         if self.store is None:
             raise ValueError("Store is not set. Please set the store before starting the LLMProxy.")
         if len(self.model_list) != 1:
-            raise ValueError(f"One model is served here, and the model_list has {len(self.model_list)}.")
+            raise ValueError(
+                f"One model is served here, and the model_list has {len(self.model_list)}."
+            )
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._serve(ready))
         both: set[asyncio.Future[Any]] = {self._task, ready}
@@ -117,7 +119,9 @@ class LLMProxy:
         """Return the model as a resource: for one attempt, or for whichever asks. Raises ValueError."""
         names = {entry["model_name"] for entry in self.model_list}
         if model is None and len(names) != 1:
-            raise ValueError(f"There are {len(names)} models in model_list. Please specify the model.")
+            raise ValueError(
+                f"There are {len(names)} models in model_list. Please specify the model."
+            )
         proxy = ProxyLLM(
             endpoint=f"{self._address}/v1",
             model=model or next(iter(names)),
@@ -125,7 +129,13 @@ class LLMProxy:
         )
         if rollout_id is None and attempt_id is None:
             return proxy
-        return LLM(**{**dict(proxy), "resource_type": "llm", "endpoint": proxy.get_base_url(rollout_id, attempt_id)})
+        return LLM(
+            **{
+                **dict(proxy),
+                "resource_type": "llm",
+                "endpoint": proxy.get_base_url(rollout_id, attempt_id),
+            }
+        )
 
     async def _serve(self, ready: asyncio.Future[str]) -> None:
         config, name = load_config((), (), None, self._flags())[0], self.model_list[0]["model_name"]
@@ -145,7 +155,9 @@ class LLMProxy:
         if provider not in BACKENDS:
             return {"model.name": given["model"]}
         flags = {"model.name": rest, "remote.backend": BACKENDS[provider], "remote.model": rest}
-        return flags if given.get("api_base") is None else {**flags, "remote.url": given["api_base"]}
+        return (
+            flags if given.get("api_base") is None else {**flags, "remote.url": given["api_base"]}
+        )
 
     def _watch(self, key: str) -> OnTurn:
         """Adds a span for each answer of the session of an attempt, whose key is `rollout/attempt`."""
@@ -163,7 +175,9 @@ class LLMProxy:
             tokens.append(new)
             if self.store is None or not attempt_id:
                 return
-            for core in call_spans(turns, Tokens.concat(tokens), self.model_list[0]["model_name"], len(turns) - 1):
+            for core in call_spans(
+                turns, Tokens.concat(tokens), self.model_list[0]["model_name"], len(turns) - 1
+            ):
                 writing = asyncio.ensure_future(add(core, self.store))
                 self._writing.add(writing)
                 writing.add_done_callback(self._written)

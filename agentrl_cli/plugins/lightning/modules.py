@@ -14,8 +14,16 @@ OTHER = {
     **dict.fromkeys(("types.core", "types.resources"), "types"),
     **dict.fromkeys(("litagent.decorator", "litagent.litagent"), "litagent"),
     **dict.fromkeys(("algorithm.decorator", "algorithm.fast", "algorithm.utils"), "algorithm.base"),
-    **dict.fromkeys(("reward", "emitter.reward", "emitter.annotation", "emitter.message", "emitter.object"), "emitter"),
-    **{"runner.agent": "runner", "types.tracer": "spans", "trainer.trainer": "trainer", "logging": "hooks"},
+    **dict.fromkeys(
+        ("reward", "emitter.reward", "emitter.annotation", "emitter.message", "emitter.object"),
+        "emitter",
+    ),
+    **{
+        "runner.agent": "runner",
+        "types.tracer": "spans",
+        "trainer.trainer": "trainer",
+        "logging": "hooks",
+    },
 }
 """Module there → module here."""
 

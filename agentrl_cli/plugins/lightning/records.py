@@ -39,7 +39,11 @@ class Records(Protocol):
     def put(self, kind: str, key: str, record: Any, rollout_id: str = "") -> None: ...
 
     def select(
-        self, kind: str, rollout_id: str | None = None, status: Sequence[str] | None = None, limit: int = -1
+        self,
+        kind: str,
+        rollout_id: str | None = None,
+        status: Sequence[str] | None = None,
+        limit: int = -1,
     ) -> list[Any]: ...
 
     def count(self, kind: str) -> int: ...
@@ -82,7 +86,11 @@ class MemoryRecords:
                 self._of.setdefault((kind, f"s:{status}"), {})[key] = None
 
     def select(
-        self, kind: str, rollout_id: str | None = None, status: Sequence[str] | None = None, limit: int = -1
+        self,
+        kind: str,
+        rollout_id: str | None = None,
+        status: Sequence[str] | None = None,
+        limit: int = -1,
     ) -> list[Any]:
         with self._lock:
             if status is not None:
@@ -91,7 +99,9 @@ class MemoryRecords:
                 keys = list(self._of.get((kind, f"r:{rollout_id}"), ()))
             else:
                 keys = list(self._rows[kind])
-            return [self._rows[kind][key].model_copy() for key in (keys if limit < 0 else keys[:limit])]
+            return [
+                self._rows[kind][key].model_copy() for key in (keys if limit < 0 else keys[:limit])
+            ]
 
     def count(self, kind: str) -> int:
         return len(self._rows[kind])
@@ -138,15 +148,24 @@ class SqliteRecords:
             )
 
     def select(
-        self, kind: str, rollout_id: str | None = None, status: Sequence[str] | None = None, limit: int = -1
+        self,
+        kind: str,
+        rollout_id: str | None = None,
+        status: Sequence[str] | None = None,
+        limit: int = -1,
     ) -> list[Any]:
         where, values = "kind = ?", [kind]
         if status is not None:
-            where, values = f"kind = ? AND status IN ({', '.join('?' * len(status))})", [kind, *status]
+            where, values = (
+                f"kind = ? AND status IN ({', '.join('?' * len(status))})",
+                [kind, *status],
+            )
         elif rollout_id is not None:
             where, values = "kind = ? AND rollout_id = ?", [kind, rollout_id]
         order = "n" if status is not None else "rowid"
-        rows = self.store.select(f"SELECT data FROM lightning WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit))
+        rows = self.store.select(
+            f"SELECT data FROM lightning WHERE {where} ORDER BY {order} LIMIT ?", (*values, limit)
+        )
         return [KINDS[kind].model_validate_json(data) for (data,) in rows]
 
     def count(self, kind: str) -> int:
@@ -160,5 +179,7 @@ class SqliteRecords:
                 " ON CONFLICT (kind, id) DO UPDATE SET n = CASE WHEN ?3 IS NULL THEN n + 1 ELSE max(n, ?3) END",
                 (rollout_id, 1 if number is None else number, number),
             )
-            row = conn.execute("SELECT n FROM lightning WHERE kind = 'counter' AND id = ?", (rollout_id,)).fetchone()
+            row = conn.execute(
+                "SELECT n FROM lightning WHERE kind = 'counter' AND id = ?", (rollout_id,)
+            ).fetchone()
             return int(row[0])

@@ -91,7 +91,9 @@ class LitAgentRunner(Runner[T]):
         self._store: LightningStore | None = None
         self._hooks: list[Any] = []
 
-    def init(self, agent: LitAgent[T], *, hooks: Sequence[Any] | None = None, **kwargs: Any) -> None:
+    def init(
+        self, agent: LitAgent[T], *, hooks: Sequence[Any] | None = None, **kwargs: Any
+    ) -> None:
         """Run this agent from here on."""
         self._agent, self._hooks = agent, list(hooks or ())
         agent.set_runner(self)
@@ -137,7 +139,9 @@ class LitAgentRunner(Runner[T]):
         store, done = self.get_store(), 0
         beating = asyncio.create_task(self._beats(store)) if self._beat > 0 else None
         try:
-            while not (event is not None and event.is_set()) and (self._max is None or done < self._max):
+            while not (event is not None and event.is_set()) and (
+                self._max is None or done < self._max
+            ):
                 taken = await store.dequeue_rollout(worker_id=self.get_worker_id())
                 if taken is None:
                     await _sleep(self._poll, event)
@@ -196,7 +200,9 @@ class LitAgentRunner(Runner[T]):
             await self._call("on_rollout_end", rollout, spans)
             if type(agent).on_rollout_end is not LitAgent.on_rollout_end:
                 agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
-            await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=status)  # type: ignore[arg-type]
+            await store.update_attempt(
+                rollout.rollout_id, rollout.attempt.attempt_id, status=status
+            )  # type: ignore[arg-type]
             RUNNER.reset(token)
 
     async def _resources(self, store: LightningStore, rollout: Rollout) -> NamedResources:
@@ -206,7 +212,9 @@ class LitAgentRunner(Runner[T]):
             else await store.get_latest_resources()
         )
         if found is None:
-            raise RuntimeError(f"The rollout {rollout.rollout_id} has no resources: add some to the store first.")
+            raise RuntimeError(
+                f"The rollout {rollout.rollout_id} has no resources: add some to the store first."
+            )
         return found.resources
 
     async def _run(self, agent: LitAgent[T], rollout: Rollout, resources: NamedResources) -> Any:
@@ -219,8 +227,12 @@ class LitAgentRunner(Runner[T]):
             return await method(rollout.input, **given)
         return await in_thread(method, rollout.input, **given)
 
-    async def _result(self, store: LightningStore, rollout: AttemptedRollout, result: Any) -> list[Span]:
-        """Return the attempt's spans, with those that the result adds. Raises TypeError for a result of another kind.
+    async def _result(
+        self, store: LightningStore, rollout: AttemptedRollout, result: Any
+    ) -> list[Span]:
+        """Return the attempt's spans, with those that the result adds.
+
+        Raises TypeError for a result of another kind.
         """
         spans = self._tracer.get_last_trace()
         if result is None:
@@ -228,16 +240,27 @@ class LitAgentRunner(Runner[T]):
         if isinstance(result, (bool, int, float)):
             result = [emit_reward(float(result), propagate=False)]
         if not isinstance(result, list):
-            raise TypeError(f"A rollout returns None, a number or a list of spans, not {type(result).__name__}.")
+            raise TypeError(
+                f"A rollout returns None, a number or a list of spans, not {type(result).__name__}."
+            )
         where = (rollout.rollout_id, rollout.attempt.attempt_id)
         numbers = await store.get_many_span_sequence_ids([where] * len(result))
-        added = [_as_span(item, *where, number) for item, number in zip(result, numbers, strict=True)]
+        added = [
+            _as_span(item, *where, number) for item, number in zip(result, numbers, strict=True)
+        ]
         await store.add_many_spans(added)
         return [*spans, *added]
 
-    async def _call(self, event: str, rollout: Rollout, spans: Sequence[Span] | None = None) -> None:
+    async def _call(
+        self, event: str, rollout: Rollout, spans: Sequence[Span] | None = None
+    ) -> None:
         """Call the hooks. What one raises is logged."""
-        given = {"agent": self.get_agent(), "runner": self, "tracer": self._tracer, "rollout": rollout}
+        given = {
+            "agent": self.get_agent(),
+            "runner": self,
+            "tracer": self._tracer,
+            "rollout": rollout,
+        }
         given |= {"spans": list(spans or ()), "task": rollout.input}
         for hook in self._hooks:
             method = getattr(hook, event, None)
@@ -248,7 +271,9 @@ class LitAgentRunner(Runner[T]):
                 if inspect.isawaitable(answer):
                     await answer
             except Exception:  # noqa: BLE001 - a hook's error ends no rollout, and is logged
-                _LOG.exception("the hook %s.%s failed; the rollout continues", type(hook).__name__, event)
+                _LOG.exception(
+                    "the hook %s.%s failed; the rollout continues", type(hook).__name__, event
+                )
 
     async def _beats(self, store: LightningStore) -> None:
         while True:
@@ -260,7 +285,9 @@ def _named(method: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a method names; all but the task if it takes any."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {name: value for name, value in given.items() if name != "task" or name in parameters}
+        return {
+            name: value for name, value in given.items() if name != "task" or name in parameters
+        }
     return {name: value for name, value in given.items() if name in parameters}
 
 
@@ -268,14 +295,20 @@ def _as_span(item: Any, rollout_id: str, attempt_id: str, number: int) -> Span:
     if isinstance(item, Span):
         return item
     if isinstance(item, SpanCoreFields):
-        return Span.from_core_fields(item, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number)
+        return Span.from_core_fields(
+            item, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=number
+        )
     if hasattr(item, "get_span_context"):
         return Span.from_opentelemetry(item, rollout_id, attempt_id, number)
-    raise TypeError(f"A rollout returns None, a number or a list of spans; in the list is {type(item).__name__}.")
+    raise TypeError(
+        f"A rollout returns None, a number or a list of spans; in the list is {type(item).__name__}."
+    )
 
 
 async def _sleep(seconds: float, event: Any) -> None:
     """Wait, at most until the event is set."""
     end = asyncio.get_running_loop().time() + seconds
-    while (left := end - asyncio.get_running_loop().time()) > 0 and not (event is not None and event.is_set()):
+    while (left := end - asyncio.get_running_loop().time()) > 0 and not (
+        event is not None and event.is_set()
+    ):
         await asyncio.sleep(min(left, 0.1))

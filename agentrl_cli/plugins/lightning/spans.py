@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from agentrl_cli.plugins.lightning.semconv import AGL_VIRTUAL
 
-AttributeValue = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+AttributeValue = (
+    str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+)
 Attributes = dict[str, Any]
 TraceState = dict[str, str]
 StatusCode = Literal["UNSET", "OK", "ERROR"]
@@ -133,7 +135,11 @@ class Span(BaseModel):
     ) -> Span:
         """Return a span with these attributes; ids are made if they are not given."""
         trace, own = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
-        parent = SpanContext(trace_id=trace, span_id=parent_id, is_remote=False, trace_state={}) if parent_id else None
+        parent = (
+            SpanContext(trace_id=trace, span_id=parent_id, is_remote=False, trace_state={})
+            if parent_id
+            else None
+        )
         return cls(
             rollout_id=rollout_id or "",
             attempt_id=attempt_id or "",
@@ -175,7 +181,9 @@ class Span(BaseModel):
         )
 
     @classmethod
-    def from_opentelemetry(cls, src: Any, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+    def from_opentelemetry(
+        cls, src: Any, rollout_id: str, attempt_id: str, sequence_id: int
+    ) -> Span:
         """Makes a span from OpenTelemetry's `ReadableSpan`."""
         context, parent = src.get_span_context(), src.parent
         made = cls.from_attributes(
@@ -190,13 +198,19 @@ class Span(BaseModel):
             start_time=_seconds(src.start_time),
             end_time=_seconds(src.end_time),
             status=TraceStatus.from_opentelemetry(src.status),
-            resource=OtelResource(attributes=dict(src.resource.attributes), schema_url=src.resource.schema_url or ""),
+            resource=OtelResource(
+                attributes=dict(src.resource.attributes), schema_url=src.resource.schema_url or ""
+            ),
         )
         events = [
-            Event(name=e.name, attributes=dict(e.attributes or {}), timestamp=_seconds(e.timestamp)) for e in src.events
+            Event(name=e.name, attributes=dict(e.attributes or {}), timestamp=_seconds(e.timestamp))
+            for e in src.events
         ]
         links = [
-            Link(context=SpanContext.from_opentelemetry(link.context), attributes=dict(link.attributes or {}) or None)
+            Link(
+                context=SpanContext.from_opentelemetry(link.context),
+                attributes=dict(link.attributes or {}) or None,
+            )
             for link in src.links
         ]
         return made.model_copy(

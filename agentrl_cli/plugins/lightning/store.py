@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from agentrl_cli.plugins.lightning.records import MemoryRecords, SqliteRecords
 from agentrl_cli.plugins.lightning.spans import Span
-from agentrl_cli.plugins.lightning.store_rules import HEAL, contains, filtered, is_in, page, span_key
+from agentrl_cli.plugins.lightning.store_rules import (
+    HEAL,
+    contains,
+    filtered,
+    is_in,
+    page,
+    span_key,
+)
 from agentrl_cli.plugins.lightning.types import NamedResources, PaginatedResult, ResourcesUpdate
 from agentrl_cli.plugins.lightning.work_queue import (
     LightningQueue,
@@ -62,13 +69,17 @@ class LightningStore(LightningQueue):
         """Keep OpenTelemetry's `ReadableSpan`."""
         if sequence_id is None:
             sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id))
+        return await self.add_span(
+            Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id)
+        )
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         """Return a number above all of the rollout's before."""
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
 
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+    async def get_many_span_sequence_ids(
+        self, rollout_attempt_ids: Sequence[tuple[str, str]]
+    ) -> Sequence[int]:
         """One such number for each."""
         with self._records.atomic():
             return [self._records.raise_to(rollout_id) for rollout_id, _ in rollout_attempt_ids]
@@ -115,7 +126,9 @@ class LightningStore(LightningQueue):
         """Return a new version of the resources, under an id of its own."""
         return await self.update_resources(f"rs-{secrets.token_hex(6)}", resources)
 
-    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+    async def update_resources(
+        self, resources_id: str, resources: NamedResources
+    ) -> ResourcesUpdate:
         """Other resources under an id, which are then the latest."""
         now = time.time()
         with self._records.atomic():
@@ -143,7 +156,13 @@ class LightningStore(LightningQueue):
         """Versions of the resources."""
         exact = None if resources_id is None else [resources_id]
         tests = [is_in("resources_id", exact), contains("resources_id", resources_id_contains)]
-        return page(filtered(self._records.select("resources"), tests, "and"), sort_by, sort_order, limit, offset)
+        return page(
+            filtered(self._records.select("resources"), tests, "and"),
+            sort_by,
+            sort_order,
+            limit,
+            offset,
+        )
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """One version."""

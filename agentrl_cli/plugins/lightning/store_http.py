@@ -60,7 +60,11 @@ METHODS = {
     for name, method in inspect.getmembers(LightningStore, inspect.iscoroutinefunction)
     if name[0] != "_" and name not in LOCAL
 }
-ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "RuntimeError": RuntimeError, "TypeError": TypeError}
+ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "RuntimeError": RuntimeError,
+    "TypeError": TypeError,
+}
 RECORDS: dict[str, type[BaseModel]] = {
     record.__name__: record
     for record in (
@@ -73,21 +77,31 @@ RECORDS: dict[str, type[BaseModel]] = {
 def to_wire(value: Any) -> Any:
     """Return a value as JSON holds it. Raises ValueError if it cannot."""
     if isinstance(value, PaginatedResult):
-        return {"page": [to_wire(item) for item in value.items], "of": [value.limit, value.offset, value.total]}
+        return {
+            "page": [to_wire(item) for item in value.items],
+            "of": [value.limit, value.offset, value.total],
+        }
     if isinstance(value, BaseModel):
         if type(value).__name__ not in RECORDS:
             raise ValueError(f"{type(value).__name__} cannot be sent to a store.")
         try:
-            return {"record": type(value).__name__, "data": value.model_dump(mode="json", serialize_as_any=True)}
+            return {
+                "record": type(value).__name__,
+                "data": value.model_dump(mode="json", serialize_as_any=True),
+            }
         except PydanticSerializationError as error:
-            raise ValueError(f"{type(value).__name__} cannot be sent to a store: {error}") from error
+            raise ValueError(
+                f"{type(value).__name__} cannot be sent to a store: {error}"
+            ) from error
     if isinstance(value, Mapping):
         return {"dict": {str(name): to_wire(one) for name, one in value.items()}}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
         return [to_wire(one) for one in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(f"A {type(value).__name__} cannot be sent to a store: give what JSON can hold.")
+    raise ValueError(
+        f"A {type(value).__name__} cannot be sent to a store: give what JSON can hold."
+    )
 
 
 def from_wire(value: Any) -> Any:
@@ -100,7 +114,9 @@ def from_wire(value: Any) -> Any:
         return {name: from_wire(one) for name, one in value["dict"].items()}
     if isinstance(value.get("page"), list):
         limit, offset, total = value["of"]
-        return PaginatedResult(items=from_wire(value["page"]), limit=limit, offset=offset, total=total)
+        return PaginatedResult(
+            items=from_wire(value["page"]), limit=limit, offset=offset, total=total
+        )
     if value.get("record") in RECORDS:
         return RECORDS[value["record"]].model_validate(value["data"])
     raise ValueError(f"No record of a store: {sorted(value)}")
@@ -109,10 +125,16 @@ def from_wire(value: Any) -> Any:
 class LightningStoreServer(LightningStore):
     """A store that other processes reach; here it is the store that it serves."""
 
-    def __init__(self, store: LightningStore, host: str | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, store: LightningStore, host: str | None = None, port: int | None = None
+    ) -> None:
         """Raises ValueError for an address off the loopback without a token."""
         super().__init__(store._records)
-        self.store, self._host, self._port = store, host or "127.0.0.1", PORT if port is None else port
+        self.store, self._host, self._port = (
+            store,
+            host or "127.0.0.1",
+            PORT if port is None else port,
+        )
         self._token = os.environ.get(TOKEN, "")
         if not is_loopback(self._host) and not self._token:
             raise ValueError(f"{self._host} can be reached from other machines: set {TOKEN}.")
@@ -140,7 +162,9 @@ class LightningStoreServer(LightningStore):
 
     async def _answer(self, request: Request) -> Response:
         name = request.path_params["method"]
-        if self._token and not allowed(self._token, bearer(request.headers.get("authorization", ""))):
+        if self._token and not allowed(
+            self._token, bearer(request.headers.get("authorization", ""))
+        ):
             return _failed("ValueError", "The token is missing or wrong.", 401)
         if name not in METHODS:
             return _failed("ValueError", f"A store has no method {name!r}.", 404)
@@ -154,7 +178,11 @@ class LightningStoreServer(LightningStore):
         except (ValidationError, KeyError, AttributeError) as error:
             return _failed("ValueError", f"{name}: {error}", 400)
         except tuple(ERRORS.values()) as error:
-            return _failed(next(kind for kind, one in ERRORS.items() if isinstance(error, one)), str(error), 400)
+            return _failed(
+                next(kind for kind, one in ERRORS.items() if isinstance(error, one)),
+                str(error),
+                400,
+            )
 
 
 class LightningStoreClient(LightningStore):
@@ -192,17 +220,23 @@ class LightningStoreClient(LightningStore):
                 break
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 if pause is None:
-                    raise ConnectionError(f"No store answers at {self.server_address}: {error}") from error
+                    raise ConnectionError(
+                        f"No store answers at {self.server_address}: {error}"
+                    ) from error
                 await asyncio.sleep(pause)
             except httpx2.HTTPError as error:
-                raise ConnectionError(f"The store at {self.server_address} did not answer: {error}") from error
+                raise ConnectionError(
+                    f"The store at {self.server_address} did not answer: {error}"
+                ) from error
         try:
             said = answer.json()
             if answer.is_success:
                 return from_wire(said["result"])
             kind, message = ERRORS.get(said["error"], RuntimeError), said["message"]
         except (KeyError, TypeError, ValueError) as problem:
-            text = f"{self.server_address} is not a store: its answer has status {answer.status_code}."
+            text = (
+                f"{self.server_address} is not a store: its answer has status {answer.status_code}."
+            )
             raise ConnectionError(text) from problem
         raise kind(message)
 

@@ -20,7 +20,11 @@ from agentrl_cli.plugins.lightning.types import (
 )
 
 T = TypeVar("T")
-QUEUED, RUNNING, ENDED = ("queuing", "requeuing"), ("preparing", "running"), ("failed", "succeeded", "cancelled")
+QUEUED, RUNNING, ENDED = (
+    ("queuing", "requeuing"),
+    ("preparing", "running"),
+    ("failed", "succeeded", "cancelled"),
+)
 HEAL = 0.2
 """Seconds between looks for attempts that are over their time."""
 
@@ -80,7 +84,11 @@ class Rules:
         return found
 
     def _latest(self, rollout_id: str) -> Attempt | None:
-        return max(self._records.select("attempts", rollout_id), key=lambda row: row.sequence_id, default=None)
+        return max(
+            self._records.select("attempts", rollout_id),
+            key=lambda row: row.sequence_id,
+            default=None,
+        )
 
     def _find_attempt(self, rollout_id: str, attempt_id: str) -> Attempt:
         self._rollout(rollout_id)
@@ -112,7 +120,10 @@ class Rules:
         self._records.put("attempts", attempt.attempt_id, attempt, rollout_id)
         if "status" in changes or "worker_id" in changes:
             self._sync(attempt)
-        if attempt.attempt_id == latest.attempt_id and (status := follows(attempt, rollout.config)) != rollout.status:
+        if (
+            attempt.attempt_id == latest.attempt_id
+            and (status := follows(attempt, rollout.config)) != rollout.status
+        ):
             self._change(rollout, status=status)
         return attempt
 
@@ -121,7 +132,9 @@ class Rules:
         changes: dict[str, Any] = {"last_heartbeat_time": time.time()}
         if attempt.status in ("preparing", "unresponsive"):
             changes["status"] = "running"
-        fresh = self._find_attempt(attempt.rollout_id, attempt.attempt_id).model_copy(update=changes)
+        fresh = self._find_attempt(attempt.rollout_id, attempt.attempt_id).model_copy(
+            update=changes
+        )
         self._records.put("attempts", attempt.attempt_id, fresh, attempt.rollout_id)
         rollout, latest = self._rollout(attempt.rollout_id), self._latest(attempt.rollout_id)
         last = latest is not None and latest.attempt_id == attempt.attempt_id
@@ -140,10 +153,20 @@ class Rules:
                 if latest is None:
                     continue
                 seen = latest.last_heartbeat_time or latest.start_time
-                if limits.timeout_seconds is not None and now - latest.start_time > limits.timeout_seconds:
-                    self._update_attempt(rollout.rollout_id, latest.attempt_id, {"status": "timeout"})
-                elif limits.unresponsive_seconds is not None and now - seen > limits.unresponsive_seconds:
-                    self._update_attempt(rollout.rollout_id, latest.attempt_id, {"status": "unresponsive"})
+                if (
+                    limits.timeout_seconds is not None
+                    and now - latest.start_time > limits.timeout_seconds
+                ):
+                    self._update_attempt(
+                        rollout.rollout_id, latest.attempt_id, {"status": "timeout"}
+                    )
+                elif (
+                    limits.unresponsive_seconds is not None
+                    and now - seen > limits.unresponsive_seconds
+                ):
+                    self._update_attempt(
+                        rollout.rollout_id, latest.attempt_id, {"status": "unresponsive"}
+                    )
 
     def _worker(self, worker_id: str, **changes: Any) -> Worker:
         known = self._records.get("workers", worker_id) or Worker(worker_id=worker_id)
@@ -159,9 +182,17 @@ class Rules:
         if attempt.status in ("succeeded", "failed"):
             self._worker(attempt.worker_id, **idle(now))
         elif attempt.status in ("unresponsive", "timeout"):
-            self._worker(attempt.worker_id, status="unknown", current_rollout_id=None, current_attempt_id=None)
+            self._worker(
+                attempt.worker_id,
+                status="unknown",
+                current_rollout_id=None,
+                current_attempt_id=None,
+            )
         else:
-            current = {"current_rollout_id": attempt.rollout_id, "current_attempt_id": attempt.attempt_id}
+            current = {
+                "current_rollout_id": attempt.rollout_id,
+                "current_attempt_id": attempt.attempt_id,
+            }
             self._worker(attempt.worker_id, status="busy", last_busy_time=now, **current)
 
 
@@ -175,7 +206,12 @@ def follows(attempt: Attempt, config: RolloutConfig) -> str:
 
 def idle(now: float) -> dict[str, Any]:
     """Return the fields of a worker without work."""
-    return {"status": "idle", "last_idle_time": now, "current_rollout_id": None, "current_attempt_id": None}
+    return {
+        "status": "idle",
+        "last_idle_time": now,
+        "current_rollout_id": None,
+        "current_attempt_id": None,
+    }
 
 
 def span_key(span: Span) -> str:
@@ -207,7 +243,9 @@ def filtered(rows: list[T], tests: Sequence[Test], logic: str) -> list[T]:
     return [row for row in rows if enough(test(row) for test in real)] if real else rows
 
 
-def page(rows: list[T], sort_by: str | None, sort_order: str, limit: int, offset: int) -> PaginatedResult[T]:
+def page(
+    rows: list[T], sort_by: str | None, sort_order: str, limit: int, offset: int
+) -> PaginatedResult[T]:
     """Return a page of rows. Raises ValueError for a field that they do not have."""
     if sort_by is not None and rows:
         if not hasattr(rows[0], sort_by):

@@ -19,7 +19,14 @@ from typing import Any
 from agentrl_cli.agents.emit import CURRENT
 from agentrl_cli.plugins.lightning.calls import call_spans
 from agentrl_cli.plugins.lightning.env_var import LightningEnvVar, resolve_bool_env_var
-from agentrl_cli.plugins.lightning.spans import Attributes, OtelResource, Span, SpanCoreFields, StatusCode, TraceStatus
+from agentrl_cli.plugins.lightning.spans import (
+    Attributes,
+    OtelResource,
+    Span,
+    SpanCoreFields,
+    StatusCode,
+    TraceStatus,
+)
 from agentrl_cli.plugins.lightning.types import ParallelWorkerBase
 from agentrl_cli.plugins.lightning.utils.otel import format_exception_attributes
 
@@ -43,7 +50,11 @@ class Trace:
     def add(self, core: SpanCoreFields, span_id: str = "", parent_id: str | None = None) -> None:
         """Append a span after the model calls before it."""
         self.look()
-        ids = {"rollout_id": self.rollout_id, "attempt_id": self.attempt_id, "trace_id": self.trace_id}
+        ids = {
+            "rollout_id": self.rollout_id,
+            "attempt_id": self.attempt_id,
+            "trace_id": self.trace_id,
+        }
         origin = {f"agentlightning.{name}": ids[name] for name in ("rollout_id", "attempt_id")}
         made = Span.from_attributes(
             **ids,
@@ -78,8 +89,12 @@ class Trace:
         if store is None or not new or not self.rollout_id:
             return
         self.written += len(new)
-        ids = await store.get_many_span_sequence_ids([(self.rollout_id, self.attempt_id)] * len(new))
-        numbered = [span.model_copy(update={"sequence_id": id_}) for span, id_ in zip(new, ids, strict=True)]
+        ids = await store.get_many_span_sequence_ids(
+            [(self.rollout_id, self.attempt_id)] * len(new)
+        )
+        numbered = [
+            span.model_copy(update={"sequence_id": id_}) for span, id_ in zip(new, ids, strict=True)
+        ]
         self.spans[start : start + len(new)] = numbered
         await store.add_many_spans(numbered)
 
@@ -87,7 +102,9 @@ class Trace:
 class Recording:
     """A span that is being recorded."""
 
-    def __init__(self, name: str, attributes: Attributes | None = None, start_time: float | None = None) -> None:
+    def __init__(
+        self, name: str, attributes: Attributes | None = None, start_time: float | None = None
+    ) -> None:
         self.name, self.attributes = name, dict(attributes or {})
         self.start_time, self.end_time = start_time or time.time(), 0.0
         self.status = TraceStatus(status_code="UNSET")
@@ -152,7 +169,10 @@ class Tracer(ParallelWorkerBase):
         """Everything inside belongs to one attempt. Raises ValueError inside another one."""
         if _ACTIVE.get() is not None:
             raise ValueError("An active tracer is already set. Cannot set a new one.")
-        trace, where = Trace(rollout_id or "", attempt_id or ""), store if store is not None else self._store
+        trace, where = (
+            Trace(rollout_id or "", attempt_id or ""),
+            store if store is not None else self._store,
+        )
         _TRACE.set(trace)  # kept after the end, for get_last_trace
         token = _ACTIVE.set(self)
         writer = asyncio.create_task(_keep_writing(trace, where))
@@ -182,7 +202,9 @@ class Tracer(ParallelWorkerBase):
         """Return a span without duration, added to the running trace."""
         at = timestamp or time.time()
         ended = status or TraceStatus(status_code="UNSET")
-        core = SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
+        core = SpanCoreFields(
+            name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended
+        )
         if (trace := _TRACE.get()) is not None and _ACTIVE.get() is not None:
             trace.add(core, parent_id=_PARENT.get())
         return core
@@ -225,7 +247,9 @@ class Tracer(ParallelWorkerBase):
 
         return asyncio.run(run())
 
-    async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    async def trace_run_async(
+        self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
         """Await a coroutine function in a trace of its own."""
         async with self.trace_context(name=func.__name__):
             return await func(*args, **kwargs)
@@ -253,9 +277,15 @@ class OtelTracer(Tracer):
 class AgentOpsTracer(Tracer):
     """As `OtelTracer`: calls are recorded at the gateway, not by patching clients."""
 
-    def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
+    def __init__(
+        self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True
+    ) -> None:
         super().__init__()
-        self.agentops_managed, self.instrument_managed, self.daemon = agentops_managed, instrument_managed, daemon
+        self.agentops_managed, self.instrument_managed, self.daemon = (
+            agentops_managed,
+            instrument_managed,
+            daemon,
+        )
 
 
 class DummyTracer(Tracer):
@@ -270,7 +300,9 @@ class DummyTracer(Tracer):
     ) -> SpanCoreFields:
         """Return a span; nothing keeps it."""
         at, ended = timestamp or time.time(), status or TraceStatus(status_code="OK")
-        return SpanCoreFields(name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended)
+        return SpanCoreFields(
+            name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended
+        )
 
 
 def get_active_tracer() -> Tracer | None:

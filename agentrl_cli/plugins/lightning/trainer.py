@@ -66,23 +66,31 @@ class Trainer:
         """
         for old, new in OLD.items():
             if locals()[old] is not None:
-                warnings.warn(f"`{old}` is deprecated. Please use `{new}`.", DeprecationWarning, stacklevel=2)
+                warnings.warn(
+                    f"`{old}` is deprecated. Please use `{new}`.", DeprecationWarning, stacklevel=2
+                )
         self._dev, self.daemon, self.port, self.project = dev, daemon, port, project
         wanted = n_runners if n_runners is not None else n_workers
         self.max_rollouts = max_rollouts if max_rollouts is not None else max_tasks
         self.initial_resources, self.agent = initial_resources, agent
         self.tracer = build_component(tracer, Tracer, OtelTracer)
-        self.adapter: Any = build_component(adapter or triplet_exporter, object, TracerTraceToTriplet)
+        self.adapter: Any = build_component(
+            adapter or triplet_exporter, object, TracerTraceToTriplet
+        )
         self.algorithm = build_component(algorithm, Algorithm, None)
         count = {"n_runners": wanted or 1}
         named = ALIASES.get(strategy, strategy) if isinstance(strategy, str) else strategy
-        self.strategy = build_component(named, ExecutionStrategy, ClientServerExecutionStrategy, count)
+        self.strategy = build_component(
+            named, ExecutionStrategy, ClientServerExecutionStrategy, count
+        )
         self.n_runners = wanted if wanted is not None else self.strategy.n_runners
         self.store = build_component(store, LightningStore, InMemoryLightningStore)
         given = {"tracer": self.tracer, "max_rollouts": self.max_rollouts, "poll_interval": 0.05}
         self.runner = build_component(runner, Runner, LitAgentRunner, given)
         self.llm_proxy = build_component(llm_proxy, object, None, {"store": self.store})
-        self.hooks: Sequence[Any] = () if hooks is None else (hooks,) if _is_hook(hooks) else tuple(hooks)
+        self.hooks: Sequence[Any] = (
+            () if hooks is None else (hooks,) if _is_hook(hooks) else tuple(hooks)
+        )
 
     @property
     def agent_name(self) -> str:
@@ -100,7 +108,9 @@ class Trainer:
         if isinstance(self.algorithm, GRPO):
             self._prepare(self.algorithm)
             if self.llm_proxy is not None:
-                _LOG.warning("llm_proxy has no effect: the trainer serves its own model to each episode.")
+                _LOG.warning(
+                    "llm_proxy has no effect: the trainer serves its own model to each episode."
+                )
             return self.algorithm.run(train_dataset, val_dataset)
         return self._execute(self.algorithm, train_dataset, val_dataset)
 
@@ -119,7 +129,12 @@ class Trainer:
 
     def _take(self, agent: Any, train_dataset: Any) -> Any:
         """Set the agent; returns the training data. Raises TypeError without an agent."""
-        if agent is not None and not isinstance(agent, LitAgent) and self.agent is not None and train_dataset is None:
+        if (
+            agent is not None
+            and not isinstance(agent, LitAgent)
+            and self.agent is not None
+            and train_dataset is None
+        ):
             agent, train_dataset = None, agent
         self.agent = agent if agent is not None else self.agent
         if not isinstance(self.agent, LitAgent):
@@ -166,7 +181,10 @@ class Trainer:
 
 
 def build_component(
-    spec: Any, expected_type: type[Any], default: Callable[..., Any] | None, optional: Mapping[str, Any] | None = None
+    spec: Any,
+    expected_type: type[Any],
+    default: Callable[..., Any] | None,
+    optional: Mapping[str, Any] | None = None,
 ) -> Any:
     """What a specification means; `optional` arguments are given to what takes them. Raises TypeError."""
     spec = default if spec is None else spec
@@ -179,14 +197,21 @@ def build_component(
         spec = getattr(importlib.import_module(module), name)
     if isinstance(spec, type) or inspect.isfunction(spec):
         names = inspect.signature(spec).parameters
-        spec = spec(**{**{key: value for key, value in (optional or {}).items() if key in names}, **arguments})
+        spec = spec(
+            **{
+                **{key: value for key, value in (optional or {}).items() if key in names},
+                **arguments,
+            }
+        )
     if spec is not None and not isinstance(spec, expected_type):
         raise TypeError(f"{type(spec).__name__} is not a {expected_type.__name__}.")
     return spec
 
 
 def _first(dataset: Any, count: int) -> list[Any] | None:
-    return None if dataset is None else [dataset[index] for index in range(min(count, len(dataset)))]
+    return (
+        None if dataset is None else [dataset[index] for index in range(min(count, len(dataset)))]
+    )
 
 
 def _is_hook(value: Any) -> bool:

@@ -27,7 +27,9 @@ from agentrl_cli.plugins.lightning.spans import TraceStatus as TraceStatus
 T_co = TypeVar("T_co", covariant=True)
 T_item = TypeVar("T_item")
 
-RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+RolloutStatus = Literal[
+    "queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"
+]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 RolloutMode = Literal["train", "val", "test"]
 WorkerStatus = Literal["idle", "busy", "unknown"]
@@ -191,7 +193,9 @@ class PromptTemplate(Resource):
             from jinja2.sandbox import SandboxedEnvironment
 
             return SandboxedEnvironment().from_string(self.template).render(**kwargs)
-        raise NotImplementedError("A poml template is rendered by the package poml, not by format().")
+        raise NotImplementedError(
+            "A poml template is rendered by the package poml, not by format()."
+        )
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
@@ -248,7 +252,9 @@ class Hook(ParallelWorkerBase):
     `on_rollout_end(self, rollout, task)` is taken, too: `task` is the rollout's input, and `rollout.reward` its reward.
     """
 
-    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Rollout) -> None:
+    async def on_trace_start(
+        self, *, agent: Any, runner: Any, tracer: Any, rollout: Rollout
+    ) -> None:
         """The trace has begun; the agent has not."""
 
     async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Rollout) -> None:
@@ -257,7 +263,9 @@ class Hook(ParallelWorkerBase):
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Rollout) -> None:
         """An attempt begins."""
 
-    async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Rollout, spans: list[Span]) -> None:
+    async def on_rollout_end(
+        self, *, agent: Any, runner: Any, rollout: Rollout, spans: list[Span]
+    ) -> None:
         """An attempt has ended, well or not."""
 
 

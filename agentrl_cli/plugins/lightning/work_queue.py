@@ -67,7 +67,12 @@ class LightningQueue(Rules):
     @property
     def capabilities(self) -> LightningStoreCapabilities:
         """What it can do."""
-        return {"thread_safe": True, "async_safe": True, "zero_copy": self._records.shared, "otlp_traces": False}
+        return {
+            "thread_safe": True,
+            "async_safe": True,
+            "zero_copy": self._records.shared,
+            "otlp_traces": False,
+        }
 
     async def statistics(self) -> LightningStoreStatistics:
         """Return how much it holds."""
@@ -110,7 +115,9 @@ class LightningQueue(Rules):
         )
         return (await self.enqueue_many_rollouts([request]))[0]
 
-    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    async def enqueue_many_rollouts(
+        self, rollouts: Sequence[EnqueueRolloutRequest]
+    ) -> Sequence[Rollout]:
         """Rollouts for runners to take, in order."""
         with self._records.atomic():
             return [self._new(request) for request in rollouts]
@@ -133,7 +140,9 @@ class LightningQueue(Rules):
                 self._worker(worker_id, last_dequeue_time=now, **({} if taken else idle(now)))
             return taken
 
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None
+    ) -> AttemptedRollout:
         """Return a further attempt at a rollout."""
         with self._records.atomic():
             return self._attempt(self._rollout(rollout_id), worker_id)
@@ -149,7 +158,14 @@ class LightningQueue(Rules):
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
         """Change what is given."""
-        given = dict(input=input, mode=mode, resources_id=resources_id, status=status, config=config, metadata=metadata)
+        given = dict(
+            input=input,
+            mode=mode,
+            resources_id=resources_id,
+            status=status,
+            config=config,
+            metadata=metadata,
+        )
         with self._records.atomic():
             return self._change(self._rollout(rollout_id), **given_only(given))
 
@@ -163,7 +179,12 @@ class LightningQueue(Rules):
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Attempt:
         """Change what is given; the rollout's status follows that of its last attempt."""
-        given = dict(status=status, worker_id=worker_id, last_heartbeat_time=last_heartbeat_time, metadata=metadata)
+        given = dict(
+            status=status,
+            worker_id=worker_id,
+            last_heartbeat_time=last_heartbeat_time,
+            metadata=metadata,
+        )
         with self._records.atomic():
             return self._update_attempt(rollout_id, attempt_id, given_only(given))
 
@@ -185,7 +206,11 @@ class LightningQueue(Rules):
         self._heal()
         states = status_in if status_in is not None else status
         ids = rollout_id_in if rollout_id_in is not None else rollout_ids
-        tests = [is_in("status", states), is_in("rollout_id", ids), contains("rollout_id", rollout_id_contains)]
+        tests = [
+            is_in("status", states),
+            is_in("rollout_id", ids),
+            contains("rollout_id", rollout_id_contains),
+        ]
         rows = [self._attempted(rollout) for rollout in self._records.select("rollouts")]
         return page(filtered(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
 
@@ -200,7 +225,9 @@ class LightningQueue(Rules):
     ) -> PaginatedResult[Attempt]:
         """Return the attempts at a rollout."""
         self._heal()
-        return page(self._records.select("attempts", rollout_id), sort_by, sort_order, limit, offset)
+        return page(
+            self._records.select("attempts", rollout_id), sort_by, sort_order, limit, offset
+        )
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
         """Return a rollout with its last attempt."""
@@ -213,13 +240,17 @@ class LightningQueue(Rules):
         self._heal()
         return self._latest(rollout_id)
 
-    async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
+    async def wait_for_rollouts(
+        self, *, rollout_ids: list[str], timeout: float | None = None
+    ) -> list[Rollout]:
         """Return those that have ended, at the latest after `timeout` seconds; 0 only looks."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._heal()
             found = [self._records.get("rollouts", id_) for id_ in rollout_ids]
-            ended = [rollout for rollout in found if rollout is not None and rollout.status in ENDED]
+            ended = [
+                rollout for rollout in found if rollout is not None and rollout.status in ENDED
+            ]
             known = sum(rollout is not None for rollout in found)
             if len(ended) == known or (deadline is not None and time.monotonic() >= deadline):
                 return [self._attempted(rollout) for rollout in ended]
@@ -248,7 +279,9 @@ class LightningQueue(Rules):
         found: Worker | None = self._records.get("workers", worker_id)
         return found
 
-    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+    async def update_worker(
+        self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET
+    ) -> Worker:
         """Return a sign of life of a runner."""
         with self._records.atomic():
             stats = given_only({"heartbeat_stats": heartbeat_stats})

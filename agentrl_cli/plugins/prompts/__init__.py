@@ -4,7 +4,9 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.prompts"
 OFFERS = {
-    "commands": {"optimize": ("Run", f"{HERE}.command:command", "Better prompts instead of better weights")},
+    "commands": {
+        "optimize": ("Run", f"{HERE}.command:command", "Better prompts instead of better weights")
+    },
     "examples": {
         "optimize": (
             "agentrl optimize --reflect-with http://127.0.0.1:8000/v1",

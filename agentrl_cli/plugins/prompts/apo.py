@@ -13,7 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl_cli.plugins.prompts.search import BudgetSpent, Parts, Trials, feedback, id_of, propose, score
+from agentrl_cli.plugins.prompts.search import (
+    BudgetSpent,
+    Parts,
+    Trials,
+    feedback,
+    id_of,
+    propose,
+    score,
+)
 from agentrl_cli.types import Episode
 
 T = TypeVar("T")
@@ -62,7 +70,9 @@ async def search_by(
     return await search(given, first, train, validation, Beam(**size))
 
 
-async def search(given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], size: Beam) -> Parts:
+async def search(
+    given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], size: Beam
+) -> Parts:
     """Return the best candidate, when the rounds or the budget are at their end."""
     rng = random.Random(given.seed)
     given.add(first, None)
@@ -85,21 +95,33 @@ async def search(given: Trials[T], first: Parts, train: Sequence[T], validation:
             for each in known.values():
                 episodes = await given.evaluate(each, batch)
                 scored.append((sum(map(score, episodes)) / len(episodes), each))
-            beam = [each for _, each in sorted(scored, key=lambda pair: -pair[0])[: size.beam_width]]
-            mean = given.keep_score(beam[0], "validation", await given.evaluate(beam[0], validation))
+            beam = [
+                each for _, each in sorted(scored, key=lambda pair: -pair[0])[: size.beam_width]
+            ]
+            mean = given.keep_score(
+                beam[0], "validation", await given.evaluate(beam[0], validation)
+            )
             if mean > history:
                 history, best = mean, beam[0]
     return best
 
 
-async def _child(given: Trials[T], parent: Parts, tasks: Sequence[T], rng: random.Random) -> Parts | None:
+async def _child(
+    given: Trials[T], parent: Parts, tasks: Sequence[T], rng: random.Random
+) -> Parts | None:
     """Return a critique of the parent's attempts, and the edit that follows it."""
     name = rng.choice(sorted(parent))
     episodes = await given.evaluate(parent, tasks)
-    critique = await given.ask(CRITIQUE.format(text=parent[name], attempts="\n\n".join(map(_attempt, episodes))))
+    critique = await given.ask(
+        CRITIQUE.format(text=parent[name], attempts="\n\n".join(map(_attempt, episodes)))
+    )
     if not critique.strip():
-        return await propose(given, parent, name, EDIT.format(text=parent[name], critique="(nothing)"), block)
-    return await propose(given, parent, name, EDIT.format(text=parent[name], critique=critique), block)
+        return await propose(
+            given, parent, name, EDIT.format(text=parent[name], critique="(nothing)"), block
+        )
+    return await propose(
+        given, parent, name, EDIT.format(text=parent[name], critique=critique), block
+    )
 
 
 def _attempt(episode: Episode) -> str:

@@ -53,10 +53,14 @@ def load_candidates(store: Store, name: str) -> Candidates:
         if row.split != test:
             spent.add((candidate, row.task_id))
     scored = [row for row in found if "validation" in row.scores]
-    points = [(row.scores.get("validation_episodes", 0), row.scores["validation"]) for row in scored]
+    points = [
+        (row.scores.get("validation_episodes", 0), row.scores["validation"]) for row in scored
+    ]
     best = max(scored, key=lambda row: row.scores["validation"]).id if scored else ""
     budget = int(plans[-1]["budget"]) if plans else 0
-    return Candidates(run, tuple(ordered(found)), best, episodes, len(spent), budget, tuple(sorted(points)))
+    return Candidates(
+        run, tuple(ordered(found)), best, episodes, len(spent), budget, tuple(sorted(points))
+    )
 
 
 def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
@@ -97,7 +101,9 @@ def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:
     for row, depth in found.rows:
         indent = "  " * (min(depth, DEEPEST) - 1) + "└ " if depth else ""
         sign = ("*" if row.id == marked else " ") + ("★" if row.id == found.best else " ")
-        scores = f"{num(row.scores.get('validation'), '.3f'):>6} {num(row.scores.get('test'), '.3f'):>6}"
+        scores = (
+            f"{num(row.scores.get('validation'), '.3f'):>6} {num(row.scores.get('test'), '.3f'):>6}"
+        )
         text = f"{sign}{row.origin:<5}{scores}{found.episodes.get(row.id, 0):>5}  {indent}{row.id}"
         lines.append(Text(clip(text, width), GOOD if row.id == found.best else "", no_wrap=True))
     return lines
@@ -106,11 +112,24 @@ def tree_lines(found: Candidates, marked: str, width: int) -> list[Text]:
 def curve_lines(found: Candidates, width: int, height: int) -> list[Text]:
     """Return the best validation score so far over the episodes spent; dim: each candidate's."""
     best = [(x, max(y for _, y in found.points[: n + 1])) for n, (x, _) in enumerate(found.points)]
-    column = found.spent / max(width, 1)  # the level before ends a column earlier: a chart shows the mean of each
-    steps = [point for n, (x, y) in enumerate(best) for point in ((x - column, best[n - 1][1] if n else y), (x, y))]
+    column = found.spent / max(
+        width, 1
+    )  # the level before ends a column earlier: a chart shows the mean of each
+    steps = [
+        point
+        for n, (x, y) in enumerate(best)
+        for point in ((x - column, best[n - 1][1] if n else y), (x, y))
+    ]
     if best and found.spent > best[-1][0]:
         steps.append((found.spent, best[-1][1]))
-    return chart("VALIDATION over episodes: best (dim: each)", steps, width, height, unit=True, others=[found.points])
+    return chart(
+        "VALIDATION over episodes: best (dim: each)",
+        steps,
+        width,
+        height,
+        unit=True,
+        others=[found.points],
+    )
 
 
 def diff_lines(old: PromptRow | None, new: PromptRow, width: int) -> list[Text]:
@@ -119,7 +138,9 @@ def diff_lines(old: PromptRow | None, new: PromptRow, width: int) -> list[Text]:
     for name, text in new.parts.items():
         before = [] if old is None else old.parts.get(name, "").splitlines()
         lines.append(Text(name, FAINT))
-        for line in text.splitlines() if old is None else list(difflib.ndiff(before, text.splitlines())):
+        for line in (
+            text.splitlines() if old is None else list(difflib.ndiff(before, text.splitlines()))
+        ):
             if old is not None and line.startswith("?"):
                 continue
             sign, rest = ("  ", line) if old is None else (line[:2], line[2:])

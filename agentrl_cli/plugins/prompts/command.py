@@ -43,7 +43,11 @@ WRITTEN = Path("prompts") / "best.yaml"
 """Where --write puts the texts, in the project."""
 ShowOption = Annotated[
     str | None,
-    typer.Option("--show", help="Print the candidates of this search and leave.", autocompletion=completion.runs),
+    typer.Option(
+        "--show",
+        help="Print the candidates of this search and leave.",
+        autocompletion=completion.runs,
+    ),
 ]
 SETTINGS = "optimize"
 """Kind of the event with the settings of a search: the same ones continue it."""
@@ -72,23 +76,37 @@ def command(
     method: Annotated[Literal["gepa", "apo"], typer.Option(help="The search.")] = "gepa",
     budget: Annotated[int, typer.Option(min=1, help="Episodes that the search may make.")] = 400,
     reflect_with: Annotated[
-        str, typer.Option(help="What writes the prompts: served, http://host/v1, or file.py:function.")
+        str,
+        typer.Option(help="What writes the prompts: served, http://host/v1, or file.py:function."),
     ] = "served",
     reflect_model: Annotated[str, typer.Option(help="The model's name at that address.")] = "",
     part: Annotated[
-        list[str] | None, typer.Option(help="system or tools.NAME.description; repeatable. Default: system.")
+        list[str] | None,
+        typer.Option(help="system or tools.NAME.description; repeatable. Default: system."),
     ] = None,
-    train: Annotated[int, typer.Option("--train-tasks", min=1, help="Training tasks to learn from.")] = 32,
-    validation: Annotated[int, typer.Option("--validation-tasks", min=1, help="Tasks that choose the best.")] = 16,
-    test: Annotated[int, typer.Option("--test-tasks", min=0, help="Tasks of the final comparison; 0: none.")] = 64,
+    train: Annotated[
+        int, typer.Option("--train-tasks", min=1, help="Training tasks to learn from.")
+    ] = 32,
+    validation: Annotated[
+        int, typer.Option("--validation-tasks", min=1, help="Tasks that choose the best.")
+    ] = 16,
+    test: Annotated[
+        int, typer.Option("--test-tasks", min=0, help="Tasks of the final comparison; 0: none.")
+    ] = 64,
     minibatch: Annotated[int, typer.Option(min=1, help="Attempts that one reflection sees.")] = 4,
     beam: Annotated[int, typer.Option(min=1, help="apo: prompts that stay after a round.")] = 2,
     branch: Annotated[int, typer.Option(min=1, help="apo: new prompts of each in a round.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="apo: rounds.")] = 3,
-    temperature: Annotated[float, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")] = 0.0,
-    write: Annotated[bool, typer.Option("--write", help="Put the best texts into the project.")] = False,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")
+    ] = 0.0,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the best texts into the project.")
+    ] = False,
     show: ShowOption = None,
-    fail_under: Annotated[float | None, typer.Option(help="Exit 4 if the best solves less of the test tasks.")] = None,
+    fail_under: Annotated[
+        float | None, typer.Option(help="Exit 4 if the best solves less of the test tasks.")
+    ] = None,
     model: ModelOption = None,
     seed: SeedOption = None,
     pack: PackOption = None,
@@ -109,7 +127,19 @@ def command(
     if fail_under is not None and not test:
         raise UsageError("--fail-under needs test tasks.", hint="Leave out --test-tasks 0.")
     texts = (reflect_with, reflect_model, part or ["system"])
-    plan = Plan(method, budget, *texts, train, validation, test, minibatch, beam, branch, rounds, temperature)
+    plan = Plan(
+        method,
+        budget,
+        *texts,
+        train,
+        validation,
+        test,
+        minibatch,
+        beam,
+        branch,
+        rounds,
+        temperature,
+    )
     context = open_project(project, db, None, sets, {"seed": seed, "task.packs": pack or None})
     with data_stdout():
         announce_loading()
@@ -128,7 +158,13 @@ def _show(path: Path, run: str, as_json: bool) -> None:
     with Store.open(path, readonly=True) as store:
         found = load_candidates(store, run)
     if as_json:
-        echo_json({"run": found.run.name, "best": found.best, "candidates": [asdict(row) for row, _ in found.rows]})
+        echo_json(
+            {
+                "run": found.run.name,
+                "best": found.best,
+                "candidates": [asdict(row) for row, _ in found.rows],
+            }
+        )
     else:
         for line in plain_lines(found, min(shutil.get_terminal_size().columns, 120)):
             echo(line)
@@ -137,7 +173,9 @@ def _show(path: Path, run: str, as_json: bool) -> None:
 async def _optimize(context: Context, model: str | None, plan: Plan, write: bool) -> dict[str, Any]:
     from agentrl_cli.runtime import open_runtime
 
-    async with open_runtime(context.config, base=context.project, db=context.db, spec=model) as runtime:
+    async with open_runtime(
+        context.config, base=context.project, db=context.db, spec=model
+    ) as runtime:
         warn_unsafe(runtime.sandbox)
         return await _search(runtime, plan, write)
 
@@ -149,7 +187,9 @@ async def _search(runtime: Runtime, plan: Plan, write: bool) -> dict[str, Any]:
     from agentrl_cli.registry import require_package
 
     if len(runtime.packs) != 1:
-        raise ConfigError("The texts of one pack are optimised at a time.", hint="Name one with --pack.")
+        raise ConfigError(
+            "The texts of one pack are optimised at a time.", hint="Name one with --pack."
+        )
     (pack,) = runtime.packs.values()
     first = _first(runtime, plan)
     tasks = _tasks(runtime, plan)
@@ -178,7 +218,9 @@ async def _search(runtime: Runtime, plan: Plan, write: bool) -> dict[str, Any]:
         f"{run.name}: {plan.method}, at most {plan.budget} episodes and {2 * len(tasks['test'])} for the test;"
         f" {plan.reflect_with} writes the prompts"
     )
-    given = Search(runtime.store, run, pack, rollout, reflect, seed, plan.budget, plan.method, narrate)
+    given = Search(
+        runtime.store, run, pack, rollout, reflect, seed, plan.budget, plan.method, narrate
+    )
     status, error = "stopped", "interrupted"
     with runtime.store.claims.hold(run.id, "optimize"):
         try:
@@ -198,7 +240,9 @@ async def _method(given: Search, first: Parts, tasks: dict[str, list[Task]], pla
     from agentrl_cli.plugins.prompts import apo, with_gepa
 
     if plan.method == "gepa":
-        return await with_gepa.search(given, first, tasks["train"], tasks["validation"], plan.minibatch)
+        return await with_gepa.search(
+            given, first, tasks["train"], tasks["validation"], plan.minibatch
+        )
     size = apo.Beam(plan.beam, plan.branch, plan.rounds, plan.minibatch, plan.validation)
     return await apo.search(given, first, tasks["train"], tasks["validation"], size)
 
@@ -214,7 +258,10 @@ def _first(runtime: Runtime, plan: Plan) -> Parts:
         if name not in known:
             raise NotFound.of(f"text of the pack {pack.name}", name, list(known))
         if not known[name].strip():
-            raise ConfigError(f"The pack {pack.name} has no text {name} to start from.", hint="Write one in task.yaml.")
+            raise ConfigError(
+                f"The pack {pack.name} has no text {name} to start from.",
+                hint="Write one in task.yaml.",
+            )
     return {name: known[name] for name in plan.parts}
 
 
@@ -232,7 +279,11 @@ def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
     else:
         validation = train[-min(plan.validation, max(len(train) // 2, 1)) :]
         train = train[: len(train) - len(validation)] or train
-    test = spread(pack.tasks(settings.eval.split), plan.test) if plan.test and settings.eval.split in splits else []
+    test = (
+        spread(pack.tasks(settings.eval.split), plan.test)
+        if plan.test and settings.eval.split in splits
+        else []
+    )
     found = {"train": spread(train, plan.train), "validation": validation, "test": test}
     for some in found.values():
         runtime.store.tasks.add(some)
@@ -243,10 +294,15 @@ def _run(runtime: Runtime, plan: Plan) -> RunRow:
     """Return the newest search with these settings that did not finish, or a new one."""
     from agentrl_cli.runtime import new_run
 
-    store, wanted = runtime.store, {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name}
+    store, wanted = (
+        runtime.store,
+        {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name},
+    )
     for old in store.runs.all():
         if old.kind == "optimize" and old.status != "finished" and not old.alive:
-            events = [event["data"] for event in store.journal.events(old.id) if event["kind"] == SETTINGS]
+            events = [
+                event["data"] for event in store.journal.events(old.id) if event["kind"] == SETTINGS
+            ]
             if wanted in events:
                 store.episodes.cancel(old.id)
                 store.runs.update(old.id, status="running", error="", ended=0.0)
@@ -277,7 +333,10 @@ async def _report(given: Search, first: Parts, best: Parts, test: list[Task]) ->
         "base": id_of(first),
         "best": id_of(best),
         "candidates": len(rows),
-        "validation": {name: rows[id_of(p)].scores.get("validation") for name, p in (("base", first), ("best", best))},
+        "validation": {
+            name: rows[id_of(p)].scores.get("validation")
+            for name, p in (("base", first), ("best", best))
+        },
         "test": None,
         "base_parts": first,
         "parts": best,
@@ -317,7 +376,14 @@ def _write(runtime: Runtime, best: Parts) -> str:
         if at is None:
             narrate(f"Add to {settings}:  task: {{prompts: {WRITTEN}}}")
         else:
-            indent = next((line[: len(line) - len(line.lstrip())] for line in lines[at + 1 :] if line.strip()), "  ")
+            indent = next(
+                (
+                    line[: len(line) - len(line.lstrip())]
+                    for line in lines[at + 1 :]
+                    if line.strip()
+                ),
+                "  ",
+            )
             lines.insert(at + 1, f"{indent or '  '}prompts: {WRITTEN}\n")
             settings.write_text("".join(lines), encoding="utf-8")
     return str(path)
@@ -329,7 +395,9 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     valid, test = report["validation"], report["test"]
     echo(f"run         {report['run']}: {report['candidates']} candidates, {report['episodes']} episodes,"
          f" {report['reflections']} reflections")  # fmt: skip
-    echo(f"validation  {report['base']} {_number(valid['base'])} -> {report['best']} {_number(valid['best'])}")
+    echo(
+        f"validation  {report['base']} {_number(valid['base'])} -> {report['best']} {_number(valid['best'])}"
+    )
     if test is not None:
         base, best, gap = test["base"], test["best"], test["difference"]
         echo(
@@ -338,7 +406,9 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         )
     for name, text in report["parts"].items():
         old = report["base_parts"][name].splitlines()
-        for line in difflib.unified_diff(old, text.splitlines(), f"{name} (base)", f"{name} (best)", lineterm=""):
+        for line in difflib.unified_diff(
+            old, text.splitlines(), f"{name} (base)", f"{name} (best)", lineterm=""
+        ):
             echo(line)
     if report["base"] == report["best"]:
         narrate("No candidate was better than the pack's own text.")

@@ -30,8 +30,14 @@ def reflection(named: str, model: str, loaded: Loaded, seed: int, base: Path) ->
         return _served(loaded, seed)
     if named.startswith(("http://", "https://")):
         if not model:
-            raise ConfigError("--reflect-with names an endpoint without a model.", hint="Add --reflect-model NAME.")
-        asked = Asked.of({"url": named, "model": model, "max_tokens": MOST, "temperature": 1.0, "cache": None}, named)
+            raise ConfigError(
+                "--reflect-with names an endpoint without a model.",
+                hint="Add --reflect-model NAME.",
+            )
+        asked = Asked.of(
+            {"url": named, "model": model, "max_tokens": MOST, "temperature": 1.0, "cache": None},
+            named,
+        )
 
         async def endpoint(prompt: str) -> str:
             return await ask(asked, [{"role": "user", "content": prompt}])
@@ -48,7 +54,9 @@ def _function(found: Callable[[str], Any], named: str) -> Reflect:
         except AgentRLError:
             raise
         except Exception as error:
-            raise PolicyError(f"The reflection model {named} failed: {type(error).__name__}: {error}") from error
+            raise PolicyError(
+                f"The reflection model {named} failed: {type(error).__name__}: {error}"
+            ) from error
         return str(answer or "")
 
     return call

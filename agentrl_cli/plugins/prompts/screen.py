@@ -29,7 +29,9 @@ from agentrl_cli.tui.common.text import join
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
 
-KEYS = "j/k candidate  enter replay  e episodes  space mark for the diff  J/K scroll  ? keys  q back"
+KEYS = (
+    "j/k candidate  enter replay  e episodes  space mark for the diff  J/K scroll  ? keys  q back"
+)
 HELP = """\
 j k          down, up in the tree         enter   an episode of the candidate, n N the others
 space        mark: the diff is with it    e       the list of its episodes
@@ -96,11 +98,19 @@ class PromptsScreen(AgentScreen):
         if self.found is None:
             return
         found, ids = self.found, [row.id for row, _ in self.found.rows]
-        self.query_one("#head", Static).update(Text(f"agentrl optimize   {head_line(found)}", "bold", no_wrap=True))
-        tree, diff, curve = self.query_one("#tree", Lines), self.query_one("#diff", Lines), self.query_one("#curve")
+        self.query_one("#head", Static).update(
+            Text(f"agentrl optimize   {head_line(found)}", "bold", no_wrap=True)
+        )
+        tree, diff, curve = (
+            self.query_one("#tree", Lines),
+            self.query_one("#diff", Lines),
+            self.query_one("#curve"),
+        )
         tree.show(tree_lines(found, self.marked, tree.size.width) or [Text("no candidate yet")])
         small = self.has_class("-small")
-        self.query_one("#curve", Static).update(join(curve_lines(found, curve.size.width, 3 if small else 8)))
+        self.query_one("#curve", Static).update(
+            join(curve_lines(found, curve.size.width, 3 if small else 8))
+        )
         if not ids:
             return
         self.chosen = self.chosen if self.chosen in ids else found.best or ids[0]

@@ -43,7 +43,9 @@ class BudgetSpent(Exception):
 
 def id_of(parts: Mapping[str, str]) -> str:
     """Return the id of some texts."""
-    return hashlib.blake2b(json.dumps(dict(parts), sort_keys=True).encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(dict(parts), sort_keys=True).encode(), digest_size=4
+    ).hexdigest()
 
 
 class Trials(Protocol[T_contra]):
@@ -126,7 +128,9 @@ class Search:
     _times: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        for row in self.store.episodes.rows(self.store.episodes.ids("kind:eval", "time", run=self.run.id)):
+        for row in self.store.episodes.rows(
+            self.store.episodes.ids("kind:eval", "time", run=self.run.id)
+        ):
             if row.outcome is not None and not row.outcome.is_error and row.group_id:
                 candidate, _, _ = row.group_id.partition("/")
                 self._stored[candidate, row.task_id] = row.id
@@ -140,7 +144,9 @@ class Search:
         """Store a candidate. Returns its id."""
         found = id_of(parts)
         above = None if parent is None else id_of(parent)
-        Prompts(self.store).add(PromptRow(self.run.id, found, above, self.origin if parent else "seed", parts))
+        Prompts(self.store).add(
+            PromptRow(self.run.id, found, above, self.origin if parent else "seed", parts)
+        )
         return found
 
     async def ask(self, prompt: str) -> str:
@@ -151,7 +157,9 @@ class Search:
         self.asked += 1
         if key not in self._answers:
             answer = self._answers[key] = await self.reflect(prompt)
-            self.store.journal.add_event(self.run.id, REFLECTION, {"key": key, "prompt": prompt, "answer": answer})
+            self.store.journal.add_event(
+                self.run.id, REFLECTION, {"key": key, "prompt": prompt, "answer": answer}
+            )
             self.store.flush()
         return self._answers[key]
 
@@ -161,7 +169,9 @@ class Search:
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
-    async def evaluate(self, parts: Parts, tasks: Sequence[Task], free: bool = False) -> list[Episode]:
+    async def evaluate(
+        self, parts: Parts, tasks: Sequence[Task], free: bool = False
+    ) -> list[Episode]:
         """One episode of a candidate at each task; those that exist are not made again. `free`: not of the budget.
 
         Raises BudgetSpent before any episode is made if the budget does not suffice, RunFailed if none can be graded.
@@ -180,9 +190,22 @@ class Search:
                 continue
             seed = seed_of(self.seed, "optimize", task.id)
             group = f"{candidate}/{task.id}"
-            jobs.append(Job(prompted(task, self.pack, pack), seed, 0, group, 0, self.run.id, "eval", len(jobs)))
+            jobs.append(
+                Job(
+                    prompted(task, self.pack, pack),
+                    seed,
+                    0,
+                    group,
+                    0,
+                    self.run.id,
+                    "eval",
+                    len(jobs),
+                )
+            )
         made = await self.rollout.with_(packs={pack.name: pack}).run(jobs)
-        if made and all(episode.outcome is not None and episode.outcome.is_error for episode in made):
+        if made and all(
+            episode.outcome is not None and episode.outcome.is_error for episode in made
+        ):
             raise RunFailed(
                 f"None of {len(made)} episodes could be graded; the first: {made[0].outcome}: {made[0].error}",
                 hint="agentrl replay last",
@@ -237,13 +260,21 @@ def feedback(episode: Episode) -> dict[str, str]:
                 asked = text
             else:
                 said.append(f"{message['role']}: {text}")
-        said += [f"call {call.name}: {call.raw if call.error else call.arguments}" for call in turn.calls]
-    parts = [f"{part.name} {part.value:g}" for part in episode.reward_parts if part.value is not None]
+        said += [
+            f"call {call.name}: {call.raw if call.error else call.arguments}" for call in turn.calls
+        ]
+    parts = [
+        f"{part.name} {part.value:g}" for part in episode.reward_parts if part.value is not None
+    ]
     errors = [call.error for turn in episode.turns for call in turn.calls if call.error]
     errors += [result.error for turn in episode.turns for result in turn.results if result.error]
     how = [f"outcome: {episode.outcome}", f"reward parts: {', '.join(parts) or 'none'}"]
     how += [f"error: {_cut(error)}" for error in errors[:3]]
-    return {"Inputs": _cut(asked), "Generated Outputs": _cut("\n".join(said)), "Feedback": "; ".join(how)}
+    return {
+        "Inputs": _cut(asked),
+        "Generated Outputs": _cut("\n".join(said)),
+        "Feedback": "; ".join(how),
+    }
 
 
 def _cut(text: str) -> str:

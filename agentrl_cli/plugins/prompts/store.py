@@ -39,7 +39,15 @@ class Prompts(Part):
             conn.execute(
                 "INSERT OR IGNORE INTO prompts (run_id, id, parent_id, origin, parts, scores, at)"
                 " VALUES (?,?,?,?,?,?,?)",
-                (row.run_id, row.id, row.parent_id, row.origin, dumps(dict(row.parts)), "{}", time.time()),
+                (
+                    row.run_id,
+                    row.id,
+                    row.parent_id,
+                    row.origin,
+                    dumps(dict(row.parts)),
+                    "{}",
+                    time.time(),
+                ),
             )
 
     def score(self, run_id: str, id: str, name: str, value: float, spent: int) -> None:

@@ -21,7 +21,9 @@ async def search(
     """Return the best candidate, when every validation task is solved or the budget is at its end."""
     given.add(first, None)
     adapter = Adapter(given, asyncio.get_running_loop(), validation)
-    running = asyncio.ensure_future(asyncio.to_thread(_optimize, adapter, first, train, validation, minibatch))
+    running = asyncio.ensure_future(
+        asyncio.to_thread(_optimize, adapter, first, train, validation, minibatch)
+    )
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -43,7 +45,8 @@ def _optimize(adapter: Adapter, first: Parts, train: Any, validation: Any, minib
             adapter=bridge,
             reflection_minibatch_size=minibatch,
             skip_perfect_score=True,
-            max_metric_calls=given.budget * 10,  # a candidate's second visit to a task is free here, and not there
+            max_metric_calls=given.budget
+            * 10,  # a candidate's second visit to a task is free here, and not there
             stop_callbacks=[ScoreThresholdStopper(1.0), lambda state: adapter.over],
             logger=_Silent(),
             seed=given.seed,
@@ -63,7 +66,9 @@ class _Silent:
 class Adapter:
     """Between the package and a search: GEPAAdapter by its methods."""
 
-    def __init__(self, given: Search, loop: asyncio.AbstractEventLoop, validation: Sequence[Task]) -> None:
+    def __init__(
+        self, given: Search, loop: asyncio.AbstractEventLoop, validation: Sequence[Task]
+    ) -> None:
         self.given = given
         self.loop = loop
         self.validation = [task.id for task in validation]
@@ -90,7 +95,9 @@ class Adapter:
             self.failed = error
             raise
 
-    def evaluate(self, batch: Sequence[Task], candidate: Parts, capture_traces: bool = False) -> Any:
+    def evaluate(
+        self, batch: Sequence[Task], candidate: Parts, capture_traces: bool = False
+    ) -> Any:
         """One episode for each task. Ungraded ones score 0."""
         from gepa.core.adapter import EvaluationBatch
 
@@ -100,7 +107,9 @@ class Adapter:
         if [task.id for task in batch] == self.validation:
             self.given.keep_score(candidate, "validation", episodes)
         traces = episodes if capture_traces else None
-        return EvaluationBatch(outputs=episodes, scores=[score(each) for each in episodes], trajectories=traces)
+        return EvaluationBatch(
+            outputs=episodes, scores=[score(each) for each in episodes], trajectories=traces
+        )
 
     def make_reflective_dataset(
         self, candidate: Parts, eval_batch: Any, components_to_update: Sequence[str]
@@ -110,7 +119,10 @@ class Adapter:
         return {name: [feedback(each) for each in episodes] for name in components_to_update}
 
     def propose_new_texts(
-        self, candidate: Parts, reflective_dataset: Mapping[str, Any], components_to_update: Sequence[str]
+        self,
+        candidate: Parts,
+        reflective_dataset: Mapping[str, Any],
+        components_to_update: Sequence[str],
     ) -> Parts:
         """GEPA's own request, with the checks of a search. A refused proposal leaves the parent's text."""
         from gepa.strategies.instruction_proposal import InstructionProposalSignature as Proposal

@@ -5,9 +5,14 @@ from __future__ import annotations
 HERE = "agentrl_cli.plugins.verl_tool"
 OFFERS = {
     "subcommands": {"tools serve": f"{HERE}.command:serve"},
-    "examples": {"tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700")},
+    "examples": {
+        "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700")
+    },
     "settings": {"tool_server": f"{HERE}.settings:ToolServerConfig"},
-    "renamed": {"rollout.tool_server": "tool_server.url", "rollout.tool_server_patience": "tool_server.patience"},
+    "renamed": {
+        "rollout.tool_server": "tool_server.url",
+        "rollout.tool_server_patience": "tool_server.patience",
+    },
     "packs": {"tool_server": f"{HERE}.client:tools_elsewhere"},
     "parsers": {"verl_tool": f"{HERE}.parser:PARSER"},
 }

@@ -68,7 +68,9 @@ def result(answer: Answer) -> tuple[ToolResult, dict[str, Any]]:
     if "fault" in said:
         raise FAULTS.get(str(said["fault"]), EnvError)(str(said.get("message", "")))
     state, given = _object(said.get("state"), "`state`"), _object(said.get("result"), "`result`")
-    if wrong := next((name for name in given if not _fits(name, given[name])), "" if "text" in given else "text"):
+    if wrong := next(
+        (name for name in given if not _fits(name, given[name])), "" if "text" in given else "text"
+    ):
         raise ValueError(f"`{wrong}` of a result is {str(given.get(wrong))[:SHOWN]!r}")
     images = [base64.b64decode(str(image), validate=True) for image in given.get("images", [])]
     return ToolResult(**{**given, "images": tuple(images)}), state
@@ -76,7 +78,9 @@ def result(answer: Answer) -> tuple[ToolResult, dict[str, Any]]:
 
 def reward(answer: Answer, trajectory: str, name: str) -> float | None:
     """Return a tool's own reward; None if it gives none."""
-    rewards = _object(_object(answer.get("rewards"), "`rewards`").get(trajectory), "the trajectory's rewards")
+    rewards = _object(
+        _object(answer.get("rewards"), "`rewards`").get(trajectory), "the trajectory's rewards"
+    )
     value = rewards.get(f"tool:{name}")
     if not _fits("reward", value):
         raise ValueError(f"the reward of {name} is {str(value)[:SHOWN]!r}")

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli.agents.gateway.guard import allowed, bearer, is_foreign, is_served, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
-from agentrl_cli.errors import AgentRLError, EnvError, EnvironmentProblem, MissingDependency, NotFound, UsageError
+from agentrl_cli.errors import (
+    AgentRLError,
+    EnvError,
+    EnvironmentProblem,
+    MissingDependency,
+    NotFound,
+    UsageError,
+)
 from agentrl_cli.plugins.verl_tool import bodies
 from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
@@ -73,7 +80,11 @@ class ToolServer:
         trajectory = bodies.text(body, "trajectory") if "trajectory" in body else new_id()
         names = await self.trajectories.open(trajectory, bodies.spec(body))
         schemas = [self.trajectories.tools[name].schema for name in names]
-        return {"trajectory": trajectory, "tools": schemas, "opening": await self.trajectories.opening(trajectory)}
+        return {
+            "trajectory": trajectory,
+            "tools": schemas,
+            "opening": await self.trajectories.opening(trajectory),
+        }
 
     async def call(self, body: Mapping[str, Any]) -> Any:
         calls = [bodies.call(item) for item in bodies.items(body, "calls")]
@@ -99,7 +110,10 @@ class ToolServer:
             raise UsageError(f"{count} calls in one request; the limit is {self.limit}.")
         if self.active + count > self.limit:
             self.refused += count
-            raise Busy(f"{self.active} calls are running or waiting; the limit is {self.limit}.", hint="Try again.")
+            raise Busy(
+                f"{self.active} calls are running or waiting; the limit is {self.limit}.",
+                hint="Try again.",
+            )
         self.active += count
         try:
             yield
@@ -111,7 +125,9 @@ class ToolServer:
             return await self.trajectories.call(call)
         except AgentRLError as error:
             kinds = {UsageError: "usage_error", EnvironmentProblem: "sandbox_error"}
-            kind = next((name for cls, name in kinds.items() if isinstance(error, cls)), "env_error")
+            kind = next(
+                (name for cls, name in kinds.items() if isinstance(error, cls)), "env_error"
+            )
             return {"fault": kind, "message": error.message}
 
     # -- verl-tool's --------------------------------------------------------------------------------------------------
@@ -122,9 +138,13 @@ class ToolServer:
         names, actions = bodies.items(body, "trajectory_ids"), bodies.items(body, "actions")
         fields = bodies.fields(body, len(names))
         if not names or not len(names) == len(actions) == len(fields):
-            raise UsageError("trajectory_ids, actions and extra_fields must have the same length, at least 1.")
+            raise UsageError(
+                "trajectory_ids, actions and extra_fields must have the same length, at least 1."
+            )
         with self._slots(len(names)):
-            rows = await asyncio.gather(*map(self._observe, map(str, names), map(str, actions), fields))
+            rows = await asyncio.gather(
+                *map(self._observe, map(str, names), map(str, actions), fields)
+            )
         took = (time.perf_counter() - started) * 1000
         return {
             "observations": [row[0] for row in rows],
@@ -134,27 +154,44 @@ class ToolServer:
             "queue_time_ms": 0.0,  # a call runs at once, or its request is refused
         }
 
-    async def _observe(self, name: str, action: str, field: Mapping[str, Any]) -> tuple[Any, bool, bool]:
+    async def _observe(
+        self, name: str, action: str, field: Mapping[str, Any]
+    ) -> tuple[Any, bool, bool]:
         """(observation, done, valid) of one action."""
         if field.get("finish"):
             await self.trajectories.close(name)
             answer = _boxed(action)
             return ("" if answer is None else answer.strip()), True, True
-        if not field.get("key"):  # verl-tool's ids begin again after a finish; with a key it may be a late retry
+        if not field.get(
+            "key"
+        ):  # verl-tool's ids begin again after a finish; with a key it may be a late retry
             self.trajectories.journal.forget_closed(name)
         if not self.trajectories.journal.known(name):
             await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
-        parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)  # actions may be long
+        parsed = await asyncio.to_thread(
+            parse_text, action, self._parser, schemas
+        )  # actions may be long
         if not parsed.calls:
             parsed = await asyncio.to_thread(parse_text, action, VERL_TOOL, schemas)
         if not parsed.calls:
-            return {"obs": "", "invalid_reason": "no valid tool found for action"}, self._done_if_invalid, False
+            return (
+                {"obs": "", "invalid_reason": "no valid tool found for action"},
+                self._done_if_invalid,
+                False,
+            )
         bad = [call for call in parsed.calls if call.error]
         if bad:
-            return {"obs": str(bad[0].error), "invalid_reason": str(bad[0].error)}, self._done_if_invalid, False
+            return (
+                {"obs": str(bad[0].error), "invalid_reason": str(bad[0].error)},
+                self._done_if_invalid,
+                False,
+            )
         key = str(field.get("key") or new_id())
-        calls = [Call(name, f"{key}.{n}", call.name, call.arguments or {}) for n, call in enumerate(parsed.calls)]
+        calls = [
+            Call(name, f"{key}.{n}", call.name, call.arguments or {})
+            for n, call in enumerate(parsed.calls)
+        ]
         answers = [await self._answer(call) for call in calls]
         faults = [answer["message"] for answer in answers if "fault" in answer]
         if faults:
@@ -202,7 +239,10 @@ class ToolServer:
             "agentrl_tool_trajectories": len(self.trajectories),
             "agentrl_tool_calls_refused_total": self.refused,
         }.items():
-            lines += [f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}", f"{name} {value}"]
+            lines += [
+                f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}",
+                f"{name} {value}",
+            ]
         return "\n".join(lines) + "\n"
 
     # -- HTTP -------------------------------------------------------------------------------------------------------
@@ -239,7 +279,9 @@ class ToolServer:
         return app
 
     def _allowed(self, request: web.Request) -> bool:
-        return not self._token or allowed(self._token, bearer(request.headers.get("Authorization", "")))
+        return not self._token or allowed(
+            self._token, bearer(request.headers.get("Authorization", ""))
+        )
 
     def _route(self, handler: Handler, *, everyone: Handler | None = None) -> Route:
         """Wraps a handler of JSON objects as an aiohttp handler; AgentRL errors become JSON with a fitting status.
@@ -257,12 +299,20 @@ class ToolServer:
         async def handled(request: web.Request) -> web.Response:
             known = self._allowed(request)
             if not known and everyone is None:
-                return _problem(401, UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"))
+                return _problem(
+                    401,
+                    UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"),
+                )
             if self.draining and everyone is None:
-                return _problem(503, Busy("The tool server is shutting down.", hint="Try again after its restart."))
+                return _problem(
+                    503,
+                    Busy("The tool server is shutting down.", hint="Try again after its restart."),
+                )
             try:
                 body = bodies.json_object(await request.read()) if request.method == "POST" else {}
-                return web.json_response(await (handler if known or everyone is None else everyone)(body))
+                return web.json_response(
+                    await (handler if known or everyone is None else everyone)(body)
+                )
             except Busy as error:
                 return _problem(429, error)
             except NotFound as error:
@@ -290,7 +340,9 @@ def _guard(names: Collection[str] | None) -> Any:
         if is_foreign(request.headers.get("Origin"), (host,)):
             return _problem(403, UsageError("Requests from pages of other sites are refused."))
         if request.method == "POST" and sent_unasked(request.headers.get("Content-Type", "")):
-            return _problem(415, UsageError("The body must be JSON.", hint="Content-Type: application/json"))
+            return _problem(
+                415, UsageError("The body must be JSON.", hint="Content-Type: application/json")
+            )
         return await handler(request)
 
     return guard

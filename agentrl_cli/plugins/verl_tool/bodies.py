@@ -40,12 +40,16 @@ def text(body: Mapping[str, Any], key: str) -> str:
 def spec(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trajectory's spec: the body of `/v1/open` without its id."""
     tools, seed, task = body.get("tools"), body.get("seed", 0), body.get("task") or {}
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(name, str) for name in tools)):
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(name, str) for name in tools)
+    ):
         raise UsageError("`tools` must be a list of names.")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError("`seed` must be an integer from 0 to 2^63 - 1.")
     if not isinstance(task, dict) or not isinstance(task.get("data", {}), dict):
-        raise UsageError("`task` must be an object with `data`, `prompt`, `pack`, `family` and `split`.")
+        raise UsageError(
+            "`task` must be an object with `data`, `prompt`, `pack`, `family` and `split`."
+        )
     prompt = task.get("prompt", [])
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
         raise UsageError("The task's `prompt` must be a list of messages.")
@@ -55,7 +59,9 @@ def spec(body: Mapping[str, Any]) -> dict[str, Any]:
 def call(item: Any) -> Call:
     """One entry of `calls`."""
     if not isinstance(item, dict) or not isinstance(item.get("arguments"), dict):
-        raise UsageError("A call is an object with `trajectory`, `key`, `name` and an object `arguments`.")
+        raise UsageError(
+            "A call is an object with `trajectory`, `key`, `name` and an object `arguments`."
+        )
     return Call(text(item, "trajectory"), text(item, "key"), text(item, "name"), item["arguments"])
 
 
@@ -79,4 +85,6 @@ def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task's data of a verl-tool request: its extra fields, except those about the request itself."""
-    return {key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")}
+    return {
+        key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")
+    }

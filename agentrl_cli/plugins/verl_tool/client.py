@@ -47,7 +47,9 @@ class RemoteServer:
         """Return the answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
         return await self._request("POST", path, body, dict)
 
-    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]) -> T:
+    async def ask(
+        self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]
+    ) -> T:
         """What `read` makes of the answer; if it raises ValueError, the request is sent again."""
         return await self._request("POST", path, body, read)
 
@@ -56,7 +58,11 @@ class RemoteServer:
         return await self._request("GET", "/v1/tools", None, answers.schemas)
 
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, read: Callable[[answers.Answer], T]
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        read: Callable[[answers.Answer], T],
     ) -> T:
         from aiohttp import ClientError
 
@@ -70,7 +76,10 @@ class RemoteServer:
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
-                        raise kind(f"The tool server answered {said}.", hint="Set the token in AGENTRL_TOKEN.")
+                        raise kind(
+                            f"The tool server answered {said}.",
+                            hint="Set the token in AGENTRL_TOKEN.",
+                        )
             except (ClientError, TimeoutError, OSError) as error:
                 said = str(error) or type(error).__name__
             except ValueError as error:
@@ -88,7 +97,9 @@ class RemoteServer:
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str, *, token: str | None = None, patience: float = 60.0) -> AsyncIterator[RemoteServer]:
+async def connect(
+    address: str, *, token: str | None = None, patience: float = 60.0
+) -> AsyncIterator[RemoteServer]:
     """Yield a connection to `http://host:port` or `unix:/path`; `token` by default from AGENTRL_TOKEN.
 
     Raises ConfigError for an invalid address, MissingDependency without aiohttp.
@@ -96,7 +107,9 @@ async def connect(address: str, *, token: str | None = None, patience: float = 6
     try:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector, UnixConnector
     except ImportError as error:
-        raise MissingDependency("A tool server needs aiohttp.", hint="pip install 'agentrl-cli[serve]'") from error
+        raise MissingDependency(
+            "A tool server needs aiohttp.", hint="pip install 'agentrl-cli[serve]'"
+        ) from error
     secret = os.environ.get("AGENTRL_TOKEN", "") if token is None else token
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     path = address.removeprefix("unix:")
@@ -106,7 +119,10 @@ async def connect(address: str, *, token: str | None = None, patience: float = 6
     elif address.startswith(("http://", "https://")):
         connector, base = TCPConnector(limit=0), address.rstrip("/")
     else:
-        raise ConfigError(f"Invalid tool server {address!r}.", hint="Use http://127.0.0.1:7676 or unix:/path/to/socket")
+        raise ConfigError(
+            f"Invalid tool server {address!r}.",
+            hint="Use http://127.0.0.1:7676 or unix:/path/to/socket",
+        )
     timeout = ClientTimeout(total=None, connect=5.0, sock_read=max(patience, 600.0))
     async with ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield RemoteServer(session, base, patience)
@@ -146,7 +162,9 @@ class RemoteTool(Tool):
 
     own_timeout = True
 
-    def __init__(self, server: RemoteServer, schema: ToolSchema, names: Sequence[str], like: Tool) -> None:
+    def __init__(
+        self, server: RemoteServer, schema: ToolSchema, names: Sequence[str], like: Tool
+    ) -> None:
         """`names`: all tools of the pack, opened together; `like`: the local tool that this replaces."""
         self.name = str(schema["function"]["name"])
         self.schema = schema
@@ -200,13 +218,22 @@ class RemoteTool(Tool):
         trajectory: _Trajectory = ctx.remote
         if trajectory.opened is None:
             task = asdict(ctx.task) if ctx.task is not None else {}
-            spec = {"trajectory": trajectory.id, "task": task, "seed": ctx.seed, "tools": self._names}
-            trajectory.opened = asyncio.create_task(self._server.ask("/v1/open", spec, answers.opening))
+            spec = {
+                "trajectory": trajectory.id,
+                "task": task,
+                "seed": ctx.seed,
+                "tools": self._names,
+            }
+            trajectory.opened = asyncio.create_task(
+                self._server.ask("/v1/open", spec, answers.opening)
+            )
         await asyncio.shield(trajectory.opened)
         return trajectory
 
 
-def remote_tools(server: RemoteServer, offered: Sequence[ToolSchema], tools: Sequence[Tool]) -> tuple[Tool, ...]:
+def remote_tools(
+    server: RemoteServer, offered: Sequence[ToolSchema], tools: Sequence[Tool]
+) -> tuple[Tool, ...]:
     """Return the same tools, at the server. Raises ConfigError if it lacks one or has another schema for it."""
     schemas = {str(schema["function"]["name"]): schema for schema in offered}
     names = [tool.name for tool in tools]

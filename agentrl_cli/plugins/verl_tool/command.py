@@ -38,19 +38,38 @@ SWEEP = 30.0
 """Seconds between checks for idle trajectories."""
 
 
-HostOption = Annotated[str, typer.Option(help="Address to listen on; beyond loopback, other machines can connect.")]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
-SocketOption = Annotated[Path | None, typer.Option(help="Listen on this Unix socket (mode 600) instead.")]
-TokenOption = Annotated[str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one.")]
-NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Require no token; any user of this machine may call.")]
-JournalOption = Annotated[Path | None, typer.Option(help="The journal of calls; default: runs/tool-server.db.")]
-MaxOption = Annotated[int, typer.Option(min=1, help="Calls that run or wait at once; more are answered with 429.")]
-AllowHostOption = Annotated[
-    list[str] | None, typer.Option(help="Another host name that clients use for this machine; repeatable.")
+HostOption = Annotated[
+    str, typer.Option(help="Address to listen on; beyond loopback, other machines can connect.")
 ]
-IdleOption = Annotated[float, typer.Option(min=1, help="Seconds until an idle trajectory releases its sandbox.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")]
+SocketOption = Annotated[
+    Path | None, typer.Option(help="Listen on this Unix socket (mode 600) instead.")
+]
+TokenOption = Annotated[
+    str | None, typer.Option(envvar="AGENTRL_TOKEN", help="The token; by default a new one.")
+]
+NoAuthOption = Annotated[
+    bool, typer.Option("--no-auth", help="Require no token; any user of this machine may call.")
+]
+JournalOption = Annotated[
+    Path | None, typer.Option(help="The journal of calls; default: runs/tool-server.db.")
+]
+MaxOption = Annotated[
+    int, typer.Option(min=1, help="Calls that run or wait at once; more are answered with 429.")
+]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Another host name that clients use for this machine; repeatable."),
+]
+IdleOption = Annotated[
+    float, typer.Option(min=1, help="Seconds until an idle trajectory releases its sandbox.")
+]
 InvalidOption = Annotated[
-    bool, typer.Option("--done-if-invalid", help="As in verl-tool: an action without a valid call ends its trajectory.")
+    bool,
+    typer.Option(
+        "--done-if-invalid",
+        help="As in verl-tool: an action without a valid call ends its trajectory.",
+    ),
 ]
 ParserOption = Annotated[str, typer.Option(help="Tool-call syntax of verl-tool's actions.")]
 
@@ -81,14 +100,28 @@ def serve(
     from agentrl_cli.agents.gateway.guard import is_loopback
 
     if no_auth and socket is None and not is_loopback(host):
-        raise UsageError("--no-auth works only on a loopback address.", hint="Remove --no-auth or --host.")
+        raise UsageError(
+            "--no-auth works only on a loopback address.", hint="Remove --no-auth or --host."
+        )
     context = open_project(project, None, config, sets, required=False)
     tools = {name: tool for name, (_, tool) in known_tools(context, pack).items()}
     secret = "" if no_auth else token or secrets.token_urlsafe(24)
     path = journal or context.project / "runs" / "tool-server.db"
     options = {"token": secret, "limit": max_calls, "done_if_invalid": done_if_invalid}
     sessions = {name: one.session for name, one in packs_of(context, pack).items()}
-    asyncio.run(_serve(context, tools, path, options, parser, (host, port, socket), idle, sessions, allow_host or ()))
+    asyncio.run(
+        _serve(
+            context,
+            tools,
+            path,
+            options,
+            parser,
+            (host, port, socket),
+            idle,
+            sessions,
+            allow_host or (),
+        )
+    )
 
 
 async def _serve(
@@ -114,7 +147,9 @@ async def _serve(
                 narrate(f"export AGENTRL_TOKEN={options['token']}")
             else:
                 narrate("No token: every user of this machine can run these tools.")
-            narrate(f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories.")
+            narrate(
+                f"{len(tools)} tools; ctrl+c stops the server, a restart rebuilds open trajectories."
+            )
             while not ending.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ending.wait(), SWEEP)
@@ -150,7 +185,9 @@ async def open_server(
         async with lock:
             if not opened:
                 opened.append(await Sandbox.open(context.config.sandbox))
-                if context.config.sandbox.backend != "bare":  # else the warning was printed at the start
+                if (
+                    context.config.sandbox.backend != "bare"
+                ):  # else the warning was printed at the start
                     warn_unsafe(opened[0])
         return await opened[0].session(**{**more, "imports": {*imports, *more.get("imports", ())}})
 
@@ -158,7 +195,9 @@ async def open_server(
     book = Journal(journal)
     try:
         limits = context.config.rollout
-        trajectories = Trajectories(list(tools.values()), book, open_session=session, limits=limits, sessions=sessions)
+        trajectories = Trajectories(
+            list(tools.values()), book, open_session=session, limits=limits, sessions=sessions
+        )
         try:
             yield ToolServer(trajectories, syntax, **options)
         finally:
@@ -196,7 +235,11 @@ async def listening(
         except OSError as error:
             hint = "Use another --port or --socket."
             raise UsageError(f"Cannot listen: {error.strerror or error}.", hint=hint) from error
-        yield f"unix:{socket.absolute()}" if socket is not None else f"http://{host}:{runner.addresses[0][1]}"
+        yield (
+            f"unix:{socket.absolute()}"
+            if socket is not None
+            else f"http://{host}:{runner.addresses[0][1]}"
+        )
     finally:
         await runner.cleanup()
         if socket is not None:

@@ -52,7 +52,9 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise UsageError(f"Another tool server uses {path}.", hint="Use another journal: --journal FILE") from error
+            raise UsageError(
+                f"Another tool server uses {path}.", hint="Use another journal: --journal FILE"
+            ) from error
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -61,7 +63,9 @@ class Journal:
             self._db.execute("DELETE FROM trajectories WHERE closed < ?", (time.time() - KEEP,))
         except sqlite3.DatabaseError as error:
             self.close()
-            raise StoreError(f"{path} is not a journal: {error}.", hint="Move it, or use --journal FILE.") from error
+            raise StoreError(
+                f"{path} is not a journal: {error}.", hint="Move it, or use --journal FILE."
+            ) from error
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -76,37 +80,56 @@ class Journal:
         Raises UsageError if it is known with another spec, or closed.
         """
         text = json.dumps(spec, sort_keys=True)
-        found = self._db.execute("SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)).fetchone()
+        found = self._db.execute(
+            "SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)
+        ).fetchone()
         if found is None:
-            self._db.execute("INSERT INTO trajectories VALUES(?,?,?,NULL,NULL)", (trajectory, text, time.time()))
+            self._db.execute(
+                "INSERT INTO trajectories VALUES(?,?,?,NULL,NULL)", (trajectory, text, time.time())
+            )
         elif found[1] is not None:
-            raise UsageError(f"The trajectory {trajectory} is closed.", hint="Open one under a new id.")
+            raise UsageError(
+                f"The trajectory {trajectory} is closed.", hint="Open one under a new id."
+            )
         elif found[0] != text:
-            raise UsageError(f"The trajectory {trajectory} is open with another task.", hint="Ids must be unique.")
+            raise UsageError(
+                f"The trajectory {trajectory} is open with another task.",
+                hint="Ids must be unique.",
+            )
 
     def spec(self, trajectory: str) -> dict[str, Any]:
         """Return the spec of an open trajectory. Raises NotFound if unknown, UsageError if closed."""
-        found = self._db.execute("SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)).fetchone()
+        found = self._db.execute(
+            "SELECT spec, closed FROM trajectories WHERE id=?", (trajectory,)
+        ).fetchone()
         if found is None:
             raise NotFound(f"No trajectory {trajectory} is open.", hint="POST /v1/open first.")
         if found[1] is not None:
-            raise UsageError(f"The trajectory {trajectory} is closed.", hint="Open one under a new id.")
+            raise UsageError(
+                f"The trajectory {trajectory} is closed.", hint="Open one under a new id."
+            )
         spec: dict[str, Any] = json.loads(found[0])
         return spec
 
     def known(self, trajectory: str) -> bool:
         """Whether it was ever opened."""
-        return self._db.execute("SELECT 1 FROM trajectories WHERE id=?", (trajectory,)).fetchone() is not None
+        return (
+            self._db.execute("SELECT 1 FROM trajectories WHERE id=?", (trajectory,)).fetchone()
+            is not None
+        )
 
     def forget_closed(self, trajectory: str) -> None:
         """Delete the mark of a closed trajectory, so that its id may begin again; nothing for an open one."""
-        self._db.execute("DELETE FROM trajectories WHERE id=? AND closed IS NOT NULL", (trajectory,))
+        self._db.execute(
+            "DELETE FROM trajectories WHERE id=? AND closed IS NOT NULL", (trajectory,)
+        )
 
     def end(self, trajectory: str) -> bool:
         """Close a trajectory and delete its calls. False if it was closed already or is unknown."""
         self._db.execute("DELETE FROM calls WHERE trajectory=?", (trajectory,))
         cursor = self._db.execute(
-            "UPDATE trajectories SET closed=? WHERE id=? AND closed IS NULL", (time.time(), trajectory)
+            "UPDATE trajectories SET closed=? WHERE id=? AND closed IS NULL",
+            (time.time(), trajectory),
         )
         return cursor.rowcount > 0
 
@@ -148,4 +171,6 @@ class Journal:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     number, trajectory, key, name, arguments, result = row
-    return Entry(number, trajectory, key, name, json.loads(arguments), json.loads(result) if result else None)
+    return Entry(
+        number, trajectory, key, name, json.loads(arguments), json.loads(result) if result else None
+    )

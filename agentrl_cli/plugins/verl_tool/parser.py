@@ -50,7 +50,11 @@ class VerlToolActions:
                 continue
             blocks = [block.strip() for block in found]
             if kind in ("python", "bash"):
-                blocks = ["\n".join([*_stdin(kind, _between(text, re.compile("```input\n"), "\n```")), *blocks])]
+                blocks = [
+                    "\n".join(
+                        [*_stdin(kind, _between(text, re.compile("```input\n"), "\n```")), *blocks]
+                    )
+                ]
             argument = _argument(offered[name])
             calls += [call(name, {argument: block}, raw=block) for block in blocks]
         calls += [_named(raw) for raw in _between(text, re.compile("<mcp_call>"), "</mcp_call>")]
@@ -58,7 +62,11 @@ class VerlToolActions:
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         kind = next((kind for kind, names in KINDS.items() if name in names), None)
-        return f"<{kind}>{next(iter(arguments.values()), '')}</{kind}>" if kind else '<mcp_call>{"name": …}</mcp_call>'
+        return (
+            f"<{kind}>{next(iter(arguments.values()), '')}</{kind}>"
+            if kind
+            else '<mcp_call>{"name": …}</mcp_call>'
+        )
 
 
 def _between(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
@@ -94,7 +102,9 @@ def _named(raw: str) -> ToolCall:
     name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
     arguments = value.get("arguments", value.get("args", {})) if isinstance(value, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return call(raw=raw, error=error or "an <mcp_call> holds a JSON object with name and arguments")
+        return call(
+            raw=raw, error=error or "an <mcp_call> holds a JSON object with name and arguments"
+        )
     return call(name, arguments, raw=raw)
 
 

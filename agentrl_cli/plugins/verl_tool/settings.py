@@ -11,8 +11,10 @@ class ToolServerConfig(Section):
     """A server that runs the packs' tools (agentrl tools serve)."""
 
     url: str | None = Field(
-        default=None, description="its address, http://host:port or unix:/path; null: tools run in this process"
+        default=None,
+        description="its address, http://host:port or unix:/path; null: tools run in this process",
     )
     patience: Seconds = Field(
-        default=60.0, description="seconds that an episode waits for a busy, unreachable or restarting server"
+        default=60.0,
+        description="seconds that an episode waits for a busy, unreachable or restarting server",
     )

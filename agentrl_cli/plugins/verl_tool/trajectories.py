@@ -105,7 +105,9 @@ class Trajectories:
         """
         entry = self.journal.find(call.trajectory, call.key)
         if entry is not None and (entry.name, entry.arguments) != (call.name, call.arguments):
-            raise UsageError(f"The key {call.key} belongs to another call.", hint="Use a new key for each call.")
+            raise UsageError(
+                f"The key {call.key} belongs to another call.", hint="Use a new key for each call."
+            )
         if entry is not None and entry.result is not None:
             return dict(entry.result)
         live = await self._ready(call.trajectory)
@@ -118,7 +120,9 @@ class Trajectories:
                     f"A call to {call.name} was in flight when the tool server stopped: whether it took effect is not "
                     "known, and it must not run twice."
                 )
-            entry = entry or self.journal.begin(call.trajectory, call.key, call.name, call.arguments)
+            entry = entry or self.journal.begin(
+                call.trajectory, call.key, call.name, call.arguments
+            )
             task = live.running[call.key] = asyncio.create_task(self._run(live, entry))
             task.add_done_callback(lambda _: live.running.pop(call.key, None))
         # Shielded: a disconnecting caller does not cancel a call that may be requested again.
@@ -239,9 +243,13 @@ def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
     """Return the task of a spec, under the trajectory's id."""
     row = spec.get("task") or {}
     if not isinstance(row, Mapping) or not isinstance(row.get("data", {}), Mapping):
-        raise UsageError("A trajectory's task is an object with `data`, `prompt`, `pack`, `family` and `split`.")
+        raise UsageError(
+            "A trajectory's task is an object with `data`, `prompt`, `pack`, `family` and `split`."
+        )
     pack, family, split = (str(row.get(key, "")) for key in ("pack", "family", "split"))
-    return Task(trajectory, pack, family, split, tuple(row.get("prompt", ())), dict(row.get("data", {})))
+    return Task(
+        trajectory, pack, family, split, tuple(row.get("prompt", ())), dict(row.get("data", {}))
+    )
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> ToolCall:

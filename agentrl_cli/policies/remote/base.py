@@ -30,7 +30,9 @@ def connection(config: Config, url: str = "") -> dict[str, Any]:
     """
     remote = config.remote
     if not (url or remote.url):
-        raise ConfigError("remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1.")
+        raise ConfigError(
+            "remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1."
+        )
     key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
     if remote.api_key_env and not key:
         raise ConfigError(

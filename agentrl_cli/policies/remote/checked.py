@@ -67,7 +67,9 @@ def token_ids(values: Sequence[Any], sampling: Sampling, vocabulary: int | None)
     limit = vocabulary or np.iinfo(np.int32).max
     for id_ in values:
         if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < limit:
-            raise BadAnswer(f"sent the token id {shown(id_)}, which is outside the vocabulary of {limit}")
+            raise BadAnswer(
+                f"sent the token id {shown(id_)}, which is outside the vocabulary of {limit}"
+            )
     if not values:
         raise BadAnswer("sent no tokens")
     if len(values) > sampling.max_new_tokens:
@@ -86,7 +88,10 @@ def log_probabilities(values: Sequence[Any], count: int) -> Float32:
 
 
 def alternatives(
-    rows: Sequence[Any], count: int, read: Callable[[Any], Sequence[tuple[Any, Any]]], vocabulary: int | None
+    rows: Sequence[Any],
+    count: int,
+    read: Callable[[Any], Sequence[tuple[Any, Any]]],
+    vocabulary: int | None,
 ) -> list[list[tuple[int, float]]]:
     """Return the likeliest (id, log-probability) at each token; `read` splits a row into pairs.
 
@@ -100,11 +105,15 @@ def alternatives(
         found.append([])
         for id_, logp in read(row) if row is not None else ():
             if not isinstance(id_, int) or isinstance(id_, bool) or not -1 <= id_ < limit:
-                raise BadAnswer(f"sent {shown(id_)} among the likeliest tokens, outside the vocabulary of {limit}")
+                raise BadAnswer(
+                    f"sent {shown(id_)} among the likeliest tokens, outside the vocabulary of {limit}"
+                )
             if logp is None or logp == -math.inf:
                 continue
             if not _is_number(logp) or not logp <= ABOVE_ZERO:
-                raise BadAnswer(f"sent the log-probability {shown(logp)} among the likeliest tokens")
+                raise BadAnswer(
+                    f"sent the log-probability {shown(logp)} among the likeliest tokens"
+                )
             found[-1].append((id_, min(float(logp), 0.0)))
     return found
 
@@ -112,7 +121,9 @@ def alternatives(
 def finish(value: Any, known: Mapping[str, str]) -> str:
     """Return why the server stopped; `known` maps its reasons to this package's."""
     if not isinstance(value, str) or value not in known:
-        raise BadAnswer(f"sent the finish reason {shown(value)}; {', '.join(sorted(known))} are known")
+        raise BadAnswer(
+            f"sent the finish reason {shown(value)}; {', '.join(sorted(known))} are known"
+        )
     return known[value]
 
 

@@ -53,7 +53,9 @@ def check_address(url: str) -> None:
     except httpx2.InvalidURL:
         valid = False
     if not valid:
-        raise PolicyError(f"{url!r} is not an HTTP address.", hint="Write it as http://127.0.0.1:8000/v1.")
+        raise PolicyError(
+            f"{url!r} is not an HTTP address.", hint="Write it as http://127.0.0.1:8000/v1."
+        )
 
 
 class Endpoint:
@@ -118,9 +120,13 @@ class Endpoint:
         """
         return await self.ask(path, body, lambda answer: answer)
 
-    async def ask(self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+    async def ask(
+        self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]
+    ) -> T:
         """What `read` makes of the JSON answer. If it raises BadAnswer, the request is tried again, too."""
-        return await self._request(f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(decoded(data)))
+        return await self._request(
+            f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(decoded(data))
+        )
 
     async def get(self, path: str) -> dict[str, Any]:
         """Like `post`, without a body."""
@@ -129,7 +135,9 @@ class Endpoint:
     async def command(self, url: str, body: Mapping[str, Any]) -> str:
         """Post to a whole address; the answer as text, which some servers give to commands. `recover` may use it."""
         data = json.dumps(body).encode()
-        return await self._request(url, data, lambda answer: answer.decode(errors="replace"), recovering=True)
+        return await self._request(
+            url, data, lambda answer: answer.decode(errors="replace"), recovering=True
+        )
 
     def watch(self) -> None:
         """A person waits from now on: a server that is not there is reported within seconds."""
@@ -225,7 +233,9 @@ class Endpoint:
             return await call
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if current is not None and not current.cancelling():  # this task was not cancelled: `close` was called
+            if (
+                current is not None and not current.cancelling()
+            ):  # this task was not cancelled: `close` was called
                 self._require_open(request)
             raise
         finally:
@@ -260,7 +270,11 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, BaseExceptionGroup):  # of several addresses, the first one's
             cause = cause.exceptions[0]
         if isinstance(cause, OSError) and cause.errno:
-            found = str(cause.strerror) if isinstance(cause, socket.gaierror) else os.strerror(cause.errno)
+            found = (
+                str(cause.strerror)
+                if isinstance(cause, socket.gaierror)
+                else os.strerror(cause.errno)
+            )
         cause = cause.__cause__ or cause.__context__
     return found
 
@@ -277,7 +291,9 @@ def _hint(status: int, tries: int) -> str:
     if status == 404:
         return "remote.model is the name under which the server serves the model; its /v1/models lists them."
     if status >= 500:
-        return f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log has more."
+        return (
+            f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log has more."
+        )
     return ""
 
 

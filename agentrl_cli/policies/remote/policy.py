@@ -37,7 +37,10 @@ ID = "token_id:"
 FINISH = {"stop": "stop", "length": "length", "abort": "abort"}
 """vLLM's finish reasons."""
 TEXT_FINISH = {
-    **{name: "stop" for name in ("stop", "tool_calls", "function_call", "content_filter", "eos", "eos_token")},
+    **{
+        name: "stop"
+        for name in ("stop", "tool_calls", "function_call", "content_filter", "eos", "eos_token")
+    },
     **{name: "length" for name in ("length", "max_tokens", "abort")},
 }
 """Those of OpenAI's own endpoint, and of others that follow it."""
@@ -73,12 +76,16 @@ class VLLMPolicy(IdServer):
         }
         seen = self.endpoint.recoveries
         try:
-            return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
+            return await self.endpoint.ask(
+                "/completions", {"model": self.model, **body}, partial(self._read, sampling)
+            )
         except ServerError as error:
             if error.status != 404 or self.model == self._base:
                 raise
             self.endpoint.forgot(seen)  # it was restarted between two requests, and has no adapter
-            return await self.endpoint.ask("/completions", {"model": self.model, **body}, partial(self._read, sampling))
+            return await self.endpoint.ask(
+                "/completions", {"model": self.model, **body}, partial(self._read, sampling)
+            )
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:
         """Return an answer of `/completions`. Raises BadAnswer."""
@@ -88,7 +95,12 @@ class VLLMPolicy(IdServer):
         logps = log_probabilities(items(logprobs.get("token_logprobs"), "token_logprobs"), len(out))
         tops = items(logprobs.get("top_logprobs"), "top_logprobs")
         found = alternatives(tops, len(out), _named, self.vocabulary)
-        return out, logps, found, _stop_reason(finish(choice.get("finish_reason"), FINISH), out, sampling)
+        return (
+            out,
+            logps,
+            found,
+            _stop_reason(finish(choice.get("finish_reason"), FINISH), out, sampling),
+        )
 
     async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
         root, url = self.endpoint.root, self.endpoint.url
@@ -139,9 +151,13 @@ class OpenAIPolicy(RemotePolicy):
         remote = source.config.remote
         model, arguments = remote.model or source.config.model.name, connection(source.config)
         length = source.context_length
-        return cls(model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments)
+        return cls(
+            model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments
+        )
 
-    def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+    def observe(
+        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> None:
         """The conversation so far, for "chat" mode: call it before `generate`."""
         self._seen[key] = (list(messages), list(tools))
 
@@ -171,7 +187,9 @@ class OpenAIPolicy(RemotePolicy):
         else:
             stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
             body |= {"prompt": self.chat.decode(ids), "stop": stops}
-            out, reason = await self.endpoint.ask("/completions", body, partial(self._read, sampling))
+            out, reason = await self.endpoint.ask(
+                "/completions", body, partial(self._read, sampling)
+            )
         cut = reason == "length"
         if cut and out and out[-1] in self.chat.stop_ids:
             out = out[:-1]
@@ -189,7 +207,9 @@ class OpenAIPolicy(RemotePolicy):
     async def release(self, key: str) -> None:
         self._seen.pop(key, None)
 
-    async def _chat(self, key: str, body: dict[str, Any], sampling: Sampling) -> tuple[list[int], str]:
+    async def _chat(
+        self, key: str, body: dict[str, Any], sampling: Sampling
+    ) -> tuple[list[int], str]:
         if key not in self._seen:
             raise PolicyError('In "chat" mode `observe` must be called with the messages first.')
         messages, tools = self._seen[key]
@@ -209,9 +229,15 @@ class OpenAIPolicy(RemotePolicy):
             out = self.chat.assistant_ids(said)
         except (ValueError, RecursionError, TemplateError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BadAnswer(f"sent {shown(said)}, which cannot be made into tokens: {why}") from error
-        if len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY:  # its tokenizer is another, but not so different
-            raise BadAnswer(f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for")
+            raise BadAnswer(
+                f"sent {shown(said)}, which cannot be made into tokens: {why}"
+            ) from error
+        if (
+            len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY
+        ):  # its tokenizer is another, but not so different
+            raise BadAnswer(
+                f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for"
+            )
         return out, finish(choice.get("finish_reason"), TEXT_FINISH)
 
 
@@ -220,7 +246,13 @@ def _wire(message: Message) -> Message:
     if not message.get("tool_calls"):
         return message
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.dumps(call["function"]["arguments"]),
+            },
+        }
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
@@ -240,7 +272,9 @@ def _message(choice: dict[str, Any]) -> Message:
         raise BadAnswer(f"sent the message {shown(choice.get('message'))}")
     for call in calls:
         function = part(call, "function") if isinstance(call, dict) else {}
-        if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), (str, dict)):
+        if not isinstance(function.get("name"), str) or not isinstance(
+            function.get("arguments"), (str, dict)
+        ):
             raise BadAnswer(f"sent the tool call {shown(call)}, which has no name and arguments")
     return {"content": content, **message, "role": "assistant"}
 

@@ -83,13 +83,17 @@ class Servers:
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > self.patience:
                     reasons = "; ".join(sorted({one.lost for one in self.members}))
-                    raise PolicyError(f"None of {len(self.members)} servers can be reached: {reasons}")
+                    raise PolicyError(
+                        f"None of {len(self.members)} servers can be reached: {reasons}"
+                    )
                 await asyncio.sleep(WAIT)
                 continue
             alone_since = None
             try:
                 policy = member.policy
-                return await policy.generate(key, ids, sampling, group=group, on_token=on_token, images=images)
+                return await policy.generate(
+                    key, ids, sampling, group=group, on_token=on_token, images=images
+                )
             except PolicyError as error:
                 if not _lost(error):
                     raise
@@ -104,7 +108,9 @@ class Servers:
             self._folder, self.weights_version = folder, version
             members = [member for member in self.members if not member.lost]
             loads = [member.policy.load_weights(folder, version) for member in members]
-            for member, error in zip(members, await asyncio.gather(*loads, return_exceptions=True), strict=True):
+            for member, error in zip(
+                members, await asyncio.gather(*loads, return_exceptions=True), strict=True
+            ):
                 if isinstance(error, PolicyError) and _lost(error):
                     self._lose(member, error)
                 elif isinstance(error, BaseException):
@@ -119,7 +125,9 @@ class Servers:
         """As in IdServer."""
         assert self._folder is not None, "nothing was published"
         lost = frozenset(one.policy.endpoint.url for one in self.members if one.lost)
-        return Published(self._folder, f"{self.weights_version}-{self.members[0].policy.mark}", lost)
+        return Published(
+            self._folder, f"{self.weights_version}-{self.members[0].policy.mark}", lost
+        )
 
     async def hold(self) -> None:
         """As in IdServer. A lost server is not given the old weights meanwhile."""
@@ -134,8 +142,14 @@ class Servers:
             self._folder = published.folder if published is not None else self._folder
             for member in self.members:
                 await member.policy.adopt(version, published)
-                if published is not None and member.policy.endpoint.url in published.lost and not member.lost:
-                    self._lose(member, PolicyError(f"{member.policy.endpoint.url} has older weights."))
+                if (
+                    published is not None
+                    and member.policy.endpoint.url in published.lost
+                    and not member.lost
+                ):
+                    self._lose(
+                        member, PolicyError(f"{member.policy.endpoint.url} has older weights.")
+                    )
             self._held = False
 
     async def release(self, key: str) -> None:
@@ -146,7 +160,9 @@ class Servers:
 
     async def reach(self) -> None:
         """Raise PolicyError if a server does not answer within seconds: that is a wrong address more often than not."""
-        asked = await asyncio.gather(*(member.policy.reach() for member in self.members), return_exceptions=True)
+        asked = await asyncio.gather(
+            *(member.policy.reach() for member in self.members), return_exceptions=True
+        )
         for error in filter(None, asked):
             raise error
 
@@ -167,7 +183,9 @@ class Servers:
 
     def describe(self) -> str:
         lost = len(self.members) - len(self.reachable)
-        return f"{self.name} on {len(self.members)} servers" + (f", {lost} of them unreachable" if lost else "")
+        return f"{self.name} on {len(self.members)} servers" + (
+            f", {lost} of them unreachable" if lost else ""
+        )
 
     def _home(self, key: str) -> Member | None:
         """Return the episode's server; a new episode gets the one with the fewest. None if all are lost."""
@@ -179,8 +197,13 @@ class Servers:
             if not reachable:
                 return None
             # By the key if several are as free: other processes sample from the same servers.
-            order = {id(one): zlib.crc32(f"{one.policy.endpoint.url} {key}".encode()) for one in reachable}
-            member = self._homes[key] = min(reachable, key=lambda one: (len(one.episodes), order[id(one)]))
+            order = {
+                id(one): zlib.crc32(f"{one.policy.endpoint.url} {key}".encode())
+                for one in reachable
+            }
+            member = self._homes[key] = min(
+                reachable, key=lambda one: (len(one.episodes), order[id(one)])
+            )
             member.episodes.add(key)
         return member
 

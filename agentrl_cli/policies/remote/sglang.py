@@ -44,7 +44,9 @@ class SGLangPolicy(IdServer):
         if not self._current(made_with):
             await self._recover()
             again = partial(self._read, sampling)
-            found, made_with = await self.endpoint.ask("/generate", self._body(ids, sampling), again)
+            found, made_with = await self.endpoint.ask(
+                "/generate", self._body(ids, sampling), again
+            )
             if not self._current(made_with):
                 raise PolicyError(
                     f"The server samples with the weights {made_with!r} and was given {self.weights_version!r}.",
@@ -56,7 +58,9 @@ class SGLangPolicy(IdServer):
         """Return an answer of `/generate`, and the weights that made it. Raises BadAnswer."""
         meta = part(answer, "meta_info")
         if meta.get("output_token_logprobs") is None:
-            raise BadAnswer("sends no token ids with log-probabilities, so it cannot be trained with")
+            raise BadAnswer(
+                "sends no token ids with log-probabilities, so it cannot be trained with"
+            )
         pairs = _pairs(meta["output_token_logprobs"])
         out = token_ids([id_ for id_, _ in pairs], sampling, self.vocabulary)
         named = answer.get("output_ids")
@@ -66,7 +70,9 @@ class SGLangPolicy(IdServer):
         tops = items(meta.get("output_top_logprobs"), "output_top_logprobs")
         found = alternatives(tops, len(out), _pairs, self.vocabulary)
         reason = finish(part(meta, "finish_reason").get("type"), FINISH)
-        return (out, logps, found, _stop_reason(reason, out, sampling)), str(meta.get("weight_version", ""))
+        return (out, logps, found, _stop_reason(reason, out, sampling)), str(
+            meta.get("weight_version", "")
+        )
 
     def _body(self, ids: list[int], sampling: Sampling) -> dict[str, Any]:
         params: dict[str, Any] = {
@@ -75,7 +81,12 @@ class SGLangPolicy(IdServer):
             "sampling_seed": sampling.seed % 2**31,
             "no_stop_trim": True,
         }
-        body = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "top_logprobs_num": TOP_K}
+        body = {
+            "input_ids": ids,
+            "sampling_params": params,
+            "return_logprob": True,
+            "top_logprobs_num": TOP_K,
+        }
         return {**body, "lora_path": self.model} if self.lora and self._folder is not None else body
 
     async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
@@ -101,7 +112,10 @@ class SGLangPolicy(IdServer):
         if self.processed:
             return super()._meaning(logps, sampling)
         unknown = np.full_like(logps, np.nan)
-        return unknown if sampling.cut else logps, unknown.copy() if sampling.steered else logps.copy()
+        return (
+            unknown if sampling.cut else logps,
+            unknown.copy() if sampling.steered else logps.copy(),
+        )
 
 
 def _check(url: str, said: str) -> None:

@@ -304,7 +304,8 @@ def narrowed(sampling: Sampling) -> dict[str, Any]:
         raise PolicyError(f"{sampling.problem}.")
     if sampling.keep_support:
         raise PolicyError(
-            "A server does not report the tokens that it drew from.", hint="Leave out rollout.replay_truncation."
+            "A server does not report the tokens that it drew from.",
+            hint="Leave out rollout.replay_truncation.",
         )
     if sampling.allow is not None:
         raise PolicyError("Forced tokens need a local policy.")

@@ -53,7 +53,9 @@ async def sample_agent(
     turns_before(past.episode, given.turn)
     edit = None if given.edit is None else chat.assistant_ids(given.edit)
     recorded = RecordedPolicy(policy, past.episode, given.turn, edit=edit)
-    job = Job(past.task, seed_of(given.seed, "whatif", sample), sample, group_id=group, kind="whatif")
+    job = Job(
+        past.task, seed_of(given.seed, "whatif", sample), sample, group_id=group, kind="whatif"
+    )
     episode = await _episode(past, recorded, chat, sandbox, job, given.temperature)
     if not recorded.reached:
         raise UsageError(
@@ -64,10 +66,17 @@ async def sample_agent(
 
 
 async def _episode(
-    past: Past, policy: Policy, chat: Chat, sandbox: Sandbox | None, job: Job, temperature: float | None
+    past: Past,
+    policy: Policy,
+    chat: Chat,
+    sandbox: Sandbox | None,
+    job: Job,
+    temperature: float | None,
 ) -> Episode:
     packs = {past.pack.name: past.pack}
-    rollout = AgentRollout(policy, chat, packs, past.config, sandbox=sandbox, temperature=temperature)
+    rollout = AgentRollout(
+        policy, chat, packs, past.config, sandbox=sandbox, temperature=temperature
+    )
     return await rollout.episode(job)
 
 
@@ -77,6 +86,8 @@ def _answered(episode: Episode) -> Iterator[tuple[int, ToolCall, ToolResult | No
         if turn.role != "assistant" or not turn.calls:
             continue
         after = (other for other in episode.turns if episode.parents[other.index] == turn.index)
-        results: Sequence[ToolResult] = next((other.results for other in after if other.role == "tool"), ())
+        results: Sequence[ToolResult] = next(
+            (other.results for other in after if other.role == "tool"), ()
+        )
         for number, call in enumerate(turn.calls):
             yield turn.index, call, results[number] if number < len(results) else None

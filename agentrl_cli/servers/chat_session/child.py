@@ -70,10 +70,18 @@ class Server:
             "content": "\n".join(content_text(message.get("content")) for message in turn.messages),
             "ids": ids,
             "origin": tokens.origin.tolist(),
-            "logp": [None if value != value else round(value, 4) for value in tokens.logp_policy.tolist()],
+            "logp": [
+                None if value != value else round(value, 4) for value in tokens.logp_policy.tolist()
+            ],
             "calls": [call_object(call) for call in turn.calls],
             "results": [
-                {"text": r.text, "error": r.error, "seconds": r.seconds, "level": r.level, "images": len(r.images)}
+                {
+                    "text": r.text,
+                    "error": r.error,
+                    "seconds": r.seconds,
+                    "level": r.level,
+                    "images": len(r.images),
+                }
                 for r in turn.results
             ],
             "stop": turn.stop_reason,
@@ -82,10 +90,15 @@ class Server:
         }
 
     def _again(self, turn: Turn) -> int:
-        """Return the number of this turn among those in a row whose calls could not be run; 0 for the first and others.
+        """Return the number of this turn among those in a row whose calls could not be run; 0 for
+        the first and others.
         """
         assert self.session is not None
-        count = failed_run(self.session.turns[: turn.index + 1]) if turn.role in ("assistant", "tool") else 0
+        count = (
+            failed_run(self.session.turns[: turn.index + 1])
+            if turn.role in ("assistant", "tool")
+            else 0
+        )
         return count if count > 1 else 0
 
     async def ask(self, calls: tuple[ToolCall, ...]) -> Answer:
@@ -117,7 +130,11 @@ class Server:
                 break
             if op == "answer":
                 if self._answer is not None and not self._answer.done():
-                    decided = Answer(bool(request.get("run", True)), request.get("text"), bool(request.get("rest")))
+                    decided = Answer(
+                        bool(request.get("run", True)),
+                        request.get("text"),
+                        bool(request.get("rest")),
+                    )
                     self._answer.set_result(decided)
                 continue
             if op == "cancel":
@@ -131,7 +148,9 @@ class Server:
             self._answer.set_result(Answer(run=False))
         await self._finished()
 
-    async def begin(self, prompt: Sequence[Message], past: Episode | None = None, turn: int = 0) -> None:
+    async def begin(
+        self, prompt: Sequence[Message], past: Episode | None = None, turn: int = 0
+    ) -> None:
         """Starts the conversation, or resumes a stored one before its turn `turn`.
 
         If the prompt ends with a user message, the model answers it while requests are read.
@@ -155,9 +174,19 @@ class Server:
         assert self.session is not None
         for item in (await self.session.resume(past, turn)).reruns:
             if not item.same:
-                self.emit({"ev": "note", "text": f"{item.diverged}: run again, it returned {item.after.text!r:.200}"})
+                self.emit(
+                    {
+                        "ev": "note",
+                        "text": f"{item.diverged}: run again, it returned {item.after.text!r:.200}",
+                    }
+                )
         if self.session.turns[-1].role != "assistant":
-            self.emit({"ev": "note", "text": "it is the model's turn: /retry samples it, /as-model TEXT writes it"})
+            self.emit(
+                {
+                    "ev": "note",
+                    "text": "it is the model's turn: /retry samples it, /as-model TEXT writes it",
+                }
+            )
 
     async def _finished(self) -> None:
         if self._job is not None:
@@ -192,7 +221,9 @@ class Server:
             case "undo":
                 self.emit({"ev": "note", "text": f"{await session.undo()} turns left"})
             case "call":
-                result = await session.call(str(request.get("name")), dict(request.get("arguments") or {}))
+                result = await session.call(
+                    str(request.get("name")), dict(request.get("arguments") or {})
+                )
                 self.emit(
                     {
                         "ev": "result",
@@ -206,7 +237,10 @@ class Server:
                 value = request.get("value")
                 parts = await session.score() if value is None else session.give(float(value))
                 total = sum(part.value * part.weight for part in parts)
-                shown = [{"name": p.name, "value": p.value, "weight": p.weight, "detail": p.detail} for p in parts]
+                shown = [
+                    {"name": p.name, "value": p.value, "weight": p.weight, "detail": p.detail}
+                    for p in parts
+                ]
                 self.emit({"ev": "reward", "parts": shown, "total": total})
             case "task":
                 await self._task(str(request.get("id") or ""))
@@ -250,7 +284,9 @@ def call_object(call: ToolCall) -> dict[str, Any]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the child's own arguments; users run `agentrl chat`."""
-    parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.child", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="agentrl_cli.servers.chat_session.child", description=__doc__
+    )
     parser.add_argument("--model")
     parser.add_argument("--pack", action="append", default=[])
     parser.add_argument("--task")
@@ -264,7 +300,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--approve", action="store_true")
     parser.add_argument("--episode", help="continue a stored episode")
     parser.add_argument("--turn", type=int, default=0, help="from this turn")
-    parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
+    parser.add_argument(
+        "--script", type=Path, help="replies of the scripted model, a JSON list of texts"
+    )
     return parser.parse_args(argv)
 
 
@@ -278,14 +316,18 @@ async def run(argv: Sequence[str], lines: asyncio.Queue[str | None], out: TextIO
     try:
         opened = await open_session(given, server.emit)
     except AgentRLError as error:
-        server.emit({"ev": "fatal", "message": error.message, "hint": error.hint, "code": error.exit_code})
+        server.emit(
+            {"ev": "fatal", "message": error.message, "hint": error.hint, "code": error.exit_code}
+        )
         return error.exit_code
     try:
         server.session, server.choices = opened.session, opened.choices
         if given.approve:
             opened.session.approve = server.ask
         server.emit(opened.ready)
-        await server.begin(opened.prompt, opened.past.episode if opened.past is not None else None, given.turn)
+        await server.begin(
+            opened.prompt, opened.past.episode if opened.past is not None else None, given.turn
+        )
         await server.serve(lines)
     finally:
         await opened.close()

@@ -32,7 +32,12 @@ class Choices:
         families: dict[str, list[Task]] = {}
         for task in pool:
             families.setdefault(task.family, []).append(task)
-        turns = [group[place] for place in range(OFFERED) for group in families.values() if place < len(group)]
+        turns = [
+            group[place]
+            for place in range(OFFERED)
+            for group in families.values()
+            if place < len(group)
+        ]
         self.offered = turns[:OFFERED]
         return [
             {

@@ -148,8 +148,15 @@ class Conversation:
         if self.parent is None:
             return None
         old = self.parent.turns
-        own = next((n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]), len(self.turns))
-        return self.places[own] if own < len(self.places) else max(self.places, default=-1) + 1 + own - len(self.places)
+        own = next(
+            (n for n, turn in enumerate(self.turns) if n >= len(old) or turn is not old[n]),
+            len(self.turns),
+        )
+        return (
+            self.places[own]
+            if own < len(self.places)
+            else max(self.places, default=-1) + 1 + own - len(self.places)
+        )
 
     @property
     def _answers(self) -> int:
@@ -163,10 +170,15 @@ class Conversation:
         return AssistantTurn(content, last.calls, self._answers - 1)
 
     def _extend(
-        self, messages: list[Message], results: tuple[ToolResult, ...] = (), reward: float | None = None
+        self,
+        messages: list[Message],
+        results: tuple[ToolResult, ...] = (),
+        reward: float | None = None,
     ) -> None:
         in_results = self.chat.images is None or self.chat.shows_images
-        messages, images = pictured(messages, results, self.chat.images, self.folder, in_results=in_results)
+        messages, images = pictured(
+            messages, results, self.chat.images, self.folder, in_results=in_results
+        )
         delta = self.chat.extend(self.messages, messages, self.env.schemas, last_id=self.ids[-1])
         self.messages = [*self.messages, *messages]
         self._append(delta, messages, results, reward, images)
@@ -186,14 +198,22 @@ class Conversation:
     async def _sample(self) -> tuple[Generation, list[int]]:
         """Return the model's generation, and the ids that the task's `tool_choice` forced at its start."""
         choice = self.task.data.get("tool_choice") if not self._answers else None
-        forced = self.chat.tokenizer.encode(forced_text(self.chat, self.env.schemas, choice)) if choice else []
+        forced = (
+            self.chat.tokenizer.encode(forced_text(self.chat, self.env.schemas, choice))
+            if choice
+            else []
+        )
         ids = [*self.ids, *forced]
         most = min(self.most or self.policy.context_length, self.policy.context_length)
         room = min(self.sampling.max_new_tokens, most - len(ids))
         if room < 1:
-            raise UsageError("The context is full.", hint="/undo makes room; /save stores the chat so far.")
+            raise UsageError(
+                "The context is full.", hint="/undo makes room; /save stores the chat so far."
+            )
         seed = seed_of(self.sampling.seed, self._answers, self._tries)
-        sampling = replace(self.sampling, max_new_tokens=room, stop_ids=self.chat.stop_ids, seed=seed)
+        sampling = replace(
+            self.sampling, max_new_tokens=room, stop_ids=self.chat.stop_ids, seed=seed
+        )
         loop = asyncio.get_running_loop()
 
         def on_token(token: int) -> None:  # may come from the policy's thread
@@ -202,7 +222,9 @@ class Conversation:
         if isinstance(self.policy, MessagePolicy):
             self.policy.observe(self.id, self.messages, self.env.schemas)
         images = self.episode().images
-        generation = await self.policy.generate(self.id, ids, sampling, on_token=on_token, images=images)
+        generation = await self.policy.generate(
+            self.id, ids, sampling, on_token=on_token, images=images
+        )
         await asyncio.sleep(0)  # the tokens are reported before the turn that they make
         return generation, forced
 
@@ -230,12 +252,19 @@ class Conversation:
         if all(answer.run for answer in answers):
             return await self._environment_answers(turn)
         if not any(answer.run or answer.text is not None for answer in answers):
-            self.emit({"ev": "note", "text": "not run: /as-tool TEXT answers in the tool's place, /undo removes it"})
+            self.emit(
+                {
+                    "ev": "note",
+                    "text": "not run: /as-tool TEXT answers in the tool's place, /undo removes it",
+                }
+            )
             return False
         chosen = tuple(call for call, answer in zip(turn.calls, answers, strict=True) if answer.run)
         step = await step_of(self.env, replace(turn, calls=chosen)) if chosen else Step()
         given = iter(results_of(step))
-        results = tuple(next(given, ToolResult("")) if answer.run else _in_place(answer) for answer in answers)
+        results = tuple(
+            next(given, ToolResult("")) if answer.run else _in_place(answer) for answer in answers
+        )
         self._answer(turn.calls, results, heard=not chosen)
         return not step.terminated
 
@@ -248,10 +277,14 @@ class Conversation:
         if step.messages:
             self._extend(list(step.messages), results_of(step) if turn.calls else (), step.reward)
         if self.over and not turn.calls:
-            self.emit({"ev": "note", "text": "the environment ended the conversation: /reward scores it"})
+            self.emit(
+                {"ev": "note", "text": "the environment ended the conversation: /reward scores it"}
+            )
         return not self.over and not step.truncated
 
-    def _answer(self, calls: Sequence[ToolCall], results: tuple[ToolResult, ...], *, heard: bool = True) -> None:
+    def _answer(
+        self, calls: Sequence[ToolCall], results: tuple[ToolResult, ...], *, heard: bool = True
+    ) -> None:
         """Appends results in the tools' place. `heard`: the environment made none of them and is notified."""
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
@@ -263,7 +296,15 @@ class Conversation:
 
     def _turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **facts: Any) -> None:
         start = sum(len(part) for part in self.parts)
-        turn = Turn(len(self.turns), role, messages, start, start + len(tokens), started=time.time(), **facts)
+        turn = Turn(
+            len(self.turns),
+            role,
+            messages,
+            start,
+            start + len(tokens),
+            started=time.time(),
+            **facts,
+        )
         self.turns.append(turn)
         self.parts.append(tokens)
         self.reward_parts = ()
@@ -274,11 +315,15 @@ class Conversation:
         self.turns, self.parts = self.turns[:keep], self.parts[:keep]
         self.messages = [message for turn in self.turns for message in turn.messages]
         self._marks = [mark for mark in self._marks if mark < keep]
-        self.by_hand = [(turns, text) for turns, text in self.by_hand if turns <= keep]  # rolled back, too
+        self.by_hand = [
+            (turns, text) for turns, text in self.by_hand if turns <= keep
+        ]  # rolled back, too
         self.reward_parts = ()
         self.emit({"ev": "cut", "turns": keep})
         last = self.turns[-1] if self.turns else None
-        unanswered = last is not None and last.role == "assistant" and (bool(last.calls) or self.env.talks)
+        unanswered = (
+            last is not None and last.role == "assistant" and (bool(last.calls) or self.env.talks)
+        )
         answered = self._answers - unanswered
         self._earned = [(answer, reward) for answer, reward in self._earned if answer < answered]
         self.over = False
@@ -294,7 +339,11 @@ class Conversation:
         await self.env.close()
         self.env = self.remake()
         await opened(self.env, self.task)
-        return tuple(item.diverged for item in (await self._rerun(self.episode(), until)).reruns if not item.same)
+        return tuple(
+            item.diverged
+            for item in (await self._rerun(self.episode(), until)).reruns
+            if not item.same
+        )
 
     async def _rerun(self, episode: Episode, until: int) -> ReplayResult:
         """Replays an episode's turns before `until` to the environment, which was reset."""
@@ -322,7 +371,8 @@ async def _decisions(approve: Approve | None, calls: tuple[ToolCall, ...]) -> li
 
 
 def failed_run(turns: Sequence[Turn]) -> int:
-    """Return how many of the last assistant turns in a row have calls of which none could be parsed or matched a tool.
+    """Return how many of the last assistant turns in a row have calls of which none could be parsed
+    or matched a tool.
     """
     count = 0
     for turn in reversed([turn for turn in turns if turn.role in ("assistant", "user")]):

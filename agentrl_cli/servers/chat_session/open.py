@@ -18,7 +18,14 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.envs.tool_env import Env, ToolEnv, as_env_error, tool_env
-from agentrl_cli.errors import AgentRLError, ConfigError, NotFound, PolicyError, SandboxUnavailable, UsageError
+from agentrl_cli.errors import (
+    AgentRLError,
+    ConfigError,
+    NotFound,
+    PolicyError,
+    SandboxUnavailable,
+    UsageError,
+)
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies import Policy, backend_name
 from agentrl_cli.policies.remote.base import RemotePolicy
@@ -104,19 +111,38 @@ def open_past(given: argparse.Namespace) -> Past:
         given.model = given.model or nearest_checkpoint(store, row)
     if episode.outcome is None:
         raise UsageError(
-            f"Episode {row.id} is still running.", hint="`agentrl replay` follows it; try again when it has ended."
+            f"Episode {row.id} is still running.",
+            hint="`agentrl replay` follows it; try again when it has ended.",
         )
-    for section in ("rollout", "model", "rewards"):  # the run's settings, as far as this version still has them
+    for section in (
+        "rollout",
+        "model",
+        "rewards",
+    ):  # the run's settings, as far as this version still has them
         found = settings.get(section)
         if isinstance(found, Mapping):
             kind = type(getattr(config, section))
             with contextlib.suppress(ValidationError):
-                setattr(config, section, dict(found) if kind is dict else kind.model_validate(dict(found)))
+                setattr(
+                    config,
+                    section,
+                    dict(found) if kind is dict else kind.model_validate(dict(found)),
+                )
     pack = _pack_of(row.pack, config, base)
-    if (agent := (settings.get("task") or {}).get("agent")) is not None:  # of the run, over the pack's own
+    if (
+        agent := (settings.get("task") or {}).get("agent")
+    ) is not None:  # of the run, over the pack's own
         pack = replace(pack, agent=read_agent(agent, base, "task.agent"))
     if task is None:
-        task = next((item for split in _splits(pack) for item in pack.tasks(split) if item.id == row.task_id), None)
+        task = next(
+            (
+                item
+                for split in _splits(pack)
+                for item in pack.tasks(split)
+                if item.id == row.task_id
+            ),
+            None,
+        )
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
     return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
@@ -135,7 +161,9 @@ def nearest_checkpoint(store: Store, row: EpisodeRow) -> str | None:
         return None
     name, _, number = row.weights_version.rpartition("@")
     sampled = int(number) if name == run.name and number.isdigit() else step if name else 0
-    found = {c.step for c in store.runs.checkpoints(run.id) if c.step <= step and Path(c.path).is_dir()}
+    found = {
+        c.step for c in store.runs.checkpoints(run.id) if c.step <= step and Path(c.path).is_dir()
+    }
     nearest = min({0, *found}, key=lambda at: (abs(sampled - at), -at))
     return f"{run.name}@{nearest}" if nearest else None
 
@@ -168,7 +196,13 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
 
 
 def make_env(
-    config: Config, pack: Pack | None, task: Task, sandbox: Sandbox | None, seed: int, *, keep: int = 0
+    config: Config,
+    pack: Pack | None,
+    task: Task,
+    sandbox: Sandbox | None,
+    seed: int,
+    *,
+    keep: int = 0,
 ) -> Env:
     """Return the environment of one conversation, as in a rollout: the pack's own, else its tools and simulated user.
 
@@ -176,7 +210,9 @@ def make_env(
     task holds the user's goal.
     """
     if pack is None:
-        session = partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
+        session = (
+            partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
+        )
         return tool_env(config.rollout, (), task, open_session=session, seed=seed)
     own = getattr(pack.module, "make_env", None)
     if own is not None and task.data:
@@ -209,7 +245,9 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         pack = _pack(given.pack, config, project)
         task, prompt = _task(given, pack)
     await reachable(given.model, config)
-    policy, chat = open_policy(given.model, config, given.db, base=base, script=given.script, past=past)
+    policy, chat = open_policy(
+        given.model, config, given.db, base=base, script=given.script, past=past
+    )
     if past is not None:
         check_tokenizer(past, chat)
     sandbox, note = await _sandbox(config, pack)
@@ -229,16 +267,22 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         task,
         rewards=pack.rewards if pack is not None else (),
         agent=pack.agent.text if pack is not None and pack.agent is not None else "",
-        weights=config.rewards, folder=pack.dir if pack is not None else None,
+        weights=config.rewards,
+        folder=pack.dir if pack is not None else None,
         remake=None if isinstance(env, ToolEnv) else make,
         max_turns=max(config.rollout.max_turns, 8),
         sampling=_sampling(given, config),
         sandboxed=sandbox is not None,
     )
     first_event = _ready(session, given.model or config.model.name, note)
-    first_event |= {"pack": pack.name if pack is not None else "", "sandbox": getattr(sandbox, "level", None)}
+    first_event |= {
+        "pack": pack.name if pack is not None else "",
+        "sandbox": getattr(sandbox, "level", None),
+    }
     first_event["task"] = task.id if given.task or past is not None else None
-    choices = Choices(_rows(pack), lambda row: make_env(config, pack, row, sandbox, given.seed, keep=KEPT))
+    choices = Choices(
+        _rows(pack), lambda row: make_env(config, pack, row, sandbox, given.seed, keep=KEPT)
+    )
     if not (given.task or given.episode):
         first_event["tasks"] = choices.offer()
     return Opened(session, prompt, first_event, sandbox, past, choices)
@@ -269,7 +313,11 @@ def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | 
     """Return the named pack, else the project's first; None outside a project."""
     if names:
         return load_pack(names[0], base=project)
-    return load_pack(config.task.packs[0], base=project) if project is not None and config.task.packs else None
+    return (
+        load_pack(config.task.packs[0], base=project)
+        if project is not None and config.task.packs
+        else None
+    )
 
 
 def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
@@ -280,7 +328,9 @@ def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Mess
         tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
         found = next((t for t in tasks if given.task in (t.id, t.id.partition("/")[2])), None)
         if found is None:
-            raise NotFound.of(f"task in {pack.name}", given.task, [task.id.partition("/")[2] for task in tasks])
+            raise NotFound.of(
+                f"task in {pack.name}", given.task, [task.id.partition("/")[2] for task in tasks]
+            )
         return found, list(found.prompt)
     system = given.system if given.system is not None else (pack.system if pack is not None else "")
     prompt: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -316,7 +366,13 @@ async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, s
 
 
 def open_policy(
-    name: str | None, config: Config, db: Path, *, base: Path, script: Path | None = None, past: Past | None = None
+    name: str | None,
+    config: Config,
+    db: Path,
+    *,
+    base: Path,
+    script: Path | None = None,
+    past: Past | None = None,
 ) -> tuple[Policy, Chat]:
     """Return a policy and its chat: `scripted`, `tiny`, a folder, a Hugging Face id, or RUN@best, RUN@last, RUN@STEP.
 
@@ -326,7 +382,9 @@ def open_policy(
         return _loaded(name, config, db, base)
     folder = bundled_model()
     byte = ByteTokenizer()
-    bundled = (folder / "tokenizer.json").is_file() and (past is None or past.row.tokenizer != byte.hash)
+    bundled = (folder / "tokenizer.json").is_file() and (
+        past is None or past.row.tokenizer != byte.hash
+    )
     tokenizer = Tokenizer.load(folder) if bundled else byte
     replies = _replies(script) if script is not None else None
     policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)

@@ -24,7 +24,13 @@ from agentrl_cli.analysis.whatif import (
 from agentrl_cli.chat.images import pictured
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, ToolEnv
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.servers.chat_session.conversation import Answer, Approve, Conversation, Emit, failed_run
+from agentrl_cli.servers.chat_session.conversation import (
+    Answer,
+    Approve,
+    Conversation,
+    Emit,
+    failed_run,
+)
 from agentrl_cli.store import Store
 from agentrl_cli.types import (
     Episode,
@@ -88,7 +94,9 @@ class Session(Conversation):
         self.emit({"ev": "cut", "turns": 0})
         await self.begin(task.prompt)
 
-    async def resume(self, episode: Episode, turn: int, *, there: ReplayResult | None = None) -> ReplayResult:
+    async def resume(
+        self, episode: Episode, turn: int, *, there: ReplayResult | None = None
+    ) -> ReplayResult:
         """Starts from the turns of a stored episode before turn `turn`; its tool calls run again for their effects.
 
         Token ids are the stored ones; results whose calls answer otherwise now are marked. `there`: the world is
@@ -104,7 +112,9 @@ class Session(Conversation):
         self.messages = [message for item in self.turns for message in item.messages]
         world = there or await self._rerun(episode, turn)
         self.turns = marked(self.turns, world.reruns)
-        self.parent = episode.with_(turns=(*self.turns, *episode.turns[len(self.turns) :]))  # see `branch`
+        self.parent = episode.with_(
+            turns=(*self.turns, *episode.turns[len(self.turns) :])
+        )  # see `branch`
         for item, part in zip(self.turns, self.parts, strict=True):
             self.emit({"ev": "turn", "turn": item, "tokens": part})
         return world
@@ -112,12 +122,17 @@ class Session(Conversation):
     async def user(self, text: str) -> None:
         """Appends a user message, then the model answers and calls tools."""
         if self.turns and not self._awaits_environment:
-            raise UsageError("It is the model's turn.", hint="/retry lets it answer, /as-model answers in its place.")
+            raise UsageError(
+                "It is the model's turn.",
+                hint="/retry lets it answer, /as-model answers in its place.",
+            )
         self._marks.append(len(self.turns))
         message: Message = {"role": "user", "content": text}
         if not self.turns:
             opening = list(self._opening)
-            if opening and opening[-1].get("role") == "user":  # a tool's opening text: one message with it
+            if (
+                opening and opening[-1].get("role") == "user"
+            ):  # a tool's opening text: one message with it
                 message["content"] = with_text(opening.pop()["content"], text)
             self._open([*opening, message])
         else:
@@ -129,7 +144,9 @@ class Session(Conversation):
     async def ask_user(self) -> None:
         """Lets the environment answer the model's last turn once, if it can; then the model continues."""
         if not self.env.talks:
-            raise UsageError("This chat has no simulated user.", hint="Use a pack with one, and --task ID.")
+            raise UsageError(
+                "This chat has no simulated user.", hint="Use a pack with one, and --task ID."
+            )
         if not self._awaits_environment or self.turns[-1].calls:
             raise UsageError("It is not the user's turn.")
         self._marks.append(len(self.turns))
@@ -145,15 +162,32 @@ class Session(Conversation):
                 return
             if was_cut(generation.stop_reason):
                 if parsed.calls:
-                    self.emit({"ev": "note", "text": "the turn was cut off, so its calls are not run: /retry, /set"})
+                    self.emit(
+                        {
+                            "ev": "note",
+                            "text": "the turn was cut off, so its calls are not run: /retry, /set",
+                        }
+                    )
                 return
-            if not await (self._run_tools(parsed) if parsed.calls else self._environment_answers(parsed)):
+            if not await (
+                self._run_tools(parsed) if parsed.calls else self._environment_answers(parsed)
+            ):
                 return
             if failed_run(self.turns) >= FAILED_RUN:
                 why = f"stopped: {FAILED_RUN} turns in a row without a call that can be run"
-                self.emit({"ev": "note", "text": f"{why}. /as-model shows it how, /call runs a tool by hand, /undo"})
+                self.emit(
+                    {
+                        "ev": "note",
+                        "text": f"{why}. /as-model shows it how, /call runs a tool by hand, /undo",
+                    }
+                )
                 return
-        self.emit({"ev": "note", "text": f"stopped after {self.max_turns} turns; say something to continue"})
+        self.emit(
+            {
+                "ev": "note",
+                "text": f"stopped after {self.max_turns} turns; say something to continue",
+            }
+        )
 
     async def as_model(self, text: str) -> None:
         """The user writes the assistant turn; its calls are run, then the model continues."""
@@ -165,9 +199,13 @@ class Session(Conversation):
         ids = self.chat.assistant_ids(text, self.env.schemas)
         tokens = Tokens.given(ids, [Origin.FORCED] * len(ids))
         parsed = self.chat.parse(ids, self.env.schemas, turn=self._answers)
-        self._turn("assistant", (parsed.message,), tokens, calls=parsed.calls, stop_reason=StopReason.STOP)
+        self._turn(
+            "assistant", (parsed.message,), tokens, calls=parsed.calls, stop_reason=StopReason.STOP
+        )
         self.messages.append(parsed.message)
-        if parsed.calls and await self._run_tools(AssistantTurn(parsed.content, parsed.calls, self._answers)):
+        if parsed.calls and await self._run_tools(
+            AssistantTurn(parsed.content, parsed.calls, self._answers)
+        ):
             await self.reply()
 
     async def as_tool(self, text: str) -> None:
@@ -175,7 +213,10 @@ class Session(Conversation):
         await self._drop_after("assistant", calls=True)
         last = self.turns[-1] if self.turns else None
         if last is None or last.role != "assistant" or not last.calls:
-            raise UsageError("No tool call is waiting for an answer.", hint="/undo returns to one; or use --approve.")
+            raise UsageError(
+                "No tool call is waiting for an answer.",
+                hint="/undo returns to one; or use --approve.",
+            )
         self._marks.append(len(self.turns))
         self._answer(last.calls, tuple(ToolResult(text) for _ in last.calls))
         await self.reply()
@@ -190,7 +231,9 @@ class Session(Conversation):
         result = results[0] if results else ToolResult("")
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         said = " ".join((result.error or "", *result.text.split())).strip()
-        self.by_hand.append((len(self.turns), f"{name}({given}) → {said}"[:LONGEST_NOTE].replace("\n", " ")))
+        self.by_hand.append(
+            (len(self.turns), f"{name}({given}) → {said}"[:LONGEST_NOTE].replace("\n", " "))
+        )
         return result
 
     async def retry(self) -> None:
@@ -232,7 +275,9 @@ class Session(Conversation):
                 hint="`agentrl rollout` does; /reward X gives one of your own.",
             )
         if not self.task.data or not self.rewards:
-            raise UsageError("This chat has no task to score by.", hint="Open one with `agentrl chat --task ID`.")
+            raise UsageError(
+                "This chat has no task to score by.", hint="Open one with `agentrl chat --task ID`."
+            )
         self.reward_parts = await rescore(
             self.episode(), self.rewards, self.env, self.task, sandboxed=self.sandboxed, weights=self.weights,
             earned=self.earned, decode=self.chat.tokenizer.plain,
@@ -241,19 +286,31 @@ class Session(Conversation):
 
     def give(self, value: float) -> tuple[RewardPart, ...]:
         """Sets the user's own score as the primary part."""
-        self.reward_parts = (RewardPart("person", value, 1.0, primary=True, detail="given in chat"),)
+        self.reward_parts = (
+            RewardPart("person", value, 1.0, primary=True, detail="given in chat"),
+        )
         return self.reward_parts
 
     def save(self, store: Store) -> str:
         """Stores the conversation as an episode of kind `chat`; saving again replaces it. Returns its id."""
         tokenizer = self.chat.tokenizer
-        store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials))
+        store.tokenizers.add(
+            tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", dict(tokenizer.specials)
+        )
         episode = self.episode()
         primary = episode.primary
-        outcome = Outcome.CANCELLED if primary is None else Outcome.SOLVED if primary >= 1 else Outcome.FAILED
+        outcome = (
+            Outcome.CANCELLED
+            if primary is None
+            else Outcome.SOLVED
+            if primary >= 1
+            else Outcome.FAILED
+        )
         error = "an unscored chat" if primary is None else ""
         store.episodes.finish(
-            episode.with_(outcome=outcome, error=error, ended=time.time()), split="chat", tokenizer=tokenizer.hash
+            episode.with_(outcome=outcome, error=error, ended=time.time()),
+            split="chat",
+            tokenizer=tokenizer.hash,
         )
         self._keep_by_hand(store)
         return self.id
@@ -262,17 +319,25 @@ class Session(Conversation):
         """Write the calls by hand into the episode's note, beside the user's own note."""
         text = "\n".join(f"by hand before turn {turns}: {text}" for turns, text in self.by_hand)
         kept = store.episodes.row(self.id).note
-        rest = "\n".join(line for line in kept.splitlines() if not line.startswith("by hand before turn "))
+        rest = "\n".join(
+            line for line in kept.splitlines() if not line.startswith("by hand before turn ")
+        )
         note = "\n".join(filter(None, (rest, text)))
         if note != kept:
             store.marks.note(self.id, note)
 
     async def _drop_after(self, role: str, *, calls: bool = False) -> None:
         """Drops all turns after the last one of a role (with calls); without such a turn, drops nothing."""
-        fits = [n for n, turn in enumerate(self.turns) if turn.role == role and (turn.calls or not calls)]
+        fits = [
+            n
+            for n, turn in enumerate(self.turns)
+            if turn.role == role and (turn.calls or not calls)
+        ]
         if fits and fits[-1] + 1 < len(self.turns):
             await self._cut(fits[-1] + 1)
 
     def _open(self, messages: list[Message]) -> None:
         self.messages, images = pictured(messages, (), self.chat.images, self.folder)
-        self._append(self.chat.prompt(self.messages, self.env.schemas), self.messages, images=images)
+        self._append(
+            self.chat.prompt(self.messages, self.env.schemas), self.messages, images=images
+        )

@@ -21,7 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from agentrl_cli.analysis.whatif import ReplayResult, Rerun, advantages, chain_to, opened, rerun_calls, rescore, was_cut
+from agentrl_cli.analysis.whatif import (
+    ReplayResult,
+    Rerun,
+    advantages,
+    chain_to,
+    opened,
+    rerun_calls,
+    rescore,
+    was_cut,
+)
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.envs.tool_env import Env
 from agentrl_cli.errors import AgentRLError, UsageError
@@ -30,7 +39,14 @@ from agentrl_cli.rollout import seed_of
 from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.servers.chat_session.agents import rerun_agent, sample_agent
-from agentrl_cli.servers.chat_session.open import Past, check_tokenizer, make_env, open_past, open_policy, reachable
+from agentrl_cli.servers.chat_session.open import (
+    Past,
+    check_tokenizer,
+    make_env,
+    open_past,
+    open_policy,
+    reachable,
+)
 from agentrl_cli.servers.chat_session.session import Session
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
 
@@ -72,16 +88,27 @@ class WhatIf:
                 return
             await reachable(self.given.model, past.config)
             policy, chat = open_policy(
-                self.given.model, past.config, past.db, base=past.base, script=self.given.script, past=past
+                self.given.model,
+                past.config,
+                past.db,
+                base=past.base,
+                script=self.given.script,
+                past=past,
             )
             try:
                 check_tokenizer(past, chat)
                 if self.given.rerun or self.given.verify:
-                    self.emit({"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)})
+                    self.emit(
+                        {"ev": "ready", "model": "", "weights": "", "note": _warning(sandbox)}
+                    )
                     self.compare(*await rerun_agent(past, policy, chat, sandbox))
                     return
                 model = self.given.model or past.config.model.name
-                first = {"model": model, "weights": policy.weights_version, "note": _warning(sandbox)}
+                first = {
+                    "model": model,
+                    "weights": policy.weights_version,
+                    "note": _warning(sandbox),
+                }
                 first["sampled_by"] = past.row.weights_version
                 self.emit({"ev": "ready", **first})
                 self.emit({"ev": "from", **child_object(past.episode)})
@@ -117,10 +144,14 @@ class WhatIf:
         total = sum(part.value * part.weight for part in parts)
         rewards = [total if row.id == episode.id else row.reward for row in past.siblings]
         graded = [value for value in rewards if value is not None]
-        place = [row.id for row in past.siblings if row.reward is not None or row.id == episode.id].index(episode.id)
+        place = [
+            row.id for row in past.siblings if row.reward is not None or row.id == episode.id
+        ].index(episode.id)
         after = advantages(graded)[place] if len(graded) > 1 else None
         same = all(item.same for item in reruns)
-        child = self._keep_rescored(parts, after) if same and parts and total != episode.reward else ""
+        child = (
+            self._keep_rescored(parts, after) if same and parts and total != episode.reward else ""
+        )
         self.emit(
             {
                 "ev": "rewards",
@@ -159,7 +190,9 @@ class WhatIf:
             slot = await slots.get()
             try:
                 if self.past.pack.agent is not None:
-                    episode = await sample_agent(self.past, self.given, policy, chat, sandbox, group, sample)
+                    episode = await sample_agent(
+                        self.past, self.given, policy, chat, sandbox, group, sample
+                    )
                 else:
                     episode = await self.sample(policy, chat, sandbox, group, sample, slot)
             finally:
@@ -171,27 +204,39 @@ class WhatIf:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(one(n)) for n in range(number)]
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors  # the first is the cause; the others follow from it
+            raise errors.exceptions[
+                0
+            ] from errors  # the first is the cause; the others follow from it
         finally:
             while not slots.empty():
                 if (env := slots.get_nowait().env) is not None:
                     await env.close()
         children = [task.result() for task in running]
         graded = [child for child in children if child.graded]
-        values = dict(zip([c.id for c in graded], advantages([c.graded_reward for c in graded]), strict=True))
+        values = dict(
+            zip([c.id for c in graded], advantages([c.graded_reward for c in graded]), strict=True)
+        )
         children = [replace(child, advantage=values.get(child.id)) for child in children]
         self.past.keep(children)
         for child in children:
             self.emit({"ev": "child", **child_object(child)})
 
     async def sample(
-        self, policy: Policy, chat: Chat, sandbox: Sandbox | None, group: str, sample: int, slot: Slot
+        self,
+        policy: Policy,
+        chat: Chat,
+        sandbox: Sandbox | None,
+        group: str,
+        sample: int,
+        slot: Slot,
     ) -> Episode:
         """Samples and grades one episode from the turn on."""
         given, past = self.given, self.past
         limits = past.config.rollout
         seed = seed_of(given.seed, "whatif", sample)
-        env = slot.env or make_env(past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns)
+        env = slot.env or make_env(
+            past.config, past.pack, past.task, sandbox, past.episode.seed, keep=limits.max_turns
+        )
         slot.env = env
         temperature = limits.temperature if given.temperature is None else given.temperature
         chain, at, places = chain_to(past.episode, given.turn)
@@ -208,7 +253,9 @@ class WhatIf:
             for item in slot.world.reruns:
                 if not item.same and (item.turn, item.call) not in self.diverged:
                     self.diverged.add((item.turn, item.call))
-                    self.emit({"ev": "diverged", **rerun_object(replace(item, turn=places[item.turn]))})
+                    self.emit(
+                        {"ev": "diverged", **rerun_object(replace(item, turn=places[item.turn]))}
+                    )
             try:
                 await (session.as_model(given.edit) if given.edit is not None else session.reply())
             except UsageError:
@@ -276,7 +323,9 @@ def child_object(child: Episode) -> dict[str, Any]:
         "turns": len(child.turns),
         "tokens": child.trained_tokens,
         "flags": list(child.flags),
-        "text": str(child.turns[-1].messages[-1].get("content") or "") if child.turns[-1].messages else "",
+        "text": str(child.turns[-1].messages[-1].get("content") or "")
+        if child.turns[-1].messages
+        else "",
     }
 
 
@@ -303,11 +352,17 @@ def _warning(sandbox: Sandbox | None) -> str:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the child's own arguments; users run `agentrl replay EP --whatif ASKED`."""
-    parser = argparse.ArgumentParser(prog="agentrl_cli.servers.chat_session.whatif", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="agentrl_cli.servers.chat_session.whatif", description=__doc__
+    )
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--episode", required=True)
     parser.add_argument("--rerun", action="store_true")
-    parser.add_argument("--verify", action="store_true", help="with --rerun: only the calls; scores and stores nothing")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="with --rerun: only the calls; scores and stores nothing",
+    )
     parser.add_argument("--turn", type=int, default=0)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--model")
@@ -315,7 +370,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--edit")
     parser.add_argument("--project", type=Path)
-    parser.add_argument("--script", type=Path, help="replies of the scripted model, a JSON list of texts")
+    parser.add_argument(
+        "--script", type=Path, help="replies of the scripted model, a JSON list of texts"
+    )
     given = list(argv)
     if "--edit" in given[:-1]:  # its text may begin with a minus
         at = given.index("--edit")

@@ -25,7 +25,9 @@ class Adapters:
     That is because an engine may hold a copy of the model's layers, and an adapter may wrap others than those before.
     """
 
-    def __init__(self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None) -> None:
+    def __init__(
+        self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None
+    ) -> None:
         self._model, self._folder, self._name = loaded.model, loaded.folder, loaded.name
         self._decode = loaded.chat.tokenizer.decode
         self._config, self._base, self._store = config, base, store
@@ -46,7 +48,9 @@ class Adapters:
         Raises ModelError, NotFound.
         """
         if self._config.rollout.cuda_graphs != "off":
-            raise ModelError("Adapters are served without CUDA graphs.", hint="--set rollout.cuda_graphs=off")
+            raise ModelError(
+                "Adapters are served without CUDA graphs.", hint="--set rollout.cuda_graphs=off"
+            )
         folder = model_folder(spec, self._config, base=self._base, store=self._store)
         self._check(spec, folder)
         name = f"adapter{next(self._numbers)}"
@@ -82,4 +86,6 @@ class Adapters:
 
     async def _renew(self) -> None:
         await self._policy.close()
-        self._policy = self.engine.policy = make_policy(self._model, self._config, self._name, self._decode, False)
+        self._policy = self.engine.policy = make_policy(
+            self._model, self._config, self._name, self._decode, False
+        )

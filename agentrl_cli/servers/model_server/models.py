@@ -57,9 +57,13 @@ class ServedModel:
     ) -> Generation:
         """One turn with this model's weights."""
         async with self.engine.turn(self):
-            return await self.engine.policy.generate(f"{self.name}/{key}", ids, sampling, group=group)
+            return await self.engine.policy.generate(
+                f"{self.name}/{key}", ids, sampling, group=group
+            )
 
-    def observe(self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+    def observe(
+        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> None:
         """The conversation so far, for a server that renders the messages itself."""
         if isinstance(self.engine.policy, MessagePolicy):
             self.engine.policy.observe(f"{self.name}/{key}", messages, tools)
@@ -104,7 +108,9 @@ class SharedEngine:
         try:
             await ready
         except asyncio.CancelledError:
-            if ready.done() and not ready.cancelled():  # admitted in the moment in which its client left
+            if (
+                ready.done() and not ready.cancelled()
+            ):  # admitted in the moment in which its client left
                 self.end()
             raise
 
@@ -195,7 +201,11 @@ class ServedModels:
         """What `/v1/models` lists."""
         length = self._engine.policy.context_length
         return [
-            {"id": name, "root": self.default, "parent": None if model.adapter is None else self.default}
+            {
+                "id": name,
+                "root": self.default,
+                "parent": None if model.adapter is None else self.default,
+            }
             | {"max_model_len": length, "weights_version": model.weights_version}
             for name, model in self._served.items()
         ]
@@ -206,10 +216,13 @@ class ServedModels:
         Raises RequestError, ModelError, NotFound.
         """
         if self._is_model(name):
-            raise RequestError(f"{name!r} is the model itself: an adapter needs a name of its own.", param="id")
+            raise RequestError(
+                f"{name!r} is the model itself: an adapter needs a name of its own.", param="id"
+            )
         if self._load is None:
             raise ModelError(
-                "This model takes no adapters.", hint="Adapters are served on a model that is loaded in this process."
+                "This model takes no adapters.",
+                hint="Adapters are served on a model that is loaded in this process.",
             )
         load, old = self._load, self._served.get(name)
         adapter, version = await self._engine.exclusive(lambda: load(spec))
@@ -221,7 +234,10 @@ class ServedModels:
     async def remove(self, name: str) -> None:
         """Serve an adapter no more; turns that run end with it. Raises RequestError."""
         if self._is_model(name):
-            raise RequestError(f"{name!r} is the model itself: it is served as long as the server runs.", param="id")
+            raise RequestError(
+                f"{name!r} is the model itself: it is served as long as the server runs.",
+                param="id",
+            )
         if name not in self._served:
             raise unknown_model(name, list(self._served))
         await self._drop(self._served.pop(name))

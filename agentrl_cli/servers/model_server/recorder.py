@@ -28,7 +28,9 @@ class Recorder:
         def write(turn: Turn, tokens: Tokens) -> None:
             episode = self._episodes.get(key)
             if episode is None:
-                episode = Episode(new_id(), key, run_id=self._run.id, seed=seed, kind=KIND, started=time.time())
+                episode = Episode(
+                    new_id(), key, run_id=self._run.id, seed=seed, kind=KIND, started=time.time()
+                )
                 self._episodes[key] = episode
                 self._store.episodes.start(episode, tokenizer=self._tokenizer)
             if turn.weights_version and not episode.weights_version:
@@ -44,9 +46,19 @@ class Recorder:
         if episode is None:
             return
         parts = () if reward is None else (RewardPart("reward", reward, primary=True),)
-        outcome = Outcome.UNGRADED if reward is None else Outcome.SOLVED if reward >= 1.0 else Outcome.FAILED
+        outcome = (
+            Outcome.UNGRADED
+            if reward is None
+            else Outcome.SOLVED
+            if reward >= 1.0
+            else Outcome.FAILED
+        )
         ended = episode.with_(
-            turns=trace.turns, tokens=trace.tokens, reward_parts=parts, outcome=outcome, ended=time.time()
+            turns=trace.turns,
+            tokens=trace.tokens,
+            reward_parts=parts,
+            outcome=outcome,
+            ended=time.time(),
         )
         ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in trace.drift]))
         for drift in trace.drift:

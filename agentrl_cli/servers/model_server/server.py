@@ -58,7 +58,9 @@ class ModelServer:
 
     def app(self, names: Collection[str]) -> ASGIApp:
         """Return the ASGI application. `names`: those that a request's Host may have, besides addresses."""
-        return PageGuard(self.gateway.app, names, hint="`agentrl serve --allow-host NAME` adds a name.")
+        return PageGuard(
+            self.gateway.app, names, hint="`agentrl serve --allow-host NAME` adds a name."
+        )
 
     async def sweep(self, idle: float) -> None:
         """End sessions that were idle for so long, again and again."""
@@ -106,7 +108,8 @@ async def open_server(
                 name, _, path = given.rpartition("=")
                 await models.add(name or path, path)
             sessions = Sessions(
-                _maker(models, engine, loaded, config, recorder, watch), recorder.end if recorder else None
+                _maker(models, engine, loaded, config, recorder, watch),
+                recorder.end if recorder else None,
             )
             routes = list(_routes(models, base, store))
             gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
@@ -122,14 +125,20 @@ async def open_server(
 
 @contextlib.contextmanager
 def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
-    """Yield a run for what is served; its status is written at the end. Sessions of servers that were killed are ended.
+    """Yield a run for what is served; its status is written at the end.
+
+    Sessions of servers that were killed are ended.
     """
     for dead in store.runs.all():
         if dead.kind == KIND and dead.state == "interrupted":
             store.episodes.cancel(dead.id)
     tokenizer = loaded.chat.tokenizer
-    store.tokenizers.add(tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials)
-    row = new_run(config, store, kind=KIND, packs=["traces"], tokenizer=tokenizer.hash, model=loaded.name)
+    store.tokenizers.add(
+        tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials
+    )
+    row = new_run(
+        config, store, kind=KIND, packs=["traces"], tokenizer=tokenizer.hash, model=loaded.name
+    )
     with store.claims.hold(row.id, KIND):
         try:
             yield Recorder(store, row, tokenizer.hash), row.name
@@ -161,7 +170,9 @@ def _maker(
             for writer in writers:
                 writer(turn, tokens)
 
-        return Session(key, loaded.chat, models.policy(""), replace(sampling, seed=seed), limits, write)
+        return Session(
+            key, loaded.chat, models.policy(""), replace(sampling, seed=seed), limits, write
+        )
 
     return make
 
@@ -171,12 +182,19 @@ def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[R
 
     async def add(request: Request) -> Response:
         body = await json_body(request)
-        name, spec = body.get("id", body.get("lora_name")), body.get("adapter", body.get("lora_path"))
+        name, spec = (
+            body.get("id", body.get("lora_name")),
+            body.get("adapter", body.get("lora_path")),
+        )
         if not isinstance(name, str) or not name or not isinstance(spec, str) or not spec:
-            raise bad("An adapter needs `id`, the name to serve it under, and `adapter`, RUN@STEP or a folder.")
+            raise bad(
+                "An adapter needs `id`, the name to serve it under, and `adapter`, RUN@STEP or a folder."
+            )
         _require_own(spec, base, store)
         model = await models.add(name, spec)
-        return JSONResponse({"id": name, "object": "model", "weights_version": model.weights_version})
+        return JSONResponse(
+            {"id": name, "object": "model", "weights_version": model.weights_version}
+        )
 
     async def remove(request: Request) -> Response:
         name = request.path_params.get("model") or (await json_body(request)).get("lora_name")
@@ -201,7 +219,10 @@ def _require_own(spec: str, base: Path, store: Store | None) -> None:
         store.runs.get(run)
         return
     if not (base / spec).resolve().is_relative_to(base.resolve()):
-        raise bad(f"{spec} is outside the project: adapters are loaded from the project and its runs.", "adapter")
+        raise bad(
+            f"{spec} is outside the project: adapters are loaded from the project and its runs.",
+            "adapter",
+        )
     if not (base / spec).is_dir():
         raise bad(f"{spec} is neither a folder of the project nor RUN@STEP.", "adapter")
 
@@ -216,6 +237,8 @@ def _allowed(gateway: Gateway, app: ASGIApp) -> ASGIApp:
         except AgentRLError as error:
             status, message, code, param = problem(error)
             status = 400 if isinstance(error, UsageError) else status
-            await JSONResponse(openai_error(message, status, code, param), status)(scope, receive, send)
+            await JSONResponse(openai_error(message, status, code, param), status)(
+                scope, receive, send
+            )
 
     return checked

@@ -20,7 +20,13 @@ PLACEHOLDER = "TODO:"
 AGAIN = "Then `python task.py` writes the rows again."
 SYSTEM = "Use the tools where they help. End with a line `Answer: …`."
 DEFAULTS: dict[str, dict[str, float]] = {
-    "rollout": {"group_size": 8, "prompts_per_step": 8, "max_turns": 4, "max_new_tokens": 96, "max_tokens": 768},
+    "rollout": {
+        "group_size": 8,
+        "prompts_per_step": 8,
+        "max_turns": 4,
+        "max_new_tokens": 96,
+        "max_tokens": 768,
+    },
     "train": {"steps": 60, "lr": 3.0e-4, "token_budget": 4096, "eval_every": 20},
 }
 WORDS = "apple river stone winter candle forest mirror copper violet thunder garden pocket"
@@ -83,7 +89,9 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
             splits = split_rows(load_file(folder / "task.py").generate(1))
             drawn = {row["family"] for part in splits.values() for row in part}
             for name in (name for name in draft.names if name not in drawn):
-                draft.notes.append(f"No question was drawn that {name} answers: edit its questions in task.py. {AGAIN}")
+                draft.notes.append(
+                    f"No question was drawn that {name} answers: edit its questions in task.py. {AGAIN}"
+                )
             return splits
         except DataError as problem:
             draft.notes.append(f"{problem.message}. {problem.hint} {AGAIN}")
@@ -93,7 +101,9 @@ def _splits(draft: Draft, folder: Path) -> dict[str, list[Row]]:
             groups.setdefault(question(row["prompt"], row), []).append(row)
         return shares([*groups.values()])
     wanted = [f"a question that needs the tool {name}" for name in draft.names] or ["a question"]
-    draft.notes.append("Write questions and answers into data/train.jsonl: no row could be made from what there is.")
+    draft.notes.append(
+        "Write questions and answers into data/train.jsonl: no row could be made from what there is."
+    )
     return {
         "train": [
             {"id": f"train-{n:04d}", "prompt": f"{PLACEHOLDER} {text}", "answer": "its answer"}
@@ -112,11 +122,18 @@ def _code(draft: Draft) -> str:
         words = f'WORDS = "{WORDS}".split()\n\n\n' if "WORDS" in asks else ""
         text = (here / "rows.txt").read_text(encoding="utf-8")
         rows = Template(text).substitute(asks=words + asks, names=", ".join(draft.asks))
-        imports = ["import random", "import re", "from collections.abc import Iterator", "from pathlib import Path"]
+        imports = [
+            "import random",
+            "import re",
+            "from collections.abc import Iterator",
+            "from pathlib import Path",
+        ]
         loads = "\nfrom agentrl_cli.registry import load_file" if "load_file" in draft.code else ""
         imports += [f"from typing import Any\n{loads}"]
         imports += ["from agentrl_cli.tasks.called import called_rows, called_solution, write_rows"]
-        seed = "# the rows again, after a change\n    write_rows(Path(__file__).parent, generate(1))"
+        seed = (
+            "# the rows again, after a change\n    write_rows(Path(__file__).parent, generate(1))"
+        )
         ending = f'\n\nif __name__ == "__main__":  {seed}\n'
     template = Template((here / "task.py.txt").read_text(encoding="utf-8"))
     text = template.substitute(
@@ -132,7 +149,10 @@ def _code(draft: Draft) -> str:
 
 def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
     """Return the text of task.yaml."""
-    spec: dict[str, Any] = {"name": draft.name, "description": f"What {draft.name} is about, in a sentence."}
+    spec: dict[str, Any] = {
+        "name": draft.name,
+        "description": f"What {draft.name} is about, in a sentence.",
+    }
     spec |= {"system": draft.system, "tools": draft.tools} if draft.system else {}
     if draft.agent:
         spec |= {"agent": draft.agent}
@@ -140,9 +160,14 @@ def _description(draft: Draft, splits: dict[str, list[Row]]) -> str:
         spec |= {"rewards": {"exact": {"weight": 1.0, "primary": True}}, "row": [draft.answer]}
     if any(detect(row) != "own" for rows in splits.values() for row in rows[:1]):
         spec["data"] = {split: {"path": f"data/{split}.jsonl", "form": "own"} for split in splits}
-    spec |= {"sandbox": False, "defaults": DEFAULTS | {"rollout": DEFAULTS["rollout"] | draft.limits}}
+    spec |= {
+        "sandbox": False,
+        "defaults": DEFAULTS | {"rollout": DEFAULTS["rollout"] | draft.limits},
+    }
     head = (
         "# The pack: what it is about, its tools, and what counts. docs/tasks.md has every key.\n"
         "# Tools run in this process: `sandbox: true` and the tool run_python are for a model's own code.\n"
     )
-    return head + yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return head + yaml.safe_dump(
+        spec, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+    )

@@ -47,7 +47,9 @@ def ask(tool: Tool, target: str) -> tuple[str, str]:
     function = tool.schema["function"]
     schema = function["parameters"]
     properties: Mapping[str, Any] = schema.get("properties", {})
-    drawn = {name: properties[name] for name in schema.get("required", ()) if name in properties} or properties
+    drawn = {
+        name: properties[name] for name in schema.get("required", ()) if name in properties
+    } or properties
     lines = [f"    {name} = {_draw(name, part)}" for name, part in drawn.items()]
     text = str(function["description"]).rstrip(" .:").replace("{", "{{").replace("}", "}}")
     text += ": " + ", ".join(f"{name} {{{name}}}" for name in drawn) if drawn else "."
@@ -89,6 +91,8 @@ def _draw(name: str, schema: Mapping[str, Any], depth: int = 0) -> str:
         return f"[{_draw(name, schema.get('items') or {}, depth + 1)} for _ in range(rng.randint(2, 4))]"
     if kind == "object" and depth < 3:
         fields = (schema.get("properties") or {}).items()
-        return "{" + ", ".join(f'"{key}": {_draw(key, part, depth + 1)}' for key, part in fields) + "}"
+        return (
+            "{" + ", ".join(f'"{key}": {_draw(key, part, depth + 1)}' for key, part in fields) + "}"
+        )
     words = f"{name} {schema.get('description', '')}".casefold()
     return DATE if re.search(r"\b(date|iso)\b|_date|date_|yyyy", words) else "rng.choice(WORDS)"

@@ -18,7 +18,18 @@ QUESTION_NAMES = (
     *("问题", "题目", "问", "提问"),
 )
 """Other names of the column `prompt`, for rows of no known form."""
-ANSWER_NAMES = ("a", "ans", "result", "response", "reply", "reference", "correct", "答案", "回答", "答")
+ANSWER_NAMES = (
+    "a",
+    "ans",
+    "result",
+    "response",
+    "reply",
+    "reference",
+    "correct",
+    "答案",
+    "回答",
+    "答",
+)
 """Other names of the column `answer`."""
 KNOWN = {"id", "prompt", "messages", "conversations", *ANSWERS, *QUESTION_NAMES, *ANSWER_NAMES}
 HOW = (
@@ -43,7 +54,9 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
             raise DataError(f"{path}:{number}: {problem.message}") from problem
         if not made.get("prompt"):
             there = ", ".join(map(str, row)) or "none"
-            raise DataError(f"{path}:{number}: no column is the question; there are: {there}.", hint=HOW)
+            raise DataError(
+                f"{path}:{number}: no column is the question; there are: {there}.", hint=HOW
+            )
         if "id" in made:
             made["id"] = str(made["id"])
         rows.append(made)
@@ -55,7 +68,10 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 def _named(row: Mapping[str, Any]) -> Row:
     """Return a row with the names of `KNOWN` columns in lower case, and of question and answer as AgentRL has them."""
-    made = {key.strip().lower() if key.strip().lower() in KNOWN else key: value for key, value in row.items()}
+    made = {
+        key.strip().lower() if key.strip().lower() in KNOWN else key: value
+        for key, value in row.items()
+    }
     other = next((name for name in ANSWER_NAMES if name in made), None)
     if other is not None and not any(name in made for name in ANSWERS):
         made["answer"] = made.pop(other)
@@ -65,7 +81,9 @@ def _named(row: Mapping[str, Any]) -> Row:
     return made
 
 
-def distinct(rows: Sequence[Row], places: Sequence[str], answer: str, notes: list[str]) -> list[Row]:
+def distinct(
+    rows: Sequence[Row], places: Sequence[str], answer: str, notes: list[str]
+) -> list[Row]:
     """Return the rows without those that are there twice, which `notes` counts.
 
     Raises DataError if two ask the same and have different answers.
@@ -77,7 +95,11 @@ def distinct(rows: Sequence[Row], places: Sequence[str], answer: str, notes: lis
         if any(_same(row, rows[other]) for other in group):
             again.append(index)
             continue
-        if answer and group and str(row.get(answer)).strip() != str(rows[group[0]].get(answer)).strip():
+        if (
+            answer
+            and group
+            and str(row.get(answer)).strip() != str(rows[group[0]].get(answer)).strip()
+        ):
             differ.append((group[0], index))
         group.append(index)
     where = [*places, *(f"row {number}" for number in range(len(places) + 1, len(rows) + 1))]
@@ -88,10 +110,15 @@ def distinct(rows: Sequence[Row], places: Sequence[str], answer: str, notes: lis
             for one, other in differ
         ]
         more = [f"And {len(lines) - SHOWN} more pairs."] * (len(lines) > SHOWN)
-        raise DataError("\n".join(lines[:SHOWN] + more), hint="Correct or delete one of each: no model can learn both.")
+        raise DataError(
+            "\n".join(lines[:SHOWN] + more),
+            hint="Correct or delete one of each: no model can learn both.",
+        )
     if again:
         shown = ", ".join(where[index] for index in again[:SHOWN]) + " …" * (len(again) > SHOWN)
-        notes.append(f"Rows that repeat another word for word were left out: {len(again)} of {len(rows)} ({shown}).")
+        notes.append(
+            f"Rows that repeat another word for word were left out: {len(again)} of {len(rows)} ({shown})."
+        )
     left = set(again)
     return [row for index, row in enumerate(rows) if index not in left]
 

@@ -48,7 +48,13 @@ HERE = Path(__file__).parent
 
 solve = Foreign({given}).solve
 '''
-OWN = {"task.py", "test_task.py", "task.yaml", "agentrl.yaml", *(f"data/{split}.jsonl" for split in SPLIT)}
+OWN = {
+    "task.py",
+    "test_task.py",
+    "task.yaml",
+    "agentrl.yaml",
+    *(f"data/{split}.jsonl" for split in SPLIT),
+}
 """Files that every new pack has."""
 LARGEST = 64 * 2**20
 """Bytes of a file that is copied."""
@@ -78,7 +84,12 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     path = Path(file).expanduser()
     if not path.is_file():
         siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise NotFound.of("file", source, siblings, hint="--from takes rows, a .py file, openapi.json or mcp:COMMAND.")
+        raise NotFound.of(
+            "file",
+            source,
+            siblings,
+            hint="--from takes rows, a .py file, openapi.json or mcp:COMMAND.",
+        )
     if path.suffix == ".py":
         agent = function or _agent_in(path)
         return _agent(draft, path, agent) if agent else _functions(draft, path)
@@ -86,7 +97,9 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
         return _openapi(draft, path)
     if path.suffix in FILES:
         return _rows(draft, path)
-    raise UsageError(f"{path} is neither rows ({', '.join(FILES)}) nor a .py file nor an OpenAPI description.")
+    raise UsageError(
+        f"{path} is neither rows ({', '.join(FILES)}) nor a .py file nor an OpenAPI description."
+    )
 
 
 def finish(draft: Draft) -> None:
@@ -96,10 +109,17 @@ def finish(draft: Draft) -> None:
     draft.asks, draft.code = {}, ""  # the questions are given, and task.yaml names the tools' files
     draft.rows = distinct(draft.rows, draft.places, draft.answer, draft.notes)
     if not draft.names and not draft.agent:
-        draft.notes.append("No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py.")
-    wanted = {name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)}
+        draft.notes.append(
+            "No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py."
+        )
+    wanted = {
+        name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)
+    }
     if missing := sorted(wanted - set(draft.names)):
-        raise UsageError(f"The rows use tools whose code is not given: {', '.join(missing)}.", hint=TOOL_FILES + ".")
+        raise UsageError(
+            f"The rows use tools whose code is not given: {', '.join(missing)}.",
+            hint=TOOL_FILES + ".",
+        )
     if not draft.answer and not draft.agent:
         fields = sorted({key for row in draft.rows for key in row} - {"prompt"})
         raise UsageError(
@@ -113,7 +133,11 @@ def _rows(draft: Draft, path: Path) -> None:
     rows, places = read_rows(path)
     draft.rows = [*(draft.rows or ()), *rows]
     draft.places += places
-    usable = (name for name in ANSWERS if all(isinstance(row.get(name), (str, int, float)) for row in draft.rows))
+    usable = (
+        name
+        for name in ANSWERS
+        if all(isinstance(row.get(name), (str, int, float)) for row in draft.rows)
+    )
     draft.answer = next(usable, "")
 
 
@@ -164,17 +188,29 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     package, _, task = place.partition("@")
     if not package or draft.files or draft.rows or draft.tools:
         shown = "verifiers:PACKAGE, inspect:PACKAGE@TASK"
-        raise UsageError(f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=shown)
-    options = {key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        raise UsageError(
+            f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=shown
+        )
+    options = {
+        key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)
+    }
     if kind == "verifiers":
         options = {"taskset": options} if options else {}
-    given: dict[str, Any] = {"task": task, "python": _path(python, os.sep in python), "options": options}
+    given: dict[str, Any] = {
+        "task": task,
+        "python": _path(python, os.sep in python),
+        "options": options,
+    }
     given = {key: value for key, value in given.items() if value}
     about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
     draft.rows = adapter("program")(kind, named, **given).rows(MOST_ROWS)
     if not draft.rows:
         raise DataError(f"{about} has no tasks.")
-    words = [repr(kind), _code(named, draft), *(f"{key}={_code(value, draft)}" for key, value in given.items())]
+    words = [
+        repr(kind),
+        _code(named, draft),
+        *(f"{key}={_code(value, draft)}" for key, value in given.items()),
+    ]
     text = FOREIGN_AGENT.format(about=about, given=", ".join(words).replace("'", '"'))
     draft.files["agent.py"] = text.encode()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
@@ -205,7 +241,9 @@ def _copy(draft: Draft, path: Path) -> None:
     for file in (path, *needed):
         name = file.relative_to(path.parent).as_posix()
         if file.stat().st_size > LARGEST:
-            draft.notes.append(f"{name} is too large to be copied: put it into the project, beside {path.name}.")
+            draft.notes.append(
+                f"{name} is too large to be copied: put it into the project, beside {path.name}."
+            )
             continue
         content = file.read_bytes()
         if name in OWN or draft.files.get(name, content) != content:
@@ -224,14 +262,20 @@ def _openapi(draft: Draft, path: Path) -> None:
     draft.notes += [f"{one.name} is not offered: it {one.problem}." for one in found if one.problem]
     safe = [one.name for one in found if one.method == "get" and not one.problem]
     if not safe:
-        raise ConfigError(f"{path} has no GET operation.", hint="List others under `operations` of task.yaml.")
+        raise ConfigError(
+            f"{path} has no GET operation.", hint="List others under `operations` of task.yaml."
+        )
     _copy(draft, path)
     server = server_of(document)
     if not urlsplit(server).netloc:
         server = "http://127.0.0.1:8000"
-        draft.notes.append(f"{path.name} names no server: set `server` in task.yaml (now {server}).")
+        draft.notes.append(
+            f"{path.name} names no server: set `server` in task.yaml (now {server})."
+        )
     if others := [one.name for one in found if one.method != "get"]:
-        draft.notes.append(f"Operations that change something are not offered: {', '.join(others)}.")
+        draft.notes.append(
+            f"Operations that change something are not offered: {', '.join(others)}."
+        )
     draft.tools.append({"openapi": {"file": path.name, "server": server, "operations": safe}})
     draft.names += safe
 
@@ -242,7 +286,10 @@ def _mcp(draft: Draft, target: str) -> None:
     if not target.startswith(("http://", "https://")):
         words = shlex.split(target)
         if not words:
-            raise UsageError("No MCP server is named.", hint='--from "mcp:python server.py", or mcp:http://host/mcp')
+            raise UsageError(
+                "No MCP server is named.",
+                hint='--from "mcp:python server.py", or mcp:http://host/mcp',
+            )
         placed = [str(Path(word).resolve()) if Path(word).is_file() else word for word in words[1:]]
         server = {"command": words[0], "args": placed}
     tools = mcp_tools("--from", "server", server, Path.cwd())

@@ -98,7 +98,11 @@ def _as(word: str, op: str) -> Callable[[str], Command]:
     """Return a command that speaks in a role."""
 
     def read(rest: str) -> Command:
-        return Command(op, {"text": unescaped(rest)}) if rest else Command(problem=f"{word} needs a text")
+        return (
+            Command(op, {"text": unescaped(rest)})
+            if rest
+            else Command(problem=f"{word} needs a text")
+        )
 
     return read
 
@@ -194,7 +198,10 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
         return Command(local=word)
     if word.startswith("/") and word[1:].replace("-", "").isalpha():
         near = nearest(word, COMMANDS)
-        return Command(problem=f"no command {word}" + (f"; did you mean {near[0]}?" if near else "; /help lists them"))
+        return Command(
+            problem=f"no command {word}"
+            + (f"; did you mean {near[0]}?" if near else "; /help lists them")
+        )
     return Command("user", {"text": line.strip()}) if line.strip() else Command()
 
 
@@ -210,6 +217,9 @@ def complete(line: str, tools: Sequence[str]) -> tuple[str, list[str]]:
     if not found:
         return line, []
     first, last = min(found), max(found)
-    agree = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    agree = next(
+        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+        min(len(first), len(last)),
+    )
     common = first[:agree]
     return f"{head}{space}{common}{' ' if len(found) == 1 else ''}", found

@@ -36,7 +36,12 @@ class History:
         self.lines.append(line)
         self._at = len(self.lines)
         try:
-            with open(self.path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(
+                self.path,
+                "a",
+                encoding="utf-8",
+                opener=lambda name, flags: os.open(name, flags, 0o600),
+            ) as file:
                 file.write(json.dumps(line) + "\n")
         except OSError:
             return

@@ -110,7 +110,12 @@ class PlainChat:
 
     async def show_context(self) -> None:
         """Refers to what works here."""
-        self._show({"ev": "note", "text": "/edit and /context are for the screen; /undo and /tokens work here"})
+        self._show(
+            {
+                "ev": "note",
+                "text": "/edit and /context are for the screen; /undo and /tokens work here",
+            }
+        )
 
     edit_last = show_context
 
@@ -167,7 +172,13 @@ class PlainChat:
     def _show(self, event: Event) -> None:
         self.errors += event["ev"] in ("error", "fatal")
         if self.emit is not None:
-            self.emit({name: value for name, value in event.items() if name not in ("tokenizer", "template")})
+            self.emit(
+                {
+                    name: value
+                    for name, value in event.items()
+                    if name not in ("tokenizer", "template")
+                }
+            )
         elif event["ev"] != "fatal":
             for text in event_lines(event, self.decoder, self.mode, self.width):
                 self.show(text)

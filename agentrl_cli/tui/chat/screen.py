@@ -29,7 +29,8 @@ from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 
 KEYS = (
-    "enter send  ctrl+j new line  ↑/↓ history  tab complete  F2 tokens F3 mask F4 logp F5 ids  ctrl+x stop  /help /quit"
+    "enter send  ctrl+j new line  ↑/↓ history  tab complete  F2 tokens F3 mask F4 logp F5 ids"
+    "  ctrl+x stop  /help /quit"
 )
 
 
@@ -42,8 +43,20 @@ class ChatScreen(AgentScreen):
         [
             Binding("pageup", "scroll(-1)", "page", show=False, priority=True),
             Binding("pagedown", "scroll(1)", "page", show=False, priority=True),
-            Binding("shift+pageup,ctrl+pageup", "side_scroll(-1)", "page of the ids", show=False, priority=True),
-            Binding("shift+pagedown,ctrl+pagedown", "side_scroll(1)", "page of the ids", show=False, priority=True),
+            Binding(
+                "shift+pageup,ctrl+pageup",
+                "side_scroll(-1)",
+                "page of the ids",
+                show=False,
+                priority=True,
+            ),
+            Binding(
+                "shift+pagedown,ctrl+pagedown",
+                "side_scroll(1)",
+                "page of the ids",
+                show=False,
+                priority=True,
+            ),
             Binding("f2", "mode('tokens')", "tokens"),
             Binding("f3", "mode('mask')", "mask"),
             Binding("f4", "mode('logprobs')", "logprobs"),
@@ -97,7 +110,11 @@ class ChatScreen(AgentScreen):
     def _head(self) -> None:
         state = "waits for y or n" if self.asked else "…" if self.busy else "your turn"
         mode = f"   showing {self.transcript.mode}" if self.transcript.mode else ""
-        text = Text(f"agentrl chat   {self.model or 'loading the model'}   {state}{mode}", "bold", no_wrap=True)
+        text = Text(
+            f"agentrl chat   {self.model or 'loading the model'}   {state}{mode}",
+            "bold",
+            no_wrap=True,
+        )
         self.query_one("#head", Static).update(text)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -149,7 +166,9 @@ class ChatScreen(AgentScreen):
         """Sends the first request that waited while the model was loading or busy."""
         self.busy = self.asked = self._editing = False
         if self.waiting:
-            self.run_worker(self._send(self.waiting.popleft()), group="waiting", exit_on_error=False)
+            self.run_worker(
+                self._send(self.waiting.popleft()), group="waiting", exit_on_error=False
+            )
 
     def _cut(self, turns: int) -> None:
         if self._editing:
@@ -175,7 +194,10 @@ class ChatScreen(AgentScreen):
         """Sends a request, or keeps it until the model is done."""
         if self.busy and command.op != "answer":
             self.waiting.append(command)
-            self.notify(f"{len(self.waiting)} waiting; it is sent when the model is done. ctrl+x stops it.", timeout=3)
+            self.notify(
+                f"{len(self.waiting)} waiting; it is sent when the model is done. ctrl+x stops it.",
+                timeout=3,
+            )
         else:
             await self._send(command)
 

@@ -57,7 +57,14 @@ class ChatTranscript(VerticalScroll, can_focus=False):
 
     def drop(self, keep: int) -> None:
         """Removes the turns from `keep` on, with the notes after them."""
-        first = next((n for n, (e, _) in enumerate(self._events) if e["ev"] == "turn" and e["index"] >= keep), None)
+        first = next(
+            (
+                n
+                for n, (e, _) in enumerate(self._events)
+                if e["ev"] == "turn" and e["index"] >= keep
+            ),
+            None,
+        )
         if first is not None:
             for _, widget in self._events[first:]:
                 widget.remove()
@@ -72,7 +79,9 @@ class ChatTranscript(VerticalScroll, can_focus=False):
     def to_end(self) -> None:
         """Scrolls to the end."""
         self.scroll_end(animate=False)
-        self.call_after_refresh(self.scroll_end, animate=False)  # what was mounted just now has its height only then
+        self.call_after_refresh(
+            self.scroll_end, animate=False
+        )  # what was mounted just now has its height only then
 
     def page(self, sign: int) -> None:
         """Scrolls by a page."""

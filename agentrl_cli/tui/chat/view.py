@@ -18,7 +18,12 @@ from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
 
 MODES = {"": None, "tokens": "origin", "mask": "mask", "logprobs": "logp"}
 AGAIN = {"user": "", "assistant": "/as-model ", "tool": "/as-tool "}
-ROLES = {"assistant": "bold #8fbfff", "user": "bold #e8d890", "tool": "bold #f0b878", "system": "bold #b0b0d0"}
+ROLES = {
+    "assistant": "bold #8fbfff",
+    "user": "bold #e8d890",
+    "tool": "bold #f0b878",
+    "system": "bold #b0b0d0",
+}
 
 
 def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
@@ -29,15 +34,23 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
     if kind == "ready":
         return ready_lines(event)
     if kind == "ask":
-        which = f" {event['name']}, call {event['number']} of {event['of']}?" if event.get("of", 1) > 1 else " this?"
+        which = (
+            f" {event['name']}, call {event['number']} of {event['of']}?"
+            if event.get("of", 1) > 1
+            else " this?"
+        )
         more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
         ask = f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
         if any(call.get("error") for call in (event.get("calls") or [])[:1]):
-            ask = f"a malformed call{which.rstrip('?')}: report it to the model?  y yes   n no{more}"
+            ask = (
+                f"a malformed call{which.rstrip('?')}: report it to the model?  y yes   n no{more}"
+            )
         return [Text(ask.replace(" this:", ":"), "bold #ffd75f")]
     if kind == "result":
         status = f"ERROR {event['error']}" if event["error"] else "ok"
-        lines = [Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)]
+        lines = [
+            Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)
+        ]
         return lines + [Text(f"  {line}") for line in str(event["text"]).splitlines()]
     if kind == "reward":
         lines = [Text(f"REWARD {num(event['total'], '.3f')}", TITLE)]
@@ -55,7 +68,9 @@ def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: in
         return [Text(event["text"], FAINT)]
     if kind in ("error", "fatal"):
         lines = [Text(f"! {event['message']}", BAD)]
-        return lines + [Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()]
+        return lines + [
+            Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()
+        ]
     return []
 
 
@@ -68,11 +83,18 @@ def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
 def ready_lines(event: dict[str, Any]) -> list[Text]:
     """Return the model, its tools and its sandbox."""
     tools = ", ".join(event["tools"]) or "none"
-    lines = [Text(f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}", TITLE)]
+    lines = [
+        Text(
+            f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}",
+            TITLE,
+        )
+    ]
     if event.get("sandbox"):
         lines.append(Text(f"sandbox {event['sandbox']}", FAINT))
     if event.get("user"):
-        lines.append(Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT))
+        lines.append(
+            Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT)
+        )
     if event.get("note"):
         lines.append(Text(f"! {event['note']}", BAD))
     return lines + (task_lines(event["tasks"]) if event.get("tasks") else [])
@@ -93,7 +115,9 @@ def task_lines(tasks: Sequence[dict[str, Any]]) -> list[Text]:
 def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
     """One turn: its text and calls; in a token mode every token with its glyphs."""
     role = event["role"]
-    if event.get("again") and MODES.get(mode) is None:  # a loop of calls that cannot be run is a line a turn
+    if (
+        event.get("again") and MODES.get(mode) is None
+    ):  # a loop of calls that cannot be run is a line a turn
         shown = event["calls"][0]["raw"] if event["calls"] else ""
         text = f"assistant  {event['again']}× in a row no call that can be run: {' '.join(shown.split())[:40]}"
         return [Text(text, BAD)] if role == "assistant" else []
@@ -114,12 +138,19 @@ def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int
             style = BAD if result["error"] else ""
             lines += [Text(f"  {line}", style) for line in result["text"].splitlines() or [""]]
             if result.get("images"):
-                lines.append(Text(f"  ▣ {result['images']} image{'s' if result['images'] > 1 else ''}", FAINT))
+                lines.append(
+                    Text(
+                        f"  ▣ {result['images']} image{'s' if result['images'] > 1 else ''}", FAINT
+                    )
+                )
     else:
         lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
     for call in event["calls"]:
         shown = ToolCall("", call["name"], call["arguments"], call["raw"], call["error"])
-        lines += [Text(f"  {text}", BAD if style == "error" else GOOD) for style, text in call_notes(shown)]
+        lines += [
+            Text(f"  {text}", BAD if style == "error" else GOOD)
+            for style, text in call_notes(shown)
+        ]
     return lines
 
 
@@ -136,8 +167,15 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
         line = Text("  ", no_wrap=True)
         for piece in range(a, b):
             level = layer.levels[classes[layout.piece_token[piece]]]
-            text = layout.piece_text[piece] if kind == Kind.TEXT else level.glyph * layout.piece_cells[piece]
-            line.append(text, f"on {shade(level.color)}" if level.color else FAINT if kind == Kind.GLYPH else "")
+            text = (
+                layout.piece_text[piece]
+                if kind == Kind.TEXT
+                else level.glyph * layout.piece_cells[piece]
+            )
+            line.append(
+                text,
+                f"on {shade(level.color)}" if level.color else FAINT if kind == Kind.GLYPH else "",
+            )
         lines.append(line)
     if lens == "origin":
         lines.append(Text("  ids " + " ".join(str(i) for i in event["ids"]), FAINT))
@@ -145,7 +183,9 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
         known = [value for value in event["logp"] if value is not None]
         if known:
             mean, low = sum(known) / len(known), min(known)
-            lines.append(Text(f"  mean logp {mean:.3f}   least likely p {math.exp(low):.4f}", FAINT))
+            lines.append(
+                Text(f"  mean logp {mean:.3f}   least likely p {math.exp(low):.4f}", FAINT)
+            )
     return lines
 
 
@@ -154,7 +194,9 @@ def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
     n = len(event["ids"])
     given = Tokens.given(event["ids"], event["origin"])
     logp = np.asarray([math.nan if value is None else value for value in event["logp"]], np.float32)
-    tokens = Tokens(given.ids, given.origin, logp, logp, given.entropy, given.top_ids, given.top_logps)
+    tokens = Tokens(
+        given.ids, given.origin, logp, logp, given.entropy, given.top_ids, given.top_logps
+    )
     turn = Turn(0, event["role"], (), 0, n)
     episode = Episode("", "", turns=(turn,), tokens=tokens)
     return EpisodeView(episode, decoder.texts(tokens.ids), blocks_of((turn,), n), decoder=decoder)
@@ -172,5 +214,9 @@ def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: st
         lines += [Text(line) for line in decoder.text(event["ids"]).removesuffix("\n").split("\n")]
         lines.append(Text(" ".join(str(i) for i in event["ids"]), FAINT))
     if template:
-        lines += [Text(""), Text("CHAT TEMPLATE", TITLE), *(Text(line, FAINT) for line in template.splitlines())]
+        lines += [
+            Text(""),
+            Text("CHAT TEMPLATE", TITLE),
+            *(Text(line, FAINT) for line in template.splitlines()),
+        ]
     return lines

@@ -81,7 +81,11 @@ class AgentScreen(Screen[None]):
         if not self.needle or (found is None and not page):
             self.notify("/ finds text first", timeout=2)
             return
-        lines = [line.plain for line in found.lines] if found else str(page.first(Static).content).splitlines()
+        lines = (
+            [line.plain for line in found.lines]
+            if found
+            else str(page.first(Static).content).splitlines()
+        )
         hits = [n for n, line in enumerate(lines) if self.needle.lower() in line.lower()]
         if not hits:
             self.notify(f"{self.needle}: nothing found", timeout=2, markup=False)

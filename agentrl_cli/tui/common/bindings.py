@@ -27,7 +27,9 @@ def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
         *(("pagedown", page, ""), ("pageup", -page, "")),
         *(("g,home", -end, "first"), ("G,end", end, "last")),
     )
-    return [Binding(key, f"{action}({step})", words, show=False) for key, step, words in keys if step]
+    return [
+        Binding(key, f"{action}({step})", words, show=False) for key, step, words in keys if step
+    ]
 
 
 def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
@@ -37,7 +39,11 @@ def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
         assert isinstance(binding, Binding)
         action, _, rest = binding.action.partition("(")
         argument = rest.rstrip(")").strip("'")
-        out.append(replace(binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"))
+        out.append(
+            replace(
+                binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"
+            )
+        )
     return out
 
 

@@ -21,7 +21,9 @@ OVER = (FAINT, "#c58fd0", "#8fc98f", "#d0a060")
 """Colours of the curves of other runs."""
 
 
-def resample(points: Points, columns: int, x_range: tuple[float, float] | None = None) -> list[float]:
+def resample(
+    points: Points, columns: int, x_range: tuple[float, float] | None = None
+) -> list[float]:
     """Return the mean of y in each of `columns` equal stretches of x; NaN for a stretch without points."""
     sums, counts = [0.0] * columns, [0] * columns
     clean = [(x, y) for x, y in points if math.isfinite(y)]
@@ -70,7 +72,11 @@ def braille(
             before = None
             continue
         level = round((min(max(value, low), high) - low) / span * (rows - 1))
-        first, last = (level, level) if before is None or not join else (min(before, level), max(before, level))
+        first, last = (
+            (level, level)
+            if before is None or not join
+            else (min(before, level), max(before, level))
+        )
         if before is not None and join and last - first > 1:
             first, last = (first + 1, last) if level == last else (first, last - 1)
         for dot in range(first, last + 1):
@@ -128,17 +134,25 @@ def chart(
     lines = [Text(title[:width], TITLE, no_wrap=True)]
     if not clean:
         return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
-    y_range = nice_range([y for points in (clean, *others) for _, y in points], unit=unit and not log)
+    y_range = nice_range(
+        [y for points in (clean, *others) for _, y in points], unit=unit and not log
+    )
     gutter = max(5, *(len(short(10**limit if log else limit)) for limit in y_range))
     inner = max(width - gutter - 1, 4)
     x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
     rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
-    below = [braille(other, inner, height, y_range, x_range=x_range, join=join) if other else [] for other in others]
+    below = [
+        braille(other, inner, height, y_range, x_range=x_range, join=join) if other else []
+        for other in others
+    ]
     for index, row in enumerate(rows):
         limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
         label = "" if limit is None else short(10**limit if log else limit)
         line = Text(f"{label:>{gutter}}│", FAINT, no_wrap=True)
-        layers = [(row, LINE), *((lines[index], OVER[n % len(OVER)]) for n, lines in enumerate(below) if lines)]
+        layers = [
+            (row, LINE),
+            *((lines[index], OVER[n % len(OVER)]) for n, lines in enumerate(below) if lines),
+        ]
         cells = [_top(layers, column) for column in range(inner)]
         for color, part in groupby(cells, lambda cell: cell[1]):
             line.append("".join(char for char, _ in part), color)
@@ -146,7 +160,9 @@ def chart(
     axis = ["─"] * inner
     for mark in marks:
         if x_range[0] <= mark <= x_range[1]:
-            axis[min(int((mark - x_range[0]) / ((x_range[1] - x_range[0]) or 1) * inner), inner - 1)] = "┴"
+            axis[
+                min(int((mark - x_range[0]) / ((x_range[1] - x_range[0]) or 1) * inner), inner - 1)
+            ] = "┴"
     left, right = short(x_range[0]), short(x_range[1])
     axis_text = "".join(axis)
     axis_text = left + axis_text[len(left) : inner - len(right)] + right
@@ -164,7 +180,11 @@ def drawn_as(points: int, columns: int) -> str:
 
 def _noted(axis: str, note: str) -> str:
     """Return an axis with a note near its middle, where nothing else stands."""
-    free = [at for at in range(len(axis)) if note and set(axis[max(at - 1, 0) : at + len(note) + 1]) == {"─"}]
+    free = [
+        at
+        for at in range(len(axis))
+        if note and set(axis[max(at - 1, 0) : at + len(note) + 1]) == {"─"}
+    ]
     free = [at for at in free if 0 < at < len(axis) - len(note)]
     if not free:
         return axis
@@ -174,7 +194,10 @@ def _noted(axis: str, note: str) -> str:
 
 def _top(layers: Sequence[tuple[str, str]], column: int) -> tuple[str, str]:
     """(character, colour) of the first curve that has a dot in a column."""
-    return next(((row[column], color) for row, color in layers if row[column] != "\u2800"), ("\u2800", FAINT))
+    return next(
+        ((row[column], color) for row, color in layers if row[column] != "\u2800"),
+        ("\u2800", FAINT),
+    )
 
 
 def _logged(points: Points) -> list[tuple[float, float]]:
@@ -188,7 +211,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
         columns = resample(list(enumerate(columns)), width, (0, len(columns) - 1))
     low, high = nice_range([v for v in columns if math.isfinite(v)])
     span = (high - low) or 1.0
-    return "".join(_BLOCKS[round((v - low) / span * 7)] if math.isfinite(v) else " " for v in columns)
+    return "".join(
+        _BLOCKS[round((v - low) / span * 7)] if math.isfinite(v) else " " for v in columns
+    )
 
 
 def bar(fraction: float, width: int) -> str:

@@ -40,7 +40,9 @@ class Help(Dialog[None]):
             yield Static(Text(f"agentrl {self.title_}", "bold #8fbfff"))
             yield Static(Text("any key closes this", "#8a8a8a"), id="how")
             if own := self._own():
-                yield Static(Text("\n".join([f"Your own keys ({settings_path()}):", *own])), id="own")
+                yield Static(
+                    Text("\n".join([f"Your own keys ({settings_path()}):", *own])), id="own"
+                )
             yield Static(Text(self.text))
 
     def _own(self) -> list[str]:
@@ -60,7 +62,9 @@ class Help(Dialog[None]):
     def _show_scrolling(self) -> None:
         """Names the keys that scroll, if the text does not fit."""
         if self.body.max_scroll_y > 0:
-            self.query_one("#how", Static).update(Text("↓ ↑ scroll, any other key closes this", "#8a8a8a"))
+            self.query_one("#how", Static).update(
+                Text("↓ ↑ scroll, any other key closes this", "#8a8a8a")
+            )
 
     def on_key(self, event: Key) -> None:
         event.stop()
@@ -93,7 +97,9 @@ class Asking(Dialog[str | None]):
                 self.check(text)
         except AgentRLError as error:
             problem = f"{error.message} {error.hint}".strip()
-            self.query_one("#help", Static).update(Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
+            self.query_one("#help", Static).update(
+                Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a")
+            )
             self.query_one("#help").display = True
             return
         self.dismiss(text)
@@ -106,7 +112,12 @@ class Prompt(Asking):
     """One line of input."""
 
     def __init__(
-        self, label: str, value: str = "", *, help: str = "", check: Callable[[str], object] | None = None
+        self,
+        label: str,
+        value: str = "",
+        *,
+        help: str = "",
+        check: Callable[[str], object] | None = None,
     ) -> None:
         super().__init__(label, help, check)
         self.value = value

@@ -68,14 +68,27 @@ class Browse:
         return f"{text}   run {self.named or self.run}" if self.run else text
 
 
-FLAGS = ("BADARG", "NOTOOL", "LOOP", "TRUNC", "AFTERERR", "MALFORMED", "DRIFT", "DIVERGED", "MASK", "*")
+FLAGS = (
+    "BADARG",
+    "NOTOOL",
+    "LOOP",
+    "TRUNC",
+    "AFTERERR",
+    "MALFORMED",
+    "DRIFT",
+    "DIVERGED",
+    "MASK",
+    "*",
+)
 KINDS = ("train", "eval", "rollout", "chat", "whatif")
 
 
 def filter_form(value: str) -> Form:
     """Asks for a filter: the line itself, and fields whose conditions are added to it. An invalid one is refused."""
     asked = [
-        Field("filter", value, "reward:<0.5 step:100.. task:calc/*", [f"{name}:" for name in fields()]),
+        Field(
+            "filter", value, "reward:<0.5 step:100.. task:calc/*", [f"{name}:" for name in fields()]
+        ),
         Field("task", hint="calc/*"),
         Field("step", hint="120 or 100..120 or >100"),
         Field("reward", hint="<0.5"),
@@ -85,13 +98,22 @@ def filter_form(value: str) -> Form:
         Field("tool", hint="calculator"),
         Field("text", hint="words in the transcript"),
     ]
-    return Form("filter", asked, filter_text, help=f"{EXAMPLES}\nfields: {' '.join(fields())}", check=compile_filter)
+    return Form(
+        "filter",
+        asked,
+        filter_text,
+        help=f"{EXAMPLES}\nfields: {' '.join(fields())}",
+        check=compile_filter,
+    )
 
 
 def filter_text(values: Mapping[str, str]) -> str:
     """Return the line, and a condition for every other field with a value."""
     asked = [(name, value) for name, value in values.items() if value and name != "filter"]
-    rest = [f"{name}:{quoted(value) if ' ' in value and name != 'step' else value}" for name, value in asked]
+    rest = [
+        f"{name}:{quoted(value) if ' ' in value and name != 'step' else value}"
+        for name, value in asked
+    ]
     return " ".join([values["filter"], *rest]).strip()
 
 

@@ -91,7 +91,10 @@ class EpisodeTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _want(self) -> None:
         top = round(self.scroll_offset.y)
-        first, last = max(top - PAGE // 2, 0), min(top + self.size.height + PAGE // 2, len(self.ids))
+        first, last = (
+            max(top - PAGE // 2, 0),
+            min(top + self.size.height + PAGE // 2, len(self.ids)),
+        )
         if self._asked != (first, last):
             self._asked = (first, last)
             self.post_message(self.Wanted(first, last))
@@ -131,7 +134,11 @@ def row_text(row: Any, width: int) -> str:
     if width >= 92:
         text += f" {num(row.advantage, '+.2f'):>6} {row.n_calls:>3} {row.n_tool_errors:>3}"
     if width >= 112:
-        text += f" {time.strftime('%d %H:%M:%S', time.localtime(row.started))}" if row.started else " " * 12
+        text += (
+            f" {time.strftime('%d %H:%M:%S', time.localtime(row.started))}"
+            if row.started
+            else " " * 12
+        )
     marks = [flag_names(row.flags), *(f"#{tag}" for tag in row.tags), "note" * bool(row.note)]
     marks += [row.kind] if row.kind not in ("", "train") else []
     marks += [f"of {row.parent_id}"] if row.parent_id else []

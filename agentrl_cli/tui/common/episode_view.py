@@ -241,14 +241,20 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
         return tuple(out)
     leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
     count = int(leaked.sum())
-    out.append(Reason("!", f"mask bug: weight on {count} foreign tokens") if count else Reason(".", "mask: model only"))
+    out.append(
+        Reason("!", f"mask bug: weight on {count} foreign tokens")
+        if count
+        else Reason(".", "mask: model only")
+    )
     sampler = tokens.logp_policy if tokens.support is None else tokens.logp_sampled
     gap = np.abs(signals.logp_train - sampler)
     gap = gap[np.isfinite(gap) & tokens.trained_mask]
     if len(gap):
         mean = float(gap.mean())
         out.append(Reason("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
-    for value, word in enumerate(("clipped", "rejected", "masked as certain", "masked as off-policy"), 1):
+    for value, word in enumerate(
+        ("clipped", "rejected", "masked as certain", "masked as off-policy"), 1
+    ):
         if count := int((signals.clipped[tokens.trained_mask] == value).sum()):
             out.append(Reason(".", f"{count} tokens {word}"))
     return tuple(out)
@@ -305,7 +311,9 @@ def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
     if not view.blocks:
         return 0
     if place is None:
-        return next((block.start for block in view.blocks if block.role == "assistant" and len(block)), 0)
+        return next(
+            (block.start for block in view.blocks if block.role == "assistant" and len(block)), 0
+        )
     block = view.blocks[min(max(place[0], 0), len(view.blocks) - 1)]
     return min(block.start + max(place[1], 0), max(block.end - 1, block.start))
 
@@ -313,7 +321,9 @@ def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
 def contrasting_sibling(view: EpisodeView) -> str | None:
     """Return the sibling to compare with: the best of another reward, else any other."""
     others = [row for row in view.siblings if row.id != view.episode.id]
-    different = [row for row in others if row.reward is not None and row.reward != view.episode.reward]
+    different = [
+        row for row in others if row.reward is not None and row.reward != view.episode.reward
+    ]
     here = view.episode.reward
     if different and here is not None:
         return str(max(different, key=lambda row: (abs(row.reward - here), -row.sample)).id)
@@ -342,8 +352,12 @@ def whatif_turn(view: EpisodeView, token: int) -> int | None:
     here = view.block_of(token)
     blocks = [block for block in view.blocks[here:] if block.turn is not None]
     first = _index(view.blocks[here]) if view.blocks else None
-    turns = [block.turn.index for block in blocks if block.turn is not None and block.role == "assistant"]
-    return next((turn for turn in turns if first is None or on_path(view.episode, first, turn)), None)
+    turns = [
+        block.turn.index for block in blocks if block.turn is not None and block.role == "assistant"
+    ]
+    return next(
+        (turn for turn in turns if first is None or on_path(view.episode, first, turn)), None
+    )
 
 
 def off_branch(view: EpisodeView, number: int) -> frozenset[int]:
@@ -366,13 +380,18 @@ def _index(block: Block) -> int | None:
 
 def text_of_turn(view: EpisodeView, turn: int) -> str:
     """Return the model's text of a turn, without the special tokens that close it (the mark that ends a call stays)."""
-    block = next((block for block in view.blocks if block.turn is not None and block.turn.index == turn), None)
+    block = next(
+        (block for block in view.blocks if block.turn is not None and block.turn.index == turn),
+        None,
+    )
     if block is None:
         return ""
     end, closed = block.end, False
     while end > block.start:
         text = view.texts[end - 1]
-        if int(view.tokens.ids[end - 1]) in view.decoder.specials and (text.startswith("<|") or not closed):
+        if int(view.tokens.ids[end - 1]) in view.decoder.specials and (
+            text.startswith("<|") or not closed
+        ):
             closed = True
         elif text.strip():
             break

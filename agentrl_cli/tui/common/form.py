@@ -52,16 +52,29 @@ class Form(Asking):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(
-                Text(f"{self.label}   (enter: go, tab ↑ ↓: fields, →: complete, escape: never mind)", "#8a8a8a")
+                Text(
+                    f"{self.label}   (enter: go, tab ↑ ↓: fields, →: complete, escape: never mind)",
+                    "#8a8a8a",
+                )
             )
             for field in self.fields:
                 with Horizontal():
                     yield Static(Text(field.name), classes="label")
-                    suggester = SuggestFromList(field.choices, case_sensitive=False) if field.choices else None
+                    suggester = (
+                        SuggestFromList(field.choices, case_sensitive=False)
+                        if field.choices
+                        else None
+                    )
                     yield Input(
-                        field.value, placeholder=field.hint, suggester=suggester, select_on_focus=False, name=field.name
+                        field.value,
+                        placeholder=field.hint,
+                        suggester=suggester,
+                        select_on_focus=False,
+                        name=field.name,
                     )
             yield Static(Text(self.help, "#8a8a8a"), id="help")
 
     def on_input_submitted(self) -> None:
-        self.answer(self.text_of({str(item.name): item.value.strip() for item in self.query(Input)}))
+        self.answer(
+            self.text_of({str(item.name): item.value.strip() for item in self.query(Input)})
+        )

@@ -279,12 +279,28 @@ def _plain(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classe
 LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (
-        Layer("push", "push", _PUSH, _push, "weight × (1 − p): what the step moved this token's logit by"),
-        Layer("advantage", "advantage", _SIGNED[:6], _advantage, "the advantage: GRPO gives one to a whole episode"),
+        Layer(
+            "push",
+            "push",
+            _PUSH,
+            _push,
+            "weight × (1 − p): what the step moved this token's logit by",
+        ),
+        Layer(
+            "advantage",
+            "advantage",
+            _SIGNED[:6],
+            _advantage,
+            "the advantage: GRPO gives one to a whole episode",
+        ),
         Layer("logp", "log-probability", _LOGP, _logp, "how likely the policy found the token"),
         Layer("entropy", "entropy", _ENTROPY, _entropy, "how open the choice was, in nats"),
-        Layer("ratio", "ratio and clipping", _RATIO, _ratio, "new policy over old; what was clipped"),
-        Layer("mask", "trained mask", _MASK, _mask, "which tokens the loss may touch", everywhere=True),
+        Layer(
+            "ratio", "ratio and clipping", _RATIO, _ratio, "new policy over old; what was clipped"
+        ),
+        Layer(
+            "mask", "trained mask", _MASK, _mask, "which tokens the loss may touch", everywhere=True
+        ),
         Layer("origin", "origin", _ORIGIN, _origin, "who wrote the token", everywhere=True),
         Layer("plain", "plain", (Level(" ", "", ""),), _plain, "the text alone"),
         Layer("kl", "KL to the reference", _KL, _kl, "how far the policy is from the reference"),

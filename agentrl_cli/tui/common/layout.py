@@ -130,7 +130,9 @@ class Layout:
     def _note(self, style: str, text: str) -> None:
         for line in text.split("\n"):
             rest = line.expandtabs(4)
-            rest = rest if rest.isprintable() else "".join(c if c.isprintable() else "·" for c in rest)
+            rest = (
+                rest if rest.isprintable() else "".join(c if c.isprintable() else "·" for c in rest)
+            )
             while True:
                 head, rest = _cut(rest, self.width - 1)
                 self.lines.append((Kind.NOTE, len(self.notes), 0))
@@ -147,7 +149,11 @@ class Layout:
     def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
         texts, width, spans = self.view.texts, self.width, list[tuple[int, int]]()
-        add_token, add_text, add_cells = self.piece_token.append, self.piece_text.append, self.piece_cells.append
+        add_token, add_text, add_cells = (
+            self.piece_token.append,
+            self.piece_text.append,
+            self.piece_cells.append,
+        )
         first, used = len(self.piece_token), 0
 
         def line() -> None:
@@ -281,7 +287,11 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
         out.append(("error", f"◂ {turn.role}  DIVERGED when it was run again"))
     for number, result in enumerate(turn.results):
         name = str(turn.messages[number].get("name", "")) if number < len(turn.messages) else ""
-        parts = ["◂", name or f"result {number + 1}", f"ERROR {result.error}" if result.error else "ok"]
+        parts = [
+            "◂",
+            name or f"result {number + 1}",
+            f"ERROR {result.error}" if result.error else "ok",
+        ]
         parts.append(f"{result.seconds * 1000:.0f} ms")
         if result.level:
             parts.append(f"sandbox {result.isolation}")
@@ -297,9 +307,13 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
     return [*out, *_image_notes(turn.images, turn.messages, images)]
 
 
-def _image_notes(shown: Sequence[bytes], messages: Sequence[Message], folder: Path | None) -> Iterator[tuple[str, str]]:
+def _image_notes(
+    shown: Sequence[bytes], messages: Sequence[Message], folder: Path | None
+) -> Iterator[tuple[str, str]]:
     """Yield a line for each image of some messages."""
-    sizes = [f"{part['width']}x{part['height']}" for message in messages for part in images_of(message)]
+    sizes = [
+        f"{part['width']}x{part['height']}" for message in messages for part in images_of(message)
+    ]
     for image, size in zip(shown, [*sizes, *[""] * len(shown)], strict=False):
         yield "image", f"  ▣ {image_line(image, size, folder)}"
 
@@ -323,7 +337,9 @@ def head_text(block: Block, view: EpisodeView) -> str:
         if turn.weights_version:
             run = f"{view.run}@"  # the first line of the screen names the run
             own = turn.weights_version.startswith(run)
-            parts.append(f"weights {turn.weights_version[len(run) - 1 :] if own else turn.weights_version}")
+            parts.append(
+                f"weights {turn.weights_version[len(run) - 1 :] if own else turn.weights_version}"
+            )
     else:
         if any(result.error for result in turn.results):
             parts.append("ERROR")

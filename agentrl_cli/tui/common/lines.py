@@ -65,7 +65,9 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         console = self.app.console
         segments = [part for part in line.render(console) if part.text != "\n"]
         style = style + Style(reverse=True) if index == self.marked else style
-        own = style + console.get_style(line.style, default="")  # `render` leaves it out of a text without spans
+        own = style + console.get_style(
+            line.style, default=""
+        )  # `render` leaves it out of a text without spans
         rest = own if index == self.marked else style
         return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, rest)
 

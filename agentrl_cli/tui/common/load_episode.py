@@ -15,7 +15,10 @@ Scales = dict[str | None, float]
 
 
 def load_view(
-    store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None, scales: Scales | None = None
+    store: Store,
+    episode_id: str,
+    decoders: dict[str, TokenTexts] | None = None,
+    scales: Scales | None = None,
 ) -> EpisodeView:
     """One episode as a view; what is not stored yet is left out. `scales`: a cache. Raises NotFound."""
     row = store.episodes.row(episode_id)
@@ -28,7 +31,9 @@ def load_view(
         scales[episode.run_id] = store.signals.push_scale(episode.run_id)
     live = ""
     if episode.outcome is None:
-        live = next((item.text for item in store.live.all(row.run_id) if item.episode_id == row.id), "")
+        live = next(
+            (item.text for item in store.live.all(row.run_id) if item.episode_id == row.id), ""
+        )
     return make_view(
         episode,
         decoder_of(store, row.tokenizer, {} if decoders is None else decoders),
@@ -38,7 +43,9 @@ def load_view(
         tags=row.tags,
         note=row.note,
         run=run.name if run is not None else "",
-        scores=[(s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores.get(row.id)],
+        scores=[
+            (s.name, s.reward, s.delta, s.advantage, s.turns) for s in store.scores.get(row.id)
+        ],
         picked=store.episodes.group_reason(row.group_id, row.run_id),
         live=live,
         images=store.path.parent / "images" if isinstance(store.path, Path) else None,
@@ -66,7 +73,9 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
     from agentrl_cli.rollout.flags import find_flags
 
     drift = store.marks.drift(episode.id)
-    found = [(flag.name, flag.evidence) for flag in find_flags(episode, [row.kind for row in drift])]
+    found = [
+        (flag.name, flag.evidence) for flag in find_flags(episode, [row.kind for row in drift])
+    ]
     names = {name for name, _ in found}
     found += [(name, "") for name in stored if name not in names]
     for row in drift:
@@ -75,14 +84,18 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
     return found
 
 
-def holds_secret(store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None) -> bool:
+def holds_secret(
+    store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None
+) -> bool:
     """Whether replay may show what looks like a secret: in this episode, or in the sibling it is compared with.
 
     A picture of the screen masks nothing; check before drawing one. Raises NotFound.
     """
     view = load_view(store, episode_id, decoders)
     sibling = contrasting_sibling(view)
-    return _secret_in(view) or (sibling is not None and _secret_in(load_view(store, sibling, decoders)))
+    return _secret_in(view) or (
+        sibling is not None and _secret_in(load_view(store, sibling, decoders))
+    )
 
 
 def _secret_in(view: EpisodeView) -> bool:

@@ -26,7 +26,11 @@ class KeyCommands(Provider):
                 continue
             seen.add(binding.action)
             name = binding.id or ""
-            yield describe(binding), f"{self._own.get(name, binding.key)}   {name}", self._runner(binding.action)
+            yield (
+                describe(binding),
+                f"{self._own.get(name, binding.key)}   {name}",
+                self._runner(binding.action),
+            )
 
     def _runner(self, action: str) -> Callable[[], Coroutine[Any, Any, bool]]:
         async def run() -> bool:

@@ -44,19 +44,27 @@ def picture_rows(data: bytes, width: int, height: int) -> tuple[tuple[Segment, .
 
     pairs = [[(at(x, y), at(x, y + 1)) for x in range(size[0])] for y in range(0, size[1], 2)]
     if "NO_COLOR" in os.environ:
-        return tuple((Segment("".join(SHADES[(sum(a) + sum(b)) * 4 // 1530] for a, b in row)),) for row in pairs)
+        return tuple(
+            (Segment("".join(SHADES[(sum(a) + sum(b)) * 4 // 1530] for a, b in row)),)
+            for row in pairs
+        )
     return tuple(tuple(Segment(HALF, _style(*pair)) for pair in row) for row in pairs)
 
 
 @lru_cache(maxsize=4096)
 def _style(above: tuple[int, int, int], below: tuple[int, int, int]) -> Style:
-    return Style(color="#{:02x}{:02x}{:02x}".format(*above), bgcolor="#{:02x}{:02x}{:02x}".format(*below))
+    return Style(
+        color="#{:02x}{:02x}{:02x}".format(*above), bgcolor="#{:02x}{:02x}{:02x}".format(*below)
+    )
 
 
 def picture_lines(data: bytes, width: int, height: int) -> list[Text]:
     """`picture_rows` as texts."""
     rows = picture_rows(data, width, height)
-    return [Text.assemble(*((part.text, part.style or "") for part in row), no_wrap=True) for row in rows]
+    return [
+        Text.assemble(*((part.text, part.style or "") for part in row), no_wrap=True)
+        for row in rows
+    ]
 
 
 def open_file(path: Path) -> str:
@@ -67,5 +75,7 @@ def open_file(path: Path) -> str:
     if program is None or not desktop:
         return f"no program here shows images; the file is {path}"
     quiet = subprocess.DEVNULL
-    subprocess.Popen([program, str(path)], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    subprocess.Popen(
+        [program, str(path)], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     return ""

@@ -32,12 +32,18 @@ class Reader:
         self._decoders: dict[str, TokenTexts] = {}
         self._scales: Scales = {}
 
-    async def call(self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(
+        self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Return the result of `function(store, …)`, computed in the reader's thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: function(self._open(), *args, **kwargs))
+        return await loop.run_in_executor(
+            self._pool, lambda: function(self._open(), *args, **kwargs)
+        )
 
-    async def write(self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write(
+        self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Like `call`, with a writable store; everything is committed before this returns."""
 
         def run() -> T:
@@ -51,7 +57,9 @@ class Reader:
 
     async def view(self, episode_id: str) -> EpisodeView:
         """Everything of one episode, ready to show. Raises NotFound."""
-        return await self.call(lambda store: load_view(store, episode_id, self._decoders, self._scales))
+        return await self.call(
+            lambda store: load_view(store, episode_id, self._decoders, self._scales)
+        )
 
     async def fork(self, view: EpisodeView, sibling: str) -> Fork | None:
         """Return the first differing token between the shown episode and a sibling."""

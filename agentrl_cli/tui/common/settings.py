@@ -67,4 +67,6 @@ def read_settings(path: Path) -> Settings:
         problem, theme = f"{path}: unknown theme {theme!r}; known are {', '.join(THEMES)}", "auto"
     if not isinstance(keys, dict):
         return Settings(palette, theme, problem=f"{path}: `keys` must map ids to keys")
-    return Settings(palette, theme, {str(name): str(value) for name, value in keys.items()}, problem)
+    return Settings(
+        palette, theme, {str(name): str(value) for name, value in keys.items()}, problem
+    )

@@ -46,7 +46,11 @@ def wrap(text: str, width: int) -> list[str]:
 
 def flag_names(flags: Any) -> str:
     """Names of a row's flags, whether stored as a tuple or as comma-separated text."""
-    names = flags.replace(",", " ").split() if isinstance(flags, str) else [str(flag) for flag in flags or ()]
+    names = (
+        flags.replace(",", " ").split()
+        if isinstance(flags, str)
+        else [str(flag) for flag in flags or ()]
+    )
     return " ".join(names)
 
 

@@ -32,7 +32,10 @@ class Light(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Return the segments with the lightness of their colours inverted."""
-        return [Segment(text, _light(style) if style else style, control) for text, style, control in segments]
+        return [
+            Segment(text, _light(style) if style else style, control)
+            for text, style, control in segments
+        ]
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +92,9 @@ def _ask() -> bytes:
     try:
         tty.setcbreak(source)
         os.write(sys.stdout.fileno(), b"\x1b]11;?\x1b\\\x1b[c")
-        while not re.search(rb"\x1b\[\?[0-9;]*c", answer) and select.select([source], [], [], WAIT)[0]:
+        while (
+            not re.search(rb"\x1b\[\?[0-9;]*c", answer) and select.select([source], [], [], WAIT)[0]
+        ):
             part = os.read(source, 256)
             if not part:
                 break

@@ -66,7 +66,9 @@ class Painter:
     """The layer's name."""
     classes: Classes
 
-    def line(self, line: int, width: int, cursor: int, folded: frozenset[int], hits: frozenset[int]) -> Strip:
+    def line(
+        self, line: int, width: int, cursor: int, folded: frozenset[int], hits: frozenset[int]
+    ) -> Strip:
         """Return a line of the layout; the token under the cursor and the hits of a search are marked."""
         kind, a, b = self.layout.lines[line]
         if kind == Kind.TEXT:

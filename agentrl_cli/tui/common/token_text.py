@@ -55,7 +55,9 @@ class TokenTexts:
         try:
             self._read(json.loads(tokenizer_json), tokenizer_json)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.problem = f"the stored tokenizer cannot be read ({error}): tokens show as their ids"
+            self.problem = (
+                f"the stored tokenizer cannot be read ({error}): tokens show as their ids"
+            )
 
     def _read(self, data: dict[str, Any], text: str) -> None:
         if "byte_tokenizer" in data:  # chat.tokenizer.ByteTokenizer: ids 0 to 255 are bytes
@@ -67,9 +69,16 @@ class TokenTexts:
         vocab = model["vocab"]
         if isinstance(vocab, dict):
             self._pieces = {index: piece for piece, index in vocab.items()}
-        self._special = {int(added["id"]): str(added["content"]) for added in data.get("added_tokens") or []}
-        if "ByteLevel" not in json.dumps([data.get("decoder"), data.get("pre_tokenizer")]) or not self._pieces:
-            from tokenizers import Tokenizer  # only the rare kinds of vocabulary pay for the library
+        self._special = {
+            int(added["id"]): str(added["content"]) for added in data.get("added_tokens") or []
+        }
+        if (
+            "ByteLevel" not in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+            or not self._pieces
+        ):
+            from tokenizers import (
+                Tokenizer,
+            )  # only the rare kinds of vocabulary pay for the library
 
             try:
                 self._library = Tokenizer.from_str(text)
@@ -121,7 +130,9 @@ class TokenTexts:
             self._join_partial(numbers, cache, out)
         return out
 
-    def _join_partial(self, numbers: list[int], cache: dict[int, str | None], out: list[str]) -> None:
+    def _join_partial(
+        self, numbers: list[int], cache: dict[int, str | None], out: list[str]
+    ) -> None:
         """Second pass for tokens that are not characters by themselves: decode each run of them together."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         open_run = False
@@ -157,7 +168,9 @@ def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
     """Return the tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
     starts = [0, *accumulate(len(text) for text in texts)]
     text, low = "".join(texts), needle
-    if len(text.lower()) == len(text):  # some characters have a longer lower case: positions must not move
+    if len(text.lower()) == len(
+        text
+    ):  # some characters have a longer lower case: positions must not move
         text, low = text.lower(), needle.lower()
     found: list[int] = []
     at = text.find(low)

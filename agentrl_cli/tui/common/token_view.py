@@ -72,7 +72,9 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self._relayout()
         self._cursor_moved()
         if not keep_scroll and self.layout_ is not None and view.blocks:
-            head = self.layout_.head_line[view.block_of(self.cursor)]  # the turn from its start, with what led to it
+            head = self.layout_.head_line[
+                view.block_of(self.cursor)
+            ]  # the turn from its start, with what led to it
             if self._line - head < self.size.height - 6:
                 self.scroll_to(y=max(head - 4, 0), animate=False, force=True, immediate=True)
 
@@ -80,11 +82,17 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.view is None or self.size.width < 4:
             return
         layer = self._layer
-        glyphs = "none" if layer.name == "plain" or self.compact else ("all" if layer.everywhere else "sampled")
+        glyphs = (
+            "none"
+            if layer.name == "plain" or self.compact
+            else ("all" if layer.everywhere else "sampled")
+        )
         width = self.scrollable_content_region.width or self.size.width
         made = (width, glyphs, self.folded)
         if self.layout_ is None or self.layout_.view is not self.view or made != self._made:
-            self.layout_ = Layout(self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_)
+            self.layout_ = Layout(
+                self.view, width, glyphs=glyphs, folded=self.folded, before=self.layout_
+            )
             self._made = made  # another layer mostly has its lines where the last had them
         self._levels = self.view.classes(layer)
         self._painter = Painter(self.view, self.layout_, self.lens, self._levels)
@@ -112,7 +120,9 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self._cursor_moved()
 
     def on_resize(self, event: events.Resize) -> None:
-        if self.layout_ is None or self.layout_.width != (self.scrollable_content_region.width or self.size.width):
+        if self.layout_ is None or self.layout_.width != (
+            self.scrollable_content_region.width or self.size.width
+        ):
             self._relayout()
             self._cursor_moved()
 
@@ -225,7 +235,9 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         if self.layout_ is None:
             return
         self._line = self.layout_.line_of(self.cursor)
-        self.scroll_to_region(Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True)
+        self.scroll_to_region(
+            Region(0, max(self._line - 1, 0), 1, 4), animate=False, force=True, immediate=True
+        )
         if self.moved is not None and not far:
             self.moved(self.cursor)
         else:

@@ -31,7 +31,9 @@ def indentation(episode: Episode) -> dict[int, str]:
     depths = fork_depths(episode.parents)
     before = [depths[parent] if parent >= 0 else 0 for parent in episode.parents]
     return {
-        turn.index: "" if not depth else " " * (min(depth, DEEPEST) - 1) + ("└" if depth > above else " ")
+        turn.index: ""
+        if not depth
+        else " " * (min(depth, DEEPEST) - 1) + ("└" if depth > above else " ")
         for turn, depth, above in zip(episode.turns, depths, before, strict=True)
     }
 

@@ -83,7 +83,11 @@ class CompareScreen(AgentScreen):
         if self.found is None:
             return
         width = max(self.size.width - 3, 40)
-        head = Text(f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}", "bold", no_wrap=True)
+        head = Text(
+            f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}",
+            "bold",
+            no_wrap=True,
+        )
         self.query_one("#head", Static).update(head)
         top = top_lines(self.found, width, every=self.every)
         tasks = task_lines(self.found, width, self.cursor)
@@ -122,18 +126,30 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
     lines: list[Text] = []
     if found.curves[0] or found.curves[1]:
         title = f"REWARD {two} (dim: {one})"
-        lines += [*chart(title, found.curves[1], min(width, 100), 5, unit=True, others=[found.curves[0]]), Text("")]
+        lines += [
+            *chart(title, found.curves[1], min(width, 100), 5, unit=True, others=[found.curves[0]]),
+            Text(""),
+        ]
     if found.settings:
         lines.append(Text(f"{'SETTINGS':<34}{one:>20}{two:>20}", TITLE))
         shown = found.settings if every else found.settings[:6]
-        lines += [Text(clip(f" {keep_end(name, 32):<33}{_cell(a):>20}{_cell(b):>20}", width)) for name, a, b in shown]
+        lines += [
+            Text(clip(f" {keep_end(name, 32):<33}{_cell(a):>20}{_cell(b):>20}", width))
+            for name, a, b in shown
+        ]
     if found.metrics:
         lines.append(Text(f"{'METRICS, last 10 steps':<34}{one:>20}{two:>20}", TITLE))
         rows = found.metrics if every else found.metrics[:8]
-        lines += [Text(clip(f" {keep_end(name, 32):<33}{short(a):>20}{short(b):>20}", width)) for name, a, b in rows]
+        lines += [
+            Text(clip(f" {keep_end(name, 32):<33}{short(a):>20}{short(b):>20}", width))
+            for name, a, b in rows
+        ]
     if found.evals:
         lines.append(Text(f"{'EVALUATIONS':<34}{one:>20}{two:>20}", TITLE))
-        lines += [Text(clip(f" {name:<33}{_rate(a):>20}{_rate(b):>20}", width)) for name, a, b in found.evals]
+        lines += [
+            Text(clip(f" {name:<33}{_rate(a):>20}{_rate(b):>20}", width))
+            for name, a, b in found.evals
+        ]
     return lines
 
 
@@ -154,14 +170,26 @@ def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
     if found.difference is None:
         return [*lines, Text("No task was tried by both.", FAINT)]
     value, low, high = found.difference
-    text = f"TASKS {len(found.tasks)} ({found.source})  solved {value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    text = (
+        f"TASKS {len(found.tasks)} ({found.source})  solved {value:+.3f} [{low:+.3f}, {high:+.3f}]"
+    )
     text += f"  {found.gained} gained  {found.lost} lost  p = {found.p_value:.3g}"
     lines.append(Text(clip(text, width), TITLE))
-    lines.append(Text(f" {'':<7}{'task':<26}{'before':>8}{'after':>8}{'reward':>9}{'reward':>9}", FAINT))
+    lines.append(
+        Text(f" {'':<7}{'task':<26}{'before':>8}{'after':>8}{'reward':>9}{'reward':>9}", FAINT)
+    )
     for index, line in enumerate(found.tasks):
         row = f" {line.flip:<7}{line.task_id[:25]:<26}{line.before[0]:>5}/{line.before[1]:<2}"
         row += f"{line.after[0]:>5}/{line.after[1]:<2}"
         row += f"{line.reward_before:>9.2f}{line.reward_after:>9.2f}"
-        style = HERE if index == cursor else GOOD if line.flip == "gained" else BAD if line.flip == "lost" else ""
+        style = (
+            HERE
+            if index == cursor
+            else GOOD
+            if line.flip == "gained"
+            else BAD
+            if line.flip == "lost"
+            else ""
+        )
         lines.append(Text(clip(row, width), style, no_wrap=True))
     return lines

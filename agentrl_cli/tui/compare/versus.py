@@ -51,7 +51,10 @@ class VersusScreen(AgentScreen):
             Binding("h", "version(-1)", "checkpoint", show=False),
             Binding("l", "version(1)", "checkpoint", show=False),
             Binding("v", "fork", "fork"),
-            *(Binding(layer_key(i), f"layer('{name}')", name, show=False) for i, name in enumerate(LAYERS)),
+            *(
+                Binding(layer_key(i), f"layer('{name}')", name, show=False)
+                for i, name in enumerate(LAYERS)
+            ),
             Binding("enter", "open", "open"),
             *CLOSING,
         ],
@@ -117,15 +120,23 @@ class VersusScreen(AgentScreen):
         if None in self.views:
             return
         task = self.rows[0].task_id
-        head = Text(f"agentrl replay   {task}   {len(self.rows)} checkpoints tried this task", "bold", no_wrap=True)
+        head = Text(
+            f"agentrl replay   {task}   {len(self.rows)} checkpoints tried this task",
+            "bold",
+            no_wrap=True,
+        )
         self.query_one("#head", Static).update(head)
         for side, view in enumerate(self.views):
             assert view is not None
             row = self.rows[self.sides[side]]
             where = f"{row.kind} step {row.step}" if row.step is not None else row.kind
-            text = Text("▶ " if side == self.side else "  ", HERE, no_wrap=True, overflow="ellipsis")
+            text = Text(
+                "▶ " if side == self.side else "  ", HERE, no_wrap=True, overflow="ellipsis"
+            )
             text.append(f"{row.weights_version or '?'}", TITLE)
-            text.append(f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD)
+            text.append(
+                f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD
+            )
             text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok")
             self.query_one(f"#title{side}", Static).update(text)
         if self.views[0] is not None:
@@ -178,16 +189,21 @@ class VersusScreen(AgentScreen):
 
 
 def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
-    """Return the first differing token of the two sides, what follows on each, and how likely the left one held either.
+    """Return the first differing token of the two sides, what follows on each, and how likely the
+    left one held either.
     """
     if fork is None:
         return [Text("DIFF  both sides are the same tokens", FAINT)]
     turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))
-    lines = [Text(f"DIFF  they part at token {fork.position}, turn {turn}"[:width], TITLE, no_wrap=True)]
+    lines = [
+        Text(f"DIFF  they part at token {fork.position}, turn {turn}"[:width], TITLE, no_wrap=True)
+    ]
     for side, text in (("left", fork.here), ("right", fork.there)):
         lines.append(Text(f"  {side:<6}{visible(text) or '(ends here)'}"[:width], no_wrap=True))
     if fork.p_here is not None or fork.p_there is not None:
-        other = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
+        other = (
+            f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
+        )
         line = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
         lines.append(Text(line[:width], FAINT, no_wrap=True))
     return lines

@@ -36,7 +36,9 @@ TOO_SMALL = "This terminal is too small for replay: 60x16 at least,\nor `agentrl
 class EpisodePanes(Vertical):
     """Group and turns | transcript with token layers | reward, token, reasons. Reads through the reader only."""
 
-    def __init__(self, reader: Reader, episode_id: str, browse: Browse | None, place: Place | None) -> None:
+    def __init__(
+        self, reader: Reader, episode_id: str, browse: Browse | None, place: Place | None
+    ) -> None:
         super().__init__(id="panes")
         self.reader = reader
         self.episode_id = episode_id
@@ -95,7 +97,11 @@ class EpisodePanes(Vertical):
         """Paints everything for the screen's new size, whose classes are set."""
         self.transcript.compact = self.small or self.screen.has_class("-mid")
         self.tokens.compact = self.small
-        if self.screen.has_class("-wide") and self.view is not None and self.transcript.beside != self.episode_id:
+        if (
+            self.screen.has_class("-wide")
+            and self.view is not None
+            and self.transcript.beside != self.episode_id
+        ):
             self._load_rest(self.view)
         self.call_after_refresh(self.paint)
 
@@ -113,7 +119,9 @@ class EpisodePanes(Vertical):
         self.transcript.show(view, token_at(view, place))
         self._show("head", panels.head(view, brief=self.small))
         dim(next_frame(self), later(self))
-        self.call_after_refresh(self.paint)  # the panes beside the tokens cost as much again: in the next frame
+        self.call_after_refresh(
+            self.paint
+        )  # the panes beside the tokens cost as much again: in the next frame
         self._load_rest(view)
 
     # described, because Textual else describes the call by all numbers of the view: tens of milliseconds
@@ -131,7 +139,11 @@ class EpisodePanes(Vertical):
         self.left.show_failure(found.failure, view.episode.step)
         steps = panels.step_lines(found.kind, found.steps, view.episode.step, self.transcript.inner)
         self.transcript.show_steps(steps)
-        undim(panel for panel in later(self) if panel.id != "beside" or self.transcript.beside == view.episode.id)
+        undim(
+            panel
+            for panel in later(self)
+            if panel.id != "beside" or self.transcript.beside == view.episode.id
+        )
         try:
             if self.browse.ids is None:
                 await self.reader.call(self.browse.load)
@@ -152,7 +164,9 @@ class EpisodePanes(Vertical):
             view = await self.reader.view(self.episode_id)
             at_end = self.following or self.tokens.cursor >= len(self.view.tokens) - 1
             self.view = view
-            self.transcript.show(view, len(view.tokens) - 1 if at_end else self.tokens.cursor, keep_scroll=True)
+            self.transcript.show(
+                view, len(view.tokens) - 1 if at_end else self.tokens.cursor, keep_scroll=True
+            )
             self.paint()
         if changed and self.following and not self.view.running:
             await self._follow()
@@ -201,7 +215,10 @@ class EpisodePanes(Vertical):
             text += f"   {len(self.browse.ids):,} episodes in the list"
         marks = panels.marks(self.view, self.following, self.transcript.branch, self._children)
         text += f"   link {menus.link(self.episode_id, self.view, self.tokens.cursor)}"
-        self._show("subhead", Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True))
+        self._show(
+            "subhead",
+            Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True),
+        )
 
     def _show_cursor(self, token: int) -> None:
         """Paints what follows the token cursor: inspector, map, the mark in the list of turns."""
@@ -209,7 +226,10 @@ class EpisodePanes(Vertical):
             return
         self.right.show_cursor(token)
         if self.small:
-            self._show("status", *panels.token_status(self.view, token, max(self.screen.size.width - 2, 20)))
+            self._show(
+                "status",
+                *panels.token_status(self.view, token, max(self.screen.size.width - 2, 20)),
+            )
         self.transcript.show_cursor(token)
         self.left.show_cursor(token)
 
@@ -267,7 +287,9 @@ class EpisodePanes(Vertical):
 
     def scroll_pane(self, lines: int) -> bool:
         """Scrolls the pane that hides the transcript on a small terminal; False if none does."""
-        name = next((pane for pane in ("left", "right") if self.screen.has_class(f"-show-{pane}")), "")
+        name = next(
+            (pane for pane in ("left", "right") if self.screen.has_class(f"-show-{pane}")), ""
+        )
         if name:
             self.query_one(f"#{name}", VerticalScroll).scroll_relative(y=lines, animate=False)
         return bool(name)
@@ -287,12 +309,22 @@ class EpisodePanes(Vertical):
 
 def next_frame(panes: EpisodePanes) -> tuple[Widget, ...]:
     """What `paint` paints, a frame after the tokens of another episode."""
-    return (*panes.left.panels, *panes.right.panels, panes.query_one("#strip"), panes.transcript.map)
+    return (
+        *panes.left.panels,
+        *panes.right.panels,
+        panes.query_one("#strip"),
+        panes.transcript.map,
+    )
 
 
 def later(panes: EpisodePanes) -> tuple[Widget, ...]:
     """What needs more reading, and comes after that."""
-    return panes.left.failure, panes.transcript.diff, panes.transcript.by_step, panes.query_one("#beside")
+    return (
+        panes.left.failure,
+        panes.transcript.diff,
+        panes.transcript.by_step,
+        panes.query_one("#beside"),
+    )
 
 
 def dim(*panels: Iterable[Widget]) -> None:

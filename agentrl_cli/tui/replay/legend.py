@@ -42,12 +42,16 @@ def legend_strip(layer: Layer, width: int) -> Text:
     for label, levels in groupby(layer.levels, lambda level: level.label):
         if label and line.cell_len + len(label) + 4 <= width:
             for level in levels:
-                line.append(level.glyph, f"#ffffff on {shade(level.color)}" if level.color else FAINT)
+                line.append(
+                    level.glyph, f"#ffffff on {shade(level.color)}" if level.color else FAINT
+                )
             line.append(f" {label}  ", FAINT)
     return line
 
 
-def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, width: int) -> list[Text]:
+def map_lines(
+    view: EpisodeView, layer: Layer, classes: Classes, cursor: int, width: int
+) -> list[Text]:
     """Return the whole episode in one line: the layer, the turns under it, and where the cursor is."""
     n = len(view.tokens)
     if not n:
@@ -66,7 +70,12 @@ def map_lines(view: EpisodeView, layer: Layer, classes: Classes, cursor: int, wi
             if column + offset < inner:
                 row[column + offset] = char
     caret = " " * (5 + min(cursor * inner // n, inner - 1)) + "^"
-    return [title, loss, Text("turn " + "".join(row), FAINT, no_wrap=True), Text(caret, HERE, no_wrap=True)]
+    return [
+        title,
+        loss,
+        Text("turn " + "".join(row), FAINT, no_wrap=True),
+        Text(caret, HERE, no_wrap=True),
+    ]
 
 
 def token_on_map(view: EpisodeView, column: int, width: int) -> int | None:

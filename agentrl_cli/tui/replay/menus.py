@@ -16,7 +16,9 @@ from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.replay.rewrite import Rewrite
 from agentrl_cli.tui.whatif.client import whatif_arguments
 
-WHATIF = "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
+WHATIF = (
+    "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."
+)
 
 
 def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
@@ -32,7 +34,9 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
         screen.open_screen("whatif", episode.id, arguments)
 
     async def reroll() -> None:
-        runs = await screen.reader.call(lambda store: [run.name for run in store.runs.all() if run.kind == "train"])
+        runs = await screen.reader.call(
+            lambda store: [run.name for run in store.runs.all() if run.kind == "train"]
+        )
         names = [f"{name}@{place}" for name in runs for place in ("last", "best")]
         given = f"{view.run}@last" if episode.kind == "train" else ""
         fields = [
@@ -52,8 +56,12 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
             screen.run_worker(reroll(), exclusive=True, group="form", exit_on_error=False)
         elif choice == 2:
             settings = f"turn={turn} n=1 T=1.0 seed=0{model}"
-            rewrite = Rewrite("edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments)
-            screen.app.push_screen(rewrite, lambda given: start(*given) if given is not None else None)
+            rewrite = Rewrite(
+                "edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments
+            )
+            screen.app.push_screen(
+                rewrite, lambda given: start(*given) if given is not None else None
+            )
         elif choice == 3:
             screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
 
@@ -75,11 +83,17 @@ def open_chat(screen: AgentScreen, view: EpisodeView, token: int) -> None:
     screen.open_screen("chat", ChatClient(arguments))
 
 
-def ask_export(screen: AgentScreen, ids: list[str], view: EpisodeView | None, save_svg: Callable[[], object]) -> None:
+def ask_export(
+    screen: AgentScreen, ids: list[str], view: EpisodeView | None, save_svg: Callable[[], object]
+) -> None:
     """Asks in which form to export an episode (`ids`) or its whole group, and writes it."""
     group = [row.id for row in view.siblings] if view is not None else []
     choices = ["JSON lines", "one HTML page", "SVG of this screen"]
-    choices += ["the whole group as one HTML page", "the whole group as JSON lines"] if len(group) > 1 else []
+    choices += (
+        ["the whole group as one HTML page", "the whole group as JSON lines"]
+        if len(group) > 1
+        else []
+    )
 
     async def write(wanted: list[str], path: Path) -> None:
         from agentrl_cli.analysis.html import export_html
@@ -87,7 +101,9 @@ def ask_export(screen: AgentScreen, ids: list[str], view: EpisodeView | None, sa
         if path.suffix == ".jsonl":
             await screen.reader.export(wanted, path)
         else:
-            await screen.reader.call(export_html, wanted, path, token_texts, title=f"agentrl {ids[0]}")
+            await screen.reader.call(
+                export_html, wanted, path, token_texts, title=f"agentrl {ids[0]}"
+            )
         screen.notify(f"wrote {path}", markup=False)
 
     def use(choice: int | None) -> None:
@@ -111,7 +127,9 @@ def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, tok
             screen.app.copy_to_clipboard(targets[choice][1])
             screen.notify(f"copied {targets[choice][0]}", timeout=2, markup=False)
 
-    screen.app.push_screen(Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use)
+    screen.app.push_screen(
+        Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use
+    )
 
 
 def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[tuple[str, str]]:

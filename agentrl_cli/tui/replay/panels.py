@@ -22,7 +22,13 @@ from agentrl_cli.types.signals import NO_GRADIENT
 
 STATUS = (
     (("logp policy", "logp"), ("trained", "trained")),
-    (("advantage", "adv"), ("push", "push"), ("ratio", "ratio"), ("KL ref", "KL"), ("entropy", "entropy")),
+    (
+        ("advantage", "adv"),
+        ("push", "push"),
+        ("ratio", "ratio"),
+        ("KL ref", "KL"),
+        ("entropy", "entropy"),
+    ),
 )
 """The numbers of a token in the two lines of a small terminal, and their names there."""
 SHORT = {"assistant": "asst", "system": "sys"}
@@ -39,7 +45,11 @@ def header(view: EpisodeView, position: str = "", *, brief: bool = False) -> Tex
     run, step = view.run or e.run_id or "", f"step {e.step}" if e.step is not None else e.kind
     if e.parent_id:
         step = f"what-if of {e.parent_id}@t{e.parent_turn}"
-    where = [part for part in ("" if brief else run, step, keep_end(e.task_id, 24) if brief else e.task_id) if part]
+    where = [
+        part
+        for part in ("" if brief else run, step, keep_end(e.task_id, 24) if brief else e.task_id)
+        if part
+    ]
     if len(view.siblings) > 1:
         numbers = [row.id for row in view.siblings]
         if e.id in numbers:
@@ -119,7 +129,11 @@ def group_strip(view: EpisodeView) -> Text:
 
 
 def turn_lines(
-    view: EpisodeView, current: int, width: int = 28, limit: int = TURN_ROWS, hidden: Container[int] = ()
+    view: EpisodeView,
+    current: int,
+    width: int = 28,
+    limit: int = TURN_ROWS,
+    hidden: Container[int] = (),
 ) -> list[Text]:
     """Return the list of turns as a tree, the cursor's marked. `hidden`: blocks that are not on the branch that is
     shown.
@@ -138,14 +152,24 @@ def turn_lines(
             kind += " ERR"
         if turn is not None:
             kind = before[turn.index] + kind
-        mask = "masked" if block.role != "assistant" else "trained" if view.episode.fact == "trained" else "sampled"
+        mask = (
+            "masked"
+            if block.role != "assistant"
+            else "trained"
+            if view.episode.fact == "trained"
+            else "sampled"
+        )
         mark = ">" if block.number == current else " "
         mask = mask if width >= 27 else {"masked": ".", "trained": "T", "sampled": "s"}[mask]
-        text = Text(f"{mark}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"[:width], no_wrap=True)
+        text = Text(
+            f"{mark}{block.number:>2} {kind:<10.10}{len(block):>4}t {mask}"[:width], no_wrap=True
+        )
         if block.number in hidden:
             text.stylize("dim strike" if block.number != current else HERE)
         else:
-            text.stylize(HERE if block.number == current else "" if block.role == "assistant" else FAINT)
+            text.stylize(
+                HERE if block.number == current else "" if block.role == "assistant" else FAINT
+            )
         lines.append(text)
     if view.running:
         lines.append(Text("  … still running", FAINT))
@@ -159,7 +183,11 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     e = view.episode
     if not e.reward_parts:
         what = "not graded yet" if view.running else f"not graded: {e.outcome}"
-        return [*lines, Text(f" {what}"[:width], FAINT), *([Text(e.error[:width], BAD)] if e.error else [])]
+        return [
+            *lines,
+            Text(f" {what}"[:width], FAINT),
+            *([Text(e.error[:width], BAD)] if e.error else []),
+        ]
     for part in e.reward_parts:
         name = ("*" if part.primary else " ") + part.name
         share = part.value * part.weight + 0.0  # no minus before a zero
@@ -168,11 +196,16 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
         if part.fakeable:
             lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
         if part.detail:
-            lines += [Text(f"   {text}", FAINT, no_wrap=True) for text in wrap(visible(part.detail), width - 3)[:6]]
+            lines += [
+                Text(f"   {text}", FAINT, no_wrap=True)
+                for text in wrap(visible(part.detail), width - 3)[:6]
+            ]
     lines.append(Text(f"{' total':<{room + 10}}{num(e.reward, '.2f'):>6}"[:width], "bold"))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
     if len(rewards) > 1:
-        lines.append(Text(f" group mean {np.mean(rewards):.2f}  adv {num(e.advantage)}"[:width], FAINT))
+        lines.append(
+            Text(f" group mean {np.mean(rewards):.2f}  adv {num(e.advantage)}"[:width], FAINT)
+        )
     return lines
 
 
@@ -184,7 +217,12 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     """Return every stored number of one token as (name, value); missing ones are left out."""
     tokens, signals = view.tokens, view.signals
     origin = int(tokens.origin[token])
-    out = [("origin", Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin))]
+    out = [
+        (
+            "origin",
+            Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin),
+        )
+    ]
     if np.isfinite(tokens.logp_sampled[token]):
         out.append(("logp sampled", _probability(float(tokens.logp_sampled[token]))))
     if np.isfinite(tokens.logp_policy[token]):
@@ -210,10 +248,19 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
                 out.append((name, num(float(array[token]), "+.4g")))
         push = float(signals.push[token])
         if math.isfinite(push):
-            out.append(("push", f"{num(push / view.push_scale)} of p95" if view.push_scale else num(push, "+.4g")))
+            out.append(
+                (
+                    "push",
+                    f"{num(push / view.push_scale)} of p95"
+                    if view.push_scale
+                    else num(push, "+.4g"),
+                )
+            )
     trained, fact = bool(tokens.trained_mask[token]), view.episode.fact
     kind = view.episode.kind
-    why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(kind, f"a {kind}")
+    why = fact or {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}.get(
+        kind, f"a {kind}"
+    )
     state = "no" if not trained else "yes" if fact == "trained" else f"no: {why}"
     if signals is not None and np.isfinite(signals.weight[token]):
         state += f", {NO_GRADIENT[signals.clipped[token]]}"
@@ -240,7 +287,9 @@ def _rank(view: EpisodeView, token: int) -> str:
 def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bool]]:
     """(text, probability, was sampled) of the stored alternatives, most likely first."""
     out = []
-    for token_id, logp in zip(view.tokens.top_ids[token], view.tokens.top_logps[token], strict=True):
+    for token_id, logp in zip(
+        view.tokens.top_ids[token], view.tokens.top_logps[token], strict=True
+    ):
         if token_id >= 0 and np.isfinite(logp):
             text = visible(view.decoder.text([int(token_id)]))
             out.append((text, float(np.exp(logp)), int(token_id) == int(view.tokens.ids[token])))
@@ -264,7 +313,12 @@ def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
         lines.append(Text(" most likely", FAINT))
     for text, p, sampled in alternatives:
         bar = "█" * round(p * 8)
-        lines.append(Text(f" {'>' if sampled else ' '}{text[:10]:<10} {p:5.3f} {bar}"[:width], HERE if sampled else ""))
+        lines.append(
+            Text(
+                f" {'>' if sampled else ' '}{text[:10]:<10} {p:5.3f} {bar}"[:width],
+                HERE if sampled else "",
+            )
+        )
     # as many lines for every token of an episode, so that what is below keeps its place
     return lines + [Text("")] * (_token_room(view) - len(lines))
 
@@ -289,7 +343,9 @@ def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
     first += "  ".join(f"{label} {numbers[name]}" for name, label in STATUS[0] if name in numbers)
     second = [f"{label} {numbers[name]}" for name, label in STATUS[1] if name in numbers]
     second += [f"{clip(text, 8)} {p:.2f}"[:14] for text, p, _ in top_alternatives(view, token)[:5]]
-    while sum(map(len, second)) + 2 * len(second) > width + 2:  # whole numbers with their names, as many as fit
+    while (
+        sum(map(len, second)) + 2 * len(second) > width + 2
+    ):  # whole numbers with their names, as many as fit
         second.pop()
     return [Text(clip(first, width), no_wrap=True), Text("  ".join(second), FAINT, no_wrap=True)]
 
@@ -311,7 +367,9 @@ def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     return lines
 
 
-def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: int = 28) -> list[Text]:
+def failure_lines(
+    found: tuple[str, int, int] | None, step: int | None, width: int = 28
+) -> list[Text]:
     """Return how many episodes of the step have the same first flag."""
     if found is None:
         return []
@@ -319,7 +377,9 @@ def failure_lines(found: tuple[str, int, int] | None, step: int | None, width: i
     return [Text(f" {flag}: {count} of {total} in step {step}, x"[:width], FAINT, no_wrap=True)]
 
 
-def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None, width: int) -> list[Text]:
+def step_lines(
+    kind: str, steps: list[tuple[int, float, int]], here: int | None, width: int
+) -> list[Text]:
     """This task's mean reward at the steps that tried it, as many of the last as there is room for."""
     if not steps:
         return []
@@ -332,7 +392,10 @@ def step_lines(kind: str, steps: list[tuple[int, float, int]], here: int | None,
         line.append(f" {cell}", HERE if step == here else FAINT)
         line.append(" ")
     more = "" if len(cells) == len(steps) else f", the last {len(cells)} of {len(steps)}"
-    return [Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True), line]
+    return [
+        Text(f"BY STEP  this task in {what}, mean reward{more}"[:width], TITLE, no_wrap=True),
+        line,
+    ]
 
 
 def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
@@ -346,7 +409,12 @@ def fork_lines(fork: Fork | None, view: EpisodeView, width: int) -> list[Text]:
         lines.append(Text(f"  {label:<4} {visible(text) or '(ends here)'}"[:width], no_wrap=True))
     if fork.p_here is not None or fork.p_there is not None:
         lines.append(
-            Text(f"  policy: this p {num(fork.p_here, '.3f')}, the other's p {num(fork.p_there, '.3f')}"[:width], FAINT)
+            Text(
+                f"  policy: this p {num(fork.p_here, '.3f')}, the other's p {num(fork.p_there, '.3f')}"[
+                    :width
+                ],
+                FAINT,
+            )
         )
     return lines
 

@@ -66,7 +66,10 @@ class GroupPane(Pane):
     def __init__(self, *, id: str, classes: str) -> None:
         super().__init__(id=id, classes=classes)
         self.group, self.failure = Panel(id="group"), Panel(id="failure")
-        self.turns, self.legend = Panel(id="turns", classes="gap"), Panel(id="legend", classes="gap")
+        self.turns, self.legend = (
+            Panel(id="turns", classes="gap"),
+            Panel(id="legend", classes="gap"),
+        )
         self._block = -1
 
     def compose(self) -> ComposeResult:
@@ -97,7 +100,9 @@ class GroupPane(Pane):
         """Marks the turn of the token under the cursor."""
         if self.view is not None and self.view.block_of(token) != self._block:
             self._block = self.view.block_of(token)
-            self.turns.show(panels.turn_lines(self.view, self._block, self.inner, hidden=self._hidden))
+            self.turns.show(
+                panels.turn_lines(self.view, self._block, self.inner, hidden=self._hidden)
+            )
 
     def show_branch(self, hidden: frozenset[int]) -> None:
         """Marks the turns that are not on the branch that is shown; `show_cursor` is to follow."""

@@ -32,7 +32,10 @@ def images_near(view: EpisodeView, token: int) -> tuple[list[Shown], int]:
         images = block.turn.shown if block.turn is not None else ()
         if images and block.number <= here:
             start = len(found)
-        found += [(f"turn {block.number}, {block.role}, image {n}", data) for n, data in enumerate(images, 1)]
+        found += [
+            (f"turn {block.number}, {block.role}, image {n}", data)
+            for n, data in enumerate(images, 1)
+        ]
     return found, start
 
 
@@ -62,11 +65,21 @@ class Pictures(Dialog[None]):
     def on_key(self, event: Key) -> None:
         event.stop()
         if event.key in ("right", "left", "l", "h"):
-            self.number = (self.number + (1 if event.key in ("right", "l") else -1)) % len(self.images)
+            self.number = (self.number + (1 if event.key in ("right", "l") else -1)) % len(
+                self.images
+            )
             self.said = ""
         elif event.key == "o":
-            path = image_file(self.folder, self.images[self.number][1]) if self.folder is not None else None
-            self.said = "the store has no folder for files" if path is None else open_file(path) or f"opened {path}"
+            path = (
+                image_file(self.folder, self.images[self.number][1])
+                if self.folder is not None
+                else None
+            )
+            self.said = (
+                "the store has no folder for files"
+                if path is None
+                else open_file(path) or f"opened {path}"
+            )
         else:
             self.dismiss()
             return
@@ -74,7 +87,10 @@ class Pictures(Dialog[None]):
 
     def _show(self) -> None:
         name, data = self.images[self.number]
-        title = Text(f"{name}   {self.number + 1} of {len(self.images)}   {len(data):,} bytes", "bold #8fbfff")
+        title = Text(
+            f"{name}   {self.number + 1} of {len(self.images)}   {len(data):,} bytes",
+            "bold #8fbfff",
+        )
         size = max(self.app.size.width - 12, 8), max(self.app.size.height - 8, 4)
         notes = [Text(self.said, "#8a8a8a")] if self.said else []
         lines = [title, Text(KEYS, "#8a8a8a"), *picture_lines(data, *size), *notes]

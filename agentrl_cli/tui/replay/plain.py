@@ -15,7 +15,9 @@ from agentrl_cli.tui.common.text import BAD, FAINT
 from agentrl_cli.tui.replay import legend, panels
 
 
-def replay_lines(store: Store, episode_id: str, *, layer: str = "", width: int = 100) -> Iterator[Text]:
+def replay_lines(
+    store: Store, episode_id: str, *, layer: str = "", width: int = 100
+) -> Iterator[Text]:
     """Everything of one episode as lines. `layer`: push by default, or logp if nothing was trained."""
     view = load_view(store, episode_id)
     lens = LAYERS[layer or default_layer(view.signals)]
@@ -46,13 +48,20 @@ def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Te
         if kind == Kind.HEAD:
             yield Text(f"--- {head_text(view.blocks[a], view)} ---"[:width], "bold")
         elif kind == Kind.NOTE and a in layout.pictures:
-            yield Text.assemble("    ", *((part.text, part.style or "") for part in layout.pictures[a]), no_wrap=True)
+            yield Text.assemble(
+                "    ",
+                *((part.text, part.style or "") for part in layout.pictures[a]),
+                no_wrap=True,
+            )
         elif kind == Kind.NOTE:
             yield Text(layout.notes[a][1], BAD if layout.notes[a][0] == "error" else FAINT)
         elif kind == Kind.TEXT:
             yield Text("".join(layout.piece_text[a:b]), no_wrap=True)
         else:
-            marks = [layer.levels[classes[layout.piece_token[p]]].glyph * layout.piece_cells[p] for p in range(a, b)]
+            marks = [
+                layer.levels[classes[layout.piece_token[p]]].glyph * layout.piece_cells[p]
+                for p in range(a, b)
+            ]
             yield Text("".join(marks), FAINT, no_wrap=True)
 
 

@@ -80,19 +80,34 @@ def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, li
             if value is not None:
                 yield from _value_block("", value, width, fold)
             else:
-                yield None, markdown_lines(text, width) if turn.role == "assistant" else plain_lines(text, width)
+                yield (
+                    None,
+                    markdown_lines(text, width)
+                    if turn.role == "assistant"
+                    else plain_lines(text, width),
+                )
     for data in turn.shown:
         yield None, picture_lines(data, min(64, width), 16)
     for call in turn.calls:
         arguments: Any = call.raw if call.arguments is None else call.arguments
-        yield None, [Text(f"▸ {visible(call.name)}" + (f"  {visible(call.error)}" if call.error else ""), "#8fbfff")]
+        yield (
+            None,
+            [
+                Text(
+                    f"▸ {visible(call.name)}" + (f"  {visible(call.error)}" if call.error else ""),
+                    "#8fbfff",
+                )
+            ],
+        )
         yield from _value_block("  ", arguments, width, fold)
     for result in turn.results:
         if result.error:
             yield None, [Text(f"ERROR {visible(result.error)}", BAD)]
 
 
-def _value_block(indent: str, value: Any, width: int, fold: Fold) -> Iterator[tuple[int | None, list[Text]]]:
+def _value_block(
+    indent: str, value: Any, width: int, fold: Fold
+) -> Iterator[tuple[int | None, list[Text]]]:
     """Yield a JSON value in one line if it is short, else folded to a line that counts what is in it."""
     if isinstance(value, str):
         yield None, plain_lines(value, width)
@@ -135,17 +150,32 @@ def plain_lines(text: str, width: int) -> list[Text]:
     out: list[Text] = []
     for line in text.splitlines():
         shown = visible(line).rstrip("\n") if line else ""
-        parts = [shown[n : n + width] for n in range(0, len(shown), width)] if "  " in shown else wrap(shown, width)
+        parts = (
+            [shown[n : n + width] for n in range(0, len(shown), width)]
+            if "  " in shown
+            else wrap(shown, width)
+        )
         out += [Text(part, no_wrap=True) for part in parts or [""]]
-    return out if len(out) <= MOST else [*out[:MOST], Text(f"… {len(out) - MOST:,} lines more", FAINT)]
+    return (
+        out if len(out) <= MOST else [*out[:MOST], Text(f"… {len(out) - MOST:,} lines more", FAINT)]
+    )
 
 
 def markdown_lines(text: str, width: int) -> list[Text]:
     """Return a text as Markdown: headings, lists, code, tables. Links are not links: nothing here opens anything."""
-    clean = "\n".join(visible(line).rstrip("\n") if line else "" for line in text.splitlines()[:MOST])
-    console = Console(width=max(width, 20), color_system="truecolor", legacy_windows=False, force_terminal=True)
-    rendered = console.render_lines(Markdown(clean, hyperlinks=False, code_theme="ansi_dark"), pad=False)
-    return [Text.assemble(*((part.text, part.style or "") for part in line), no_wrap=True) for line in rendered]
+    clean = "\n".join(
+        visible(line).rstrip("\n") if line else "" for line in text.splitlines()[:MOST]
+    )
+    console = Console(
+        width=max(width, 20), color_system="truecolor", legacy_windows=False, force_terminal=True
+    )
+    rendered = console.render_lines(
+        Markdown(clean, hyperlinks=False, code_theme="ansi_dark"), pad=False
+    )
+    return [
+        Text.assemble(*((part.text, part.style or "") for part in line), no_wrap=True)
+        for line in rendered
+    ]
 
 
 class ReadingScreen(AgentScreen):
@@ -170,7 +200,10 @@ class ReadingScreen(AgentScreen):
         self.every = False
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(f"agentrl replay   {self.episode.id}   {self.episode.task_id}   reading", "bold"), id="head")
+        yield Static(
+            Text(f"agentrl replay   {self.episode.id}   {self.episode.task_id}   reading", "bold"),
+            id="head",
+        )
         yield Lines(id="reading")
         yield Static(Text(KEYS, no_wrap=True), id="keys")
 
@@ -180,7 +213,9 @@ class ReadingScreen(AgentScreen):
     def draw(self) -> None:
         """Makes the lines again; what is unfolded stays so."""
         self.fold = Fold(self.fold.opened, self.every)
-        self.query_one(Lines).show(reading_lines(self.episode, max(self.size.width - 3, 20), self.fold))
+        self.query_one(Lines).show(
+            reading_lines(self.episode, max(self.size.width - 3, 20), self.fold)
+        )
 
     def action_scroll_by(self, step: int) -> None:
         self.query_one(Lines).scroll_relative(y=step, animate=False)

@@ -110,7 +110,10 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
             if other.step is not None and other.reward is not None and other.pack == row.pack:
                 rewards.setdefault(other.step, []).append(other.reward)
         if len(rewards) > 1:
-            return kind, [(step, sum(found) / len(found), len(found)) for step, found in sorted(rewards.items())]
+            return kind, [
+                (step, sum(found) / len(found), len(found))
+                for step, found in sorted(rewards.items())
+            ]
     return "", []
 
 
@@ -128,7 +131,9 @@ class Around:
 
 def around(store: Store, episode_id: str) -> Around:
     """Episodes with the same flag, what-ifs and chats from this one, and the task at other steps."""
-    return Around(same_failure(store, episode_id), children(store, episode_id), *by_step(store, episode_id))
+    return Around(
+        same_failure(store, episode_id), children(store, episode_id), *by_step(store, episode_id)
+    )
 
 
 def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tuple[str, ...], str]:

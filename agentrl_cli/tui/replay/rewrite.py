@@ -24,10 +24,18 @@ class Rewrite(Dialog[tuple[str, str] | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
-    def __init__(self, label: str, settings: str, text: str, help: str, check: Callable[[str], object]) -> None:
+    def __init__(
+        self, label: str, settings: str, text: str, help: str, check: Callable[[str], object]
+    ) -> None:
         """`check` raises AgentRLError for wrong settings, which is shown, and they can be corrected."""
         super().__init__()
-        self.label, self.settings, self.text, self.help, self.check = label, settings, text, help, check
+        self.label, self.settings, self.text, self.help, self.check = (
+            label,
+            settings,
+            text,
+            help,
+            check,
+        )
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog prompt"):
@@ -57,7 +65,9 @@ class Rewrite(Dialog[tuple[str, str] | None]):
             self.check(settings)
         except AgentRLError as error:
             problem = f"{error.message} {error.hint}".strip()
-            self.query_one("#help", Static).update(Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a"))
+            self.query_one("#help", Static).update(
+                Text(problem, "#ffb454").append(f"\n{self.help}", "#8a8a8a")
+            )
             self.query_one(Input).focus()
             return
         self.dismiss((settings, self.query_one(ChatLine).text))

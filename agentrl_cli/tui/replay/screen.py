@@ -39,7 +39,11 @@ class ReplayScreen(AgentScreen):
     HELP_TITLE, HELP_TEXT = "replay", HELP
 
     def __init__(
-        self, reader: Reader, episode_id: str, browse: Browse | None = None, place: Place | None = None
+        self,
+        reader: Reader,
+        episode_id: str,
+        browse: Browse | None = None,
+        place: Place | None = None,
     ) -> None:
         super().__init__(reader)
         self.panes = EpisodePanes(reader, episode_id, browse, place)
@@ -60,7 +64,9 @@ class ReplayScreen(AgentScreen):
         wide = width >= WIDE and not small
         for name, on in (("tiny", tiny), ("small", small), ("mid", mid), ("wide", wide)):
             self.set_class(on, f"-{name}")
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True))
+        self.query_one("#keys", Static).update(
+            Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True)
+        )
         self.panes.resized()
 
     @property
@@ -185,7 +191,9 @@ class ReplayScreen(AgentScreen):
 
     def action_episode(self, step: int) -> None:
         """The next or previous episode of the list (its filter, its order)."""
-        self._go(self.browse.neighbour, "No further episode in the list.", None, self.episode_id, step)
+        self._go(
+            self.browse.neighbour, "No further episode in the list.", None, self.episode_id, step
+        )
 
     def action_step(self, step: int) -> None:
         """The same task at the previous or next step, at the same turn and token."""
@@ -215,7 +223,9 @@ class ReplayScreen(AgentScreen):
         """Two checkpoints on this task, side by side."""
         rows = await self.reader.call(related.versions, self.episode_id)
         if (other := related.other_version(rows, self.episode_id)) is None:
-            return self.notify("Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4)
+            return self.notify(
+                "Only one checkpoint tried this task: `agentrl eval` makes more.", timeout=4
+            )
         here = next(n for n, row in enumerate(rows) if row.id == self.episode_id)
         self.open_screen("versus", rows, (min(here, other), max(here, other)))
 
@@ -266,7 +276,9 @@ class ReplayScreen(AgentScreen):
             if text is not None:
                 self._mark(related.change_note, text)
 
-        self.app.push_screen(Prompt("note", self.view.note if self.view is not None else ""), change)
+        self.app.push_screen(
+            Prompt("note", self.view.note if self.view is not None else ""), change
+        )
 
     def action_bookmark(self) -> None:
         """Sets or removes the tag `mark`; the filter `tag:mark` lists all bookmarks."""
@@ -274,7 +286,9 @@ class ReplayScreen(AgentScreen):
         self._mark(related.change_tags, [f"-{related.BOOKMARK}" if marked else related.BOOKMARK])
 
     @work(group="mark", exit_on_error=False)
-    async def _mark(self, change: Callable[[Store, str, Any], tuple[tuple[str, ...], str]], value: Any) -> None:
+    async def _mark(
+        self, change: Callable[[Store, str, Any], tuple[tuple[str, ...], str]], value: Any
+    ) -> None:
         episode = self.episode_id
         tags, note = await self.reader.write(change, episode, value)
         if self.episode_id == episode:

@@ -10,7 +10,13 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
-from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, next_flagged, off_branch, own_token
+from agentrl_cli.tui.common.episode_view import (
+    EpisodeView,
+    Fork,
+    next_flagged,
+    off_branch,
+    own_token,
+)
 from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay import legend, panels
@@ -75,7 +81,9 @@ class Transcript(Vertical):
             return
         self.other.lens = self.tokens.lens
         self.other.show(sibling, self.fork.position if self.fork is not None else 0)
-        self.call_after_refresh(self.other.move_to, self.other.cursor)  # a pane that was hidden has its size by then
+        self.call_after_refresh(
+            self.other.move_to, self.other.cursor
+        )  # a pane that was hidden has its size by then
         self.query_one("#beside-title", Static).update(panels.side_title("BESIDE", sibling))
         self.beside = self.view.episode.id
 
@@ -124,7 +132,9 @@ class Transcript(Vertical):
         self.branch = number if number < len(self.view.episode.branches) else None
         hidden = frozenset[int]() if self.branch is None else off_branch(self.view, self.branch)
         self.tokens.unfold_but(hidden)
-        self.tokens.move_to(self.tokens.cursor if self.branch is None else own_token(self.view, self.branch))
+        self.tokens.move_to(
+            self.tokens.cursor if self.branch is None else own_token(self.view, self.branch)
+        )
         return hidden
 
     def to_fork(self) -> bool:
@@ -151,6 +161,10 @@ class Transcript(Vertical):
     @on(Panel.Chosen, "#map")
     def choose_place(self, event: Panel.Chosen) -> None:
         """Posts the token under a click on the map."""
-        token = legend.token_on_map(self.view, event.column, self.inner) if self.view is not None else None
+        token = (
+            legend.token_on_map(self.view, event.column, self.inner)
+            if self.view is not None
+            else None
+        )
         if token is not None:
             self.post_message(TokenChosen(token))

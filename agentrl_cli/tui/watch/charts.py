@@ -73,7 +73,11 @@ class Look:
         parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
         parts += ["log axis"] if self.log else []
         if self.last:
-            parts.append(f"last {self.last} steps" if not self.back else f"{self.last} steps, {self.back} windows back")
+            parts.append(
+                f"last {self.last} steps"
+                if not self.back
+                else f"{self.last} steps, {self.back} windows back"
+            )
         parts += [f"mean of {self.smooth} steps"] if self.smooth > 1 else []
         return "   ".join(parts)
 
@@ -99,14 +103,19 @@ def smoothed(series: Series, steps: int) -> Series:
     if steps <= 1:
         return series
     values = [y for _, y in series]
-    return [(x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps)) for n, (x, _) in enumerate(series)]
+    return [
+        (x, sum(values[max(n - steps + 1, 0) : n + 1]) / min(n + 1, steps))
+        for n, (x, _) in enumerate(series)
+    ]
 
 
 WIDE = 157
 """Least width (a terminal of 160 columns) for two more charts in a row."""
 
 
-def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
+def chart_grid(
+    data: WatchData, width: int, height: int = 6, look: Look | None = None
+) -> list[Text]:
     """Return every metric as a curve: two a row, four on a wide terminal."""
     look = look or Look()
     columns = max(width // 40, 4 if width >= WIDE else 1)
@@ -114,11 +123,18 @@ def chart_grid(data: WatchData, width: int, height: int = 6, look: Look | None =
     if panes.eval_series(data) and look.matches("eval"):
         names.insert(min(1, len(names)), EVAL)
     if not names:
-        return [Text("No metric has such a name." if look.pattern else "No step has finished yet.", FAINT)]
+        return [
+            Text(
+                "No metric has such a name." if look.pattern else "No step has finished yet.", FAINT
+            )
+        ]
     legend = look.legend()
     lines: list[Text] = [legend] if legend.plain.strip() else []
     for start in range(0, len(names), columns):
-        blocks = [one_chart(data, name, width // columns - 2, height, look) for name in names[start : start + columns]]
+        blocks = [
+            one_chart(data, name, width // columns - 2, height, look)
+            for name in names[start : start + columns]
+        ]
         lines += [*beside(blocks, width // columns), Text("")]
     return lines
 
@@ -127,7 +143,9 @@ EVAL = "eval"
 """The curve of the evaluations, which are not metrics of steps."""
 
 
-def one_chart(data: WatchData, name: str, width: int, height: int, look: Look, title: str = "") -> list[Text]:
+def one_chart(
+    data: WatchData, name: str, width: int, height: int, look: Look, title: str = ""
+) -> list[Text]:
     """One metric over the steps that the look shows, and over the other runs."""
     end, mine = float(data.step), _points(data, name)
     theirs = [_points(other, name) for other in look.others]
@@ -138,7 +156,9 @@ def one_chart(data: WatchData, name: str, width: int, height: int, look: Look, t
     dim = [cut(other, look, end) for other in theirs]
     marks = panes.control_steps(data) if name != EVAL else []
     unit = name in UNIT
-    return chart(text, cut(mine, look, end), width, height, marks=marks, others=dim, unit=unit, log=look.log)
+    return chart(
+        text, cut(mine, look, end), width, height, marks=marks, others=dim, unit=unit, log=look.log
+    )
 
 
 UNIT = frozenset({EVAL, "reward", "solved", "all_solved", "all_failed", "zero_std"})
@@ -151,13 +171,19 @@ def _points(data: WatchData, name: str) -> Series:
 
 NARROWEST = 25
 """Cells of a chart on the overview."""
-ASIDE = re.compile(r"^(lr|seconds|time/.*|rewards/.*/std|num_tokens|outcomes/.*|facts/.*|flags/.*)$")
+ASIDE = re.compile(
+    r"^(lr|seconds|time/.*|rewards/.*/std|num_tokens|outcomes/.*|facts/.*|flags/.*)$"
+)
 """Metrics that the overview leaves to the page of charts."""
 
 
 def overview_charts(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
     """As many curves as the middle of the overview has room for; those that do not move are named under them."""
-    names = [name for name in data.names() if (look.matches(name) if look.pattern else not ASIDE.match(name))]
+    names = [
+        name
+        for name in data.names()
+        if (look.matches(name) if look.pattern else not ASIDE.match(name))
+    ]
     names = [*names[:1], *([EVAL] if panes.eval_series(data) else []), *names[1:]]
     names = [name for name in names if _points(data, name)]
     flat = [name for name in names if not _moves(data, name)]
@@ -168,9 +194,16 @@ def overview_charts(data: WatchData, width: int, height: int, look: Look) -> lis
     legend = look.legend()
     lines = [legend] if legend.plain.strip() else []
     head = "no curve yet: " if not names else "does not move: "
-    under = [Text(part, FAINT, no_wrap=True) for part in wrap(head + ",  ".join(still), width - 1)] if still else []
+    under = (
+        [Text(part, FAINT, no_wrap=True) for part in wrap(head + ",  ".join(still), width - 1)]
+        if still
+        else []
+    )
     if not names:
-        return [*lines, *(under or [Text("No step has finished yet: the first curves need two.", FAINT)])]
+        return [
+            *lines,
+            *(under or [Text("No step has finished yet: the first curves need two.", FAINT)]),
+        ]
     most = max(min(width // NARROWEST, len(names)), 1)
     room = height - len(lines) - min(len(under), 2)
     rows = max(min(-(-len(names) // most), room // 6), 1)
@@ -179,7 +212,10 @@ def overview_charts(data: WatchData, width: int, height: int, look: Look) -> lis
     for row in range(rows):
         shown = names[row * columns : (row + 1) * columns]
         tall = max(min(each + (row < extra), 14) - 2, 2)
-        blocks = [one_chart(data, n, width // columns - 1, tall, look, panes.TITLES.get(n, n)) for n in shown]
+        blocks = [
+            one_chart(data, n, width // columns - 1, tall, look, panes.TITLES.get(n, n))
+            for n in shown
+        ]
         lines += beside(blocks, width // columns)
     return [*lines, *under][:height]
 

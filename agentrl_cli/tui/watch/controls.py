@@ -55,7 +55,9 @@ class Controls:
                 detail = f"{values['key']} becomes {values['value']:g} from the next step on."
                 self._confirm(data, "set", values, detail)
 
-        prompt = Prompt("set a knob", "eval_every=20", help=f"one of {', '.join(SETTINGS)}", check=read_setting)
+        prompt = Prompt(
+            "set a knob", "eval_every=20", help=f"one of {', '.join(SETTINGS)}", check=read_setting
+        )
         self.screen.app.push_screen(prompt, confirm)
 
     def leave(self, data: WatchData | None) -> None:
@@ -73,12 +75,20 @@ class Controls:
             elif choice == 2:
                 self._send(run, "stop", {"now": True})
 
-        choices = ["detach: the training goes on", "stop after this step, save", "stop now: --resume repeats the step"]
+        choices = [
+            "detach: the training goes on",
+            "stop after this step, save",
+            "stop now: --resume repeats the step",
+        ]
         self.screen.app.push_screen(Choose(f"{data.run.name} is running", choices), use)
 
-    def _confirm(self, data: WatchData | None, action: str, values: dict[str, Any], detail: str) -> None:
+    def _confirm(
+        self, data: WatchData | None, action: str, values: dict[str, Any], detail: str
+    ) -> None:
         if data is None or not data.run.alive:
-            name = f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
+            name = (
+                f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
+            )
             self.screen.notify(f"This run has ended.{name}", severity="warning", markup=False)
             return
         run = data.run.id
@@ -90,7 +100,9 @@ class Controls:
         self.screen.app.push_screen(Confirm(f"{action} {data.run.name}?", detail), send)
 
     def _send(self, run_id: str, action: str, values: dict[str, Any]) -> None:
-        self.screen.run_worker(self._store(run_id, action, values), group="control", exit_on_error=False)
+        self.screen.run_worker(
+            self._store(run_id, action, values), group="control", exit_on_error=False
+        )
 
     async def _store(self, run_id: str, action: str, values: dict[str, Any]) -> None:
         try:
@@ -107,7 +119,9 @@ def read_setting(text: str) -> dict[str, Any]:
     name, equals, value = text.partition("=")
     name = name.strip().removeprefix("train.")
     if name not in SETTINGS or not equals:
-        raise UsageError(f"There is nothing to set in {text!r}.", hint=f"For example {' or '.join(SETTINGS)}=20.")
+        raise UsageError(
+            f"There is nothing to set in {text!r}.", hint=f"For example {' or '.join(SETTINGS)}=20."
+        )
     try:
         return {"key": f"train.{name}", "value": SETTINGS[name](value)}
     except ValueError:

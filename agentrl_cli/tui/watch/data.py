@@ -44,7 +44,11 @@ class Signal:
 
     def text(self) -> str:
         """`5 of 8 groups teach nothing: 3 all solved, 2 all failed`."""
-        names = (("all solved", self.solved), ("all failed", self.failed), ("equal rewards", self.equal))
+        names = (
+            ("all solved", self.solved),
+            ("all failed", self.failed),
+            ("equal rewards", self.equal),
+        )
         parts = ", ".join(f"{count} {name}" for name, count in names if count)
         flat = self.solved + self.failed + self.equal
         return f"{flat} of {self.groups} groups teach nothing" + (f": {parts}" if parts else "")
@@ -143,7 +147,12 @@ class WatchData:
         """Return all metrics of the run, the curated ones first."""
         known = [name for name in METRICS if self.series(name)]
         shown = {self.key(name) for name in known} | HIDDEN
-        every = {name for row in self.steps for name, value in row.items() if isinstance(value, (int, float))}
+        every = {
+            name
+            for row in self.steps
+            for name, value in row.items()
+            if isinstance(value, (int, float))
+        }
         return known + sorted(every - shown)
 
     def seconds_per_step(self) -> float | None:
@@ -154,7 +163,11 @@ class WatchData:
 
     def usual(self, stored: str) -> float:
         """Return the median of a stored metric over the last ten steps, 0 if absent."""
-        values = [float(row[stored]) for row in self.steps[-10:] if isinstance(row.get(stored), (int, float))]
+        values = [
+            float(row[stored])
+            for row in self.steps[-10:]
+            if isinstance(row.get(stored), (int, float))
+        ]
         return statistics.median(values) if values else 0.0
 
     def eta(self) -> float | None:
@@ -168,7 +181,11 @@ class WatchData:
             return []
         out = []
         for name, value in self.steps[-1].items():
-            if name.startswith("rewards/") and not name.endswith("/std") and isinstance(value, (int, float)):
+            if (
+                name.startswith("rewards/")
+                and not name.endswith("/std")
+                and isinstance(value, (int, float))
+            ):
                 out.append((name.removeprefix("rewards/").removesuffix("/mean"), float(value)))
         return out
 
@@ -189,5 +206,8 @@ def metrics_csv(data: WatchData) -> str:
     """Return every metric of every step, a row each."""
     names = list(dict.fromkeys(name for row in data.steps for name in row))
     lines = [",".join(names)]
-    lines += [",".join("" if row.get(name) is None else str(row[name]) for name in names) for row in data.steps]
+    lines += [
+        ",".join("" if row.get(name) is None else str(row[name]) for name in names)
+        for row in data.steps
+    ]
     return "\n".join(lines) + "\n"

@@ -21,7 +21,9 @@ SAME = 1e-8
 """Rewards closer than this are equal."""
 
 
-def load(store: Store, run_id: str, before: WatchData | None = None, now: float | None = None) -> WatchData:
+def load(
+    store: Store, run_id: str, before: WatchData | None = None, now: float | None = None
+) -> WatchData:
     """Reads a run; given the last reading, only newer steps, logs, alerts and events.
 
     `now` stands for the clock, in seconds since 1970.
@@ -39,7 +41,9 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
         workers=tuple(store.workers.all(run.id)),
         logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
         alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
-        events=_tail(old.events if old else (), lambda since: store.journal.events(run.id, since), 1000),
+        events=_tail(
+            old.events if old else (), lambda since: store.journal.events(run.id, since), 1000
+        ),
         checkpoints=tuple(store.runs.checkpoints(run.id)),
         wanted=_wanted(run.config),
         pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
@@ -57,7 +61,9 @@ def load(store: Store, run_id: str, before: WatchData | None = None, now: float 
     else:
         data = replace(data, **notable_of(store, run.id, data.step))
         size, free = _disk(Path(store.path))
-        data = replace(data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free)
+        data = replace(
+            data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free
+        )
     data = replace(data, done=max(done, 0))
     return replace(data, health=health_of(data))
 
@@ -75,7 +81,9 @@ def newer(store: Store, run_id: str) -> str:
 def _disk(path: Path) -> tuple[int, int]:
     """(bytes of the store, bytes left on its disk)"""
     files = (path, path.with_name(f"{path.name}-wal"))
-    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(path.parent).free
+    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(
+        path.parent
+    ).free
 
 
 def _newest_step(store: Store, run_id: str) -> int:
@@ -109,12 +117,18 @@ def _wanted(config: Mapping[str, Any]) -> int:
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
     """Return a step's `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
-    rows = store.episodes.rows(store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512])
-    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
+    rows = store.episodes.rows(
+        store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512]
+    )
+    graded = [
+        row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)
+    ]
     out: list[tuple[str, EpisodeRow]] = []
     if graded:
         best = max(graded, key=lambda row: row.reward or 0.0)
-        others = [row for row in graded if row is not best]  # so the worst is another one even if all are equal
+        others = [
+            row for row in graded if row is not best
+        ]  # so the worst is another one even if all are equal
         out.append(("best", best))
         out += [("worst", min(others, key=lambda row: row.reward or 0.0))] if others else []
     seen = {row.id for _, row in out}
@@ -130,7 +144,9 @@ def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
         "notable": tuple(out),
         # a group without spread has no advantages stored: each of them would be zero
         "advantages": tuple(
-            row.advantage or 0.0 for row in rows if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
+            row.advantage or 0.0
+            for row in rows
+            if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
         ),
         "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
         "signal": _signal(graded),

@@ -30,7 +30,9 @@ class Layout:
 
     def add(self, lines: list[Text], first: int = 0, place: int = 0, count: int = 0) -> None:
         """More lines; `count` of them, from the `first` on, are the cursor's places from `place` on."""
-        self.rows |= {len(self.lines) + first + n: place + n for n in range(min(count, len(lines) - first))}
+        self.rows |= {
+            len(self.lines) + first + n: place + n for n in range(min(count, len(lines) - first))
+        }
         self.lines += lines
 
 
@@ -45,9 +47,16 @@ def _notable(data: WatchData, width: int, cursor: int) -> tuple[list[Text], int,
     return panes.notable_lines(data, width, cursor - before), 1, before, len(data.notable)
 
 
-def _alerts(data: WatchData, width: int, limit: int, cursor: int) -> tuple[list[Text], int, int, int]:
+def _alerts(
+    data: WatchData, width: int, limit: int, cursor: int
+) -> tuple[list[Text], int, int, int]:
     before = len(data.live) + len(data.notable)
-    return panes.alert_lines(data, width, limit, cursor - before), 1, before, len(data.alerts[-limit:])
+    return (
+        panes.alert_lines(data, width, limit, cursor - before),
+        1,
+        before,
+        len(data.alerts[-limit:]),
+    )
 
 
 def wide(data: WatchData, width: int, height: int, cursor: int) -> Layout:
@@ -62,7 +71,9 @@ def wide(data: WatchData, width: int, height: int, cursor: int) -> Layout:
     for part in parts:
         out.add(*part)
         out.add([Text("")])
-    out.add(panes.live_lines(data, width, height - len(out.lines), cursor))  # last: nothing above moves with the cursor
+    out.add(
+        panes.live_lines(data, width, height - len(out.lines), cursor)
+    )  # last: nothing above moves with the cursor
     return out
 
 
@@ -95,19 +106,28 @@ def small(data: WatchData, width: int, height: int, cursor: int) -> Layout:
 def tiny(data: WatchData, width: int, height: int) -> Layout:
     """Below 80x20: the plain line of each of the last steps."""
     rows = [step_line(row) for row in data.steps[-max(height - 1, 1) :]]
-    lines = [Text(clip(line, width), no_wrap=True) for line in rows] or [Text("no step has finished yet", FAINT)]
+    lines = [Text(clip(line, width), no_wrap=True) for line in rows] or [
+        Text("no step has finished yet", FAINT)
+    ]
     return Layout([*lines, Text(clip("a larger terminal shows more", width), FAINT)])
 
 
 def summary(data: WatchData, width: int) -> list[Text]:
     """Return the right pane in three lines, for terminals without room for it: run, time and store, health."""
     run = [line.plain.strip() for line in panes.run_lines(data, 200) if "[" not in line.plain]
-    times = [" ".join(line.plain.split()[:3]) for line in panes.time_lines(data, 200) if line.plain.strip()]
+    times = [
+        " ".join(line.plain.split()[:3])
+        for line in panes.time_lines(data, 200)
+        if line.plain.strip()
+    ]
     stored = [line.plain.strip() for line in panes.store_lines(data, 200) if line.plain.strip()]
     health = [line.plain.strip() for line in panes.health_lines(data, 200)[:-1]]
     waiting = [f"waiting: {', '.join(data.pending)}"] if data.pending else []
     rows = (run, [*times, *stored], [*waiting, *health])
-    return [Text(clip("  ".join(row), width), TITLE if n == 0 else "", no_wrap=True) for n, row in enumerate(rows)]
+    return [
+        Text(clip("  ".join(row), width), TITLE if n == 0 else "", no_wrap=True)
+        for n, row in enumerate(rows)
+    ]
 
 
 def right_pane(data: WatchData, others: Sequence[WatchData], width: int, height: int) -> list[Text]:
@@ -129,7 +149,9 @@ def right_pane(data: WatchData, others: Sequence[WatchData], width: int, height:
     ]
     parts = [(place, [line for line in lines if line.plain.strip()]) for place, lines in parts]
     parts = [(place, lines) for place, lines in parts if lines]
-    while sum(len(lines) + 1 for _, lines in parts) - 1 > height and max(place for place, _ in parts):
+    while sum(len(lines) + 1 for _, lines in parts) - 1 > height and max(
+        place for place, _ in parts
+    ):
         parts.remove(max(parts, key=lambda part: part[0]))
     return [line for _, lines in parts for line in (*lines, Text(""))][:-1]
 
@@ -168,7 +190,13 @@ class OverviewPage(Vertical, Page):
         self.query_one("#now", Static).update(join(self.layout_.lines))
         if not self.screen.has_class("-small") and not self.screen.has_class("-mid"):
             run = self.query_one("#run", Static)
-            run.update(join(right_pane(data, shown.look.others, max(run.size.width, 16), max(run.size.height, 12))))
+            run.update(
+                join(
+                    right_pane(
+                        data, shown.look.others, max(run.size.width, 16), max(run.size.height, 12)
+                    )
+                )
+            )
 
     def _show_curves(self, shown: Shown) -> None:
         """Draws the curves again only if something changed: curves are most of the page's cost."""
@@ -177,7 +205,9 @@ class OverviewPage(Vertical, Page):
         if key != self._curves_key:
             self._curves_key = key
             width, height = curves.size
-            curves.update(join(overview_charts(shown.data, max(width, 20), max(height, 8), shown.look)))
+            curves.update(
+                join(overview_charts(shown.data, max(width, 20), max(height, 8), shown.look))
+            )
 
     def choose(self, step: int) -> None:
         if self.shown is not None:
@@ -194,7 +224,9 @@ class OverviewPage(Vertical, Page):
         episodes = [row.episode_id for row in data.live] + [row.id for _, row in data.notable]
         if alerts and self.cursor >= len(episodes):
             about = panes.alert_filter(alerts[min(self.cursor - len(episodes), len(alerts) - 1)])
-            self.post_message(self.TabWanted("episodes", about) if about else self.TabWanted("health"))
+            self.post_message(
+                self.TabWanted("episodes", about) if about else self.TabWanted("health")
+            )
         elif episodes:
             self.post_message(self.Opened(episodes[min(self.cursor, len(episodes) - 1)]))
 

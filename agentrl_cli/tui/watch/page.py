@@ -29,7 +29,14 @@ class Shown:
     def key(self, size: Size) -> tuple[Any, ...]:
         """Changes if anything changes that a page shows: reading the store every second must cost little."""
         data = self.data
-        newest = (len(data.steps), data.steps[-1:], data.evals, data.events[-1:], data.logs[-1:], data.alerts)
+        newest = (
+            len(data.steps),
+            data.steps[-1:],
+            data.evals,
+            data.events[-1:],
+            data.logs[-1:],
+            data.alerts,
+        )
         return (*newest, data.workers, data.health, data.run.config, self.recent, self.look, size)
 
 

@@ -19,7 +19,9 @@ from agentrl_cli.tui.watch.page import LinesPage, Shown
 from agentrl_cli.tui.watch.panels import alert_lines, health_lines, log_lines
 from agentrl_cli.tui.watch.recent import Fold, GroupLine, Recent, folded
 
-TOKEN_METRICS = r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
+TOKEN_METRICS = (
+    r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
+)
 TOOL_METRICS = r"tool|turns|branches"
 GROUP_HEAD = 2
 """Lines above the first group."""
@@ -95,7 +97,9 @@ class ToolsPage(LinesPage):
     NEEDS_RECENT = HAS_CHARTS = True
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return tool_lines(shown.recent, width) + chart_grid(shown.data, width, look=shown.look.only(TOOL_METRICS))
+        return tool_lines(shown.recent, width) + chart_grid(
+            shown.data, width, look=shown.look.only(TOOL_METRICS)
+        )
 
 
 class LogPage(LinesPage):
@@ -139,22 +143,41 @@ class HealthPage(LinesPage):
     """Every check with what to try, and the alerts."""
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return [*health_lines(shown.data, width, advice=True), Text(""), *alert_lines(shown.data, width, 200)]
+        return [
+            *health_lines(shown.data, width, advice=True),
+            Text(""),
+            *alert_lines(shown.data, width, 200),
+        ]
 
 
-def group_lines(found: Recent, cursor: int, width: int, open_steps: Collection[int] = ()) -> list[Text]:
+def group_lines(
+    found: Recent, cursor: int, width: int, open_steps: Collection[int] = ()
+) -> list[Text]:
     """Return every group of the newest steps: its rewards, their spread, and whether it was trained."""
     if not found.groups:
         return [Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)]
     flat = sum(group.flat for group in found.groups)
     lines = [
-        Text(clip(f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there", width), TITLE),
-        Text(f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[:width], FAINT),
+        Text(
+            clip(
+                f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there",
+                width,
+            ),
+            TITLE,
+        ),
+        Text(
+            f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[
+                :width
+            ],
+            FAINT,
+        ),
     ]
     for index, group in enumerate(folded(found.groups, open_steps)):
         row = group.text() if isinstance(group, Fold) else _group_text(group)
         dim = isinstance(group, Fold) or group.flat
-        lines.append(Text(clip(row, width), HERE if index == cursor else FAINT if dim else "", no_wrap=True))
+        lines.append(
+            Text(clip(row, width), HERE if index == cursor else FAINT if dim else "", no_wrap=True)
+        )
     return lines
 
 
@@ -164,7 +187,11 @@ def _group_text(group: GroupLine) -> str:
     row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
     row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
     row += " ".join(num(reward, ".1f") for reward in group.rewards)
-    return row + "  " + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
+    return (
+        row
+        + "  "
+        + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
+    )
 
 
 def token_lines(data: WatchData, found: Recent, look: Look, width: int) -> list[Text]:
@@ -177,7 +204,10 @@ def token_lines(data: WatchData, found: Recent, look: Look, width: int) -> list[
     if found.lengths:
         ordered = sorted(found.lengths)
         cut = data.last("cut")
-        middle, high = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
+        middle, high = (
+            ordered[len(ordered) // 2],
+            ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)],
+        )
         text = f"  sampled tokens an episode: median {middle:,}, p95 {high:,}, most {ordered[-1]:,}"
         lines.append(Text(clip(text + (f"; cut off {cut:.0%}" if cut is not None else ""), width)))
         lines += _histogram(found.lengths, width)
@@ -203,7 +233,9 @@ def tool_lines(found: Recent, width: int) -> list[Text]:
         lines.append(Text(head[:width], FAINT))
     for name, calls, malformed, failed, mean, slowest, kinds in found.tools:
         bad = (malformed + failed) / calls if calls else 0.0
-        row = f"  {clip(name, 18):<18} {calls:>7,} {malformed / calls:>10.0%} {failed / calls:>8.0%}"
+        row = (
+            f"  {clip(name, 18):<18} {calls:>7,} {malformed / calls:>10.0%} {failed / calls:>8.0%}"
+        )
         row += f" {_wait(mean):>8} {_wait(slowest):>8}  {(kinds or '').replace(',', ' ')}"
         lines.append(Text(clip(row, width), BAD if bad > 0.3 else "", no_wrap=True))
     return [*lines, Text("")]
@@ -224,7 +256,9 @@ def event_lines(data: WatchData, needle: str, width: int) -> list[Text]:
 
 def _event(row: Mapping[str, Any]) -> str:
     data = row["data"] if isinstance(row["data"], Mapping) else {}
-    return " ".join([str(row["kind"]), *(f"{name}={value}" for name, value in data.items() if name != "id")])
+    return " ".join(
+        [str(row["kind"]), *(f"{name}={value}" for name, value in data.items() if name != "id")]
+    )
 
 
 def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
@@ -234,9 +268,15 @@ def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[T
     mine = dict(flat(data.run.config))
     theirs = dict(flat(other.run.config)) if other is not None else mine
     changed = {
-        str(row["data"].get("key")): row["data"].get("value") for row in data.events if row["kind"] == "control:set"
+        str(row["data"].get("key")): row["data"].get("value")
+        for row in data.events
+        if row["kind"] == "control:set"
     }
-    lines = [Text(clip(f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}", width), TITLE)]
+    lines = [
+        Text(
+            clip(f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}", width), TITLE
+        )
+    ]
     section = ""
     for key, value in mine.items():
         if key.partition(".")[0] != section:
@@ -248,8 +288,12 @@ def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[T
         if key in changed:
             notes.append(f"changed while it ran to {changed[key]}")
         text = f"  {key.partition('.')[2] or key:<28} {value}"
-        for number, part in enumerate(wrap(text.strip(), max(width - 4, 20)) if len(text) > width else [text]):
-            lines.append(Text(part if number == 0 else f"      {part}", HERE if notes else "", no_wrap=True))
+        for number, part in enumerate(
+            wrap(text.strip(), max(width - 4, 20)) if len(text) > width else [text]
+        ):
+            lines.append(
+                Text(part if number == 0 else f"      {part}", HERE if notes else "", no_wrap=True)
+            )
         lines += [Text(f"      {note}", BAD) for note in notes]
     return lines if mine else [*lines, Text("  none stored", FAINT)]
 
@@ -261,5 +305,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, Mapping) and value:
             out += flat(value, f"{prefix}{name}.")
         else:
-            out.append((f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value)))
+            out.append(
+                (f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value))
+            )
     return out

@@ -51,7 +51,14 @@ EXPLAIN = {
     "disk": "Checkpoints and tokens need room; what cannot be written ends the run.",
     "process": "Whether the trainer's process is there.",
 }
-COLORS = {"warn": BAD, "bad": "bold #ff8f6b", "error": "bold #ff8f6b", "info": FAINT, "ok": FAINT, "done": GOOD}
+COLORS = {
+    "warn": BAD,
+    "bad": "bold #ff8f6b",
+    "error": "bold #ff8f6b",
+    "info": FAINT,
+    "ok": FAINT,
+    "done": GOOD,
+}
 
 
 def clock(at: float) -> str:
@@ -90,7 +97,9 @@ def head(data: WatchData, width: int = 120) -> Text:
 
 def eval_series(data: WatchData) -> list[tuple[float, float]]:
     """(step, pass rate) of the evaluations; one without a step counts as step 0."""
-    found = [(float(row.step or 0), row.pass_rate) for row in data.evals if row.pass_rate is not None]
+    found = [
+        (float(row.step or 0), row.pass_rate) for row in data.evals if row.pass_rate is not None
+    ]
     return found or data.series("eval/solved")
 
 
@@ -99,14 +108,20 @@ def part_lines(data: WatchData, width: int) -> list[Text]:
     lines = [Text("REWARD PARTS (mean)", TITLE)]
     for name, value in data.reward_parts():
         fill = "#" * max(min(round(abs(value) * 10), width - 19), 0)
-        lines.append(Text(f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""))
+        lines.append(
+            Text(
+                f" {name[:11]:<11} {num(value, '+.2f'):>5} {fill}"[:width], BAD if value < 0 else ""
+            )
+        )
     return [*lines, Text("")] if len(lines) > 1 else []
 
 
 def control_steps(data: WatchData) -> list[float]:
     """Return the steps during which a control was used: marks on the axis."""
     stamps = sorted((float(row["at"]), float(row["step"])) for row in data.steps if row.get("at"))
-    whens = [float(event["at"]) for event in data.events if str(event["kind"]).startswith("control")]
+    whens = [
+        float(event["at"]) for event in data.events if str(event["kind"]).startswith("control")
+    ]
     places = (bisect_left(stamps, (at, -math.inf)) for at in whens)
     return [stamps[place][1] for place in places if place < len(stamps)]
 
@@ -119,7 +134,9 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
     elif data.run.alive and data.live:
         total = data.wanted or data.done + len(data.live)
         cells = min(max(width - 30, 6), 24)
-        title.append(f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), cells)} {data.done}/{total}")
+        title.append(
+            f"step {data.step + 1}  ROLLOUT {bar(data.done / max(total, 1), cells)} {data.done}/{total}"
+        )
     elif data.paused:
         title.append(f"paused after step {data.step}: p resumes", BAD)
     elif data.run.alive:
@@ -129,16 +146,28 @@ def now_lines(data: WatchData, width: int, limit: int, cursor: int) -> list[Text
     lines, wide = [title], width >= 60
     task, kind = (18, 11) if wide else (max(width - 21, 4), 5)
     if data.live and limit:
-        lines.append(Text(clip(f"  # {'task':<{task}} turn {'phase':<{kind}}    time", width), FAINT))
+        lines.append(
+            Text(clip(f"  # {'task':<{task}} turn {'phase':<{kind}}    time", width), FAINT)
+        )
     first = first_live(data, limit, cursor)
     for index, row in list(enumerate(data.live))[first : first + limit]:
         tail = " ".join(row.text.split())
         seconds = max((data.read if data.run.alive else row.updated) - row.started, 0.0)
-        phase = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}.get(row.state, row.state)
-        line = f"{row.sample:>3} {keep_end(row.task_id, task):<{task}} {row.turn:>{4 if wide else 2}}"
+        phase = {"processing_tools": "tool", "generating": "gen", "interacting": "user"}.get(
+            row.state, row.state
+        )
+        line = (
+            f"{row.sample:>3} {keep_end(row.task_id, task):<{task}} {row.turn:>{4 if wide else 2}}"
+        )
         line += f" {phase[:kind]:<{kind}} {span(seconds):>7}  "
         room = max(width - len(line), 0) if wide else 0
-        lines.append(Text(line + tail[-room:] if room else line[:width], HERE if index == cursor else "", no_wrap=True))
+        lines.append(
+            Text(
+                line + tail[-room:] if room else line[:width],
+                HERE if index == cursor else "",
+                no_wrap=True,
+            )
+        )
     if len(data.live) > limit:
         lines.append(Text(f"    … {len(data.live)} run", FAINT))
     return lines
@@ -177,7 +206,9 @@ def notable_lines(data: WatchData, width: int, cursor: int) -> list[Text]:
         counted = "  ".join(f"{name} x{count}" for name, count in data.flags)
         lines.append(Text(clip(f" flags {counted}   x lists them", width), FAINT, no_wrap=True))
     if data.signal.groups:
-        lines += [Text(f" {part}", FAINT, no_wrap=True) for part in wrap(data.signal.text(), width - 1)]
+        lines += [
+            Text(f" {part}", FAINT, no_wrap=True) for part in wrap(data.signal.text(), width - 1)
+        ]
     return lines
 
 
@@ -225,10 +256,17 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
     """Return the run: model, pack, settings, progress, best evaluation, last checkpoint."""
     run, lines = data.run, []
     age = (run.ended or data.read) - run.started if run.started else 0.0
-    title, name = f"RUN {run.state} {span(age)}", f"  {run.name}"  # the name is in the first line of the screen too
-    lines.append(Text(clip(title + name * (len(title + name) <= width), width), TITLE, no_wrap=True))
+    title, name = (
+        f"RUN {run.state} {span(age)}",
+        f"  {run.name}",
+    )  # the name is in the first line of the screen too
+    lines.append(
+        Text(clip(title + name * (len(title + name) <= width), width), TITLE, no_wrap=True)
+    )
     lines.append(Text(clip(f" {run.model}  {run.pack}", width), no_wrap=True))
-    lines += [Text(clip(f" {text}", width), FAINT, no_wrap=True) for text in config_facts(run.config)]
+    lines += [
+        Text(clip(f" {text}", width), FAINT, no_wrap=True) for text in config_facts(run.config)
+    ]
     if run.total_steps:
         done = data.step / run.total_steps
         lines.append(Text(f" step {data.step} of {run.total_steps}  {done:.0%}"))
@@ -237,7 +275,11 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
     if best is not None:
         lines.append(Text(clip(f" best eval {short(best.pass_rate)} at {best.step}", width)))
         if best.low is not None:
-            lines.append(Text(clip(f"   95 % [{num(best.low, '.2f')}, {num(best.high, '.2f')}]", width), FAINT))
+            lines.append(
+                Text(
+                    clip(f"   95 % [{num(best.low, '.2f')}, {num(best.high, '.2f')}]", width), FAINT
+                )
+            )
     if data.checkpoints:
         last = data.checkpoints[-1]
         kind = "" if last.kind == "step" else f" {last.kind},"
@@ -248,7 +290,8 @@ def run_lines(data: WatchData, width: int) -> list[Text]:
 
 
 def time_lines(data: WatchData, width: int) -> list[Text]:
-    """Return where a step's time goes, as medians of the last ten steps; the device's metrics if the trainer logs them.
+    """Return where a step's time goes, as medians of the last ten steps; the device's metrics if
+    the trainer logs them.
     """
     row = data.steps[-1] if data.steps else {}
     total = data.usual("time/step")
@@ -263,10 +306,17 @@ def time_lines(data: WatchData, width: int) -> list[Text]:
         lines.append(Text(clip(text, width), no_wrap=True))
     if row.get("time/cpu"):
         lines.append(Text(clip(f" cpu   {span(data.usual('time/cpu')):>7}", width), FAINT))
-    device = [(name, value) for name, value in row.items() if name.startswith(("gpu/", "perf/", "memory/"))]
+    device = [
+        (name, value)
+        for name, value in row.items()
+        if name.startswith(("gpu/", "perf/", "memory/"))
+    ]
     if device:
         lines.append(Text("GPU", TITLE))
-        lines += [Text(clip(f" {name.partition('/')[2]:<16} {short(value)}", width)) for name, value in device[:6]]
+        lines += [
+            Text(clip(f" {name.partition('/')[2]:<16} {short(value)}", width))
+            for name, value in device[:6]
+        ]
     return [*lines, Text("")]
 
 
@@ -274,7 +324,10 @@ def store_lines(data: WatchData, width: int) -> list[Text]:
     """Return the store: episodes, size."""
     if not data.bytes:
         return []
-    return [Text(clip(f"STORE {data.episodes:,} ep  {data.bytes / 2**20:,.1f} MiB", width), TITLE), Text("")]
+    return [
+        Text(clip(f"STORE {data.episodes:,} ep  {data.bytes / 2**20:,.1f} MiB", width), TITLE),
+        Text(""),
+    ]
 
 
 def config_facts(config: Mapping[str, Any]) -> list[str]:
@@ -292,7 +345,11 @@ def config_facts(config: Mapping[str, Any]) -> list[str]:
         first.append(f"G={group} x {prompts} prompts")
     second = [
         f"{name} {value}"
-        for name, value in (("lr", get("train.lr")), ("T", get("rollout.temperature")), ("seed", config.get("seed")))
+        for name, value in (
+            ("lr", get("train.lr")),
+            ("T", get("rollout.temperature")),
+            ("seed", config.get("seed")),
+        )
         if value is not None
     ]
     return [line for line in ("  ".join(part for part in first if part), "  ".join(second)) if line]
@@ -300,8 +357,13 @@ def config_facts(config: Mapping[str, Any]) -> list[str]:
 
 def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[Text]:
     """Return the checks: value and level; with `advice` what to try."""
-    counts = {level: sum(1 for check in data.health if check.level == level) for level in ("ok", "warn", "bad")}
-    lines = [Text(f"HEALTH {counts['ok']} ok  {counts['warn']} warn  {counts['bad']} bad"[:width], TITLE)]
+    counts = {
+        level: sum(1 for check in data.health if check.level == level)
+        for level in ("ok", "warn", "bad")
+    }
+    lines = [
+        Text(f"HEALTH {counts['ok']} ok  {counts['warn']} warn  {counts['bad']} bad"[:width], TITLE)
+    ]
     for check in data.health:
         if check.level == "ok" and not advice:
             continue
@@ -310,9 +372,16 @@ def health_lines(data: WatchData, width: int, *, advice: bool = False) -> list[T
             lines.append(Text(f" {mark:<2} {part}", COLORS[check.level], no_wrap=True))
             mark = ""
         if advice:
-            lines += [Text(f"      {part}", FAINT) for part in wrap(EXPLAIN.get(check.name, ""), width - 8) if part]
+            lines += [
+                Text(f"      {part}", FAINT)
+                for part in wrap(EXPLAIN.get(check.name, ""), width - 8)
+                if part
+            ]
         if check.advice and (advice or check.level == "done"):
-            lines += [Text(f"    {part}", "bold") for part in wrap(f"try: {check.advice}", max(width - 4, 8))]
+            lines += [
+                Text(f"    {part}", "bold")
+                for part in wrap(f"try: {check.advice}", max(width - 4, 8))
+            ]
     if not advice:
         lines.append(Text(" d explains each check"[:width], FAINT))
     return lines
@@ -357,10 +426,20 @@ def control_lines(data: WatchData, width: int) -> list[Text]:
     if not data.run.alive:
         return [*lines, Text(" the run has ended", FAINT)]
     lines += [
-        Text(text) for text in (" p pause / resume", " k checkpoint now", " E evaluate now", " + - rate", " X stop")
+        Text(text)
+        for text in (
+            " p pause / resume",
+            " k checkpoint now",
+            " E evaluate now",
+            " + - rate",
+            " X stop",
+        )
     ]
     if data.pending:
-        lines += [Text(f" {part}", HERE) for part in wrap(f"waiting: {', '.join(data.pending)}", width - 1)]
+        lines += [
+            Text(f" {part}", HERE)
+            for part in wrap(f"waiting: {', '.join(data.pending)}", width - 1)
+        ]
     return lines
 
 
@@ -376,6 +455,9 @@ def small_lines(data: WatchData, width: int) -> list[Text]:
     evals = eval_series(data)
     if evals:
         lines.append(
-            Text(f"{'EVAL':<12} {short(evals[-1][1]):>7} {sparkline([y for _, y in evals], width - 22)}", GOOD)
+            Text(
+                f"{'EVAL':<12} {short(evals[-1][1]):>7} {sparkline([y for _, y in evals], width - 22)}",
+                GOOD,
+            )
         )
     return lines

@@ -32,7 +32,11 @@ class GroupLine:
     def spread(self) -> float:
         """Standard deviation of the rewards: a group without spread teaches nothing."""
         mean = sum(self.rewards) / len(self.rewards) if self.rewards else 0.0
-        return math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards)) if self.rewards else 0.0
+        return (
+            math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards))
+            if self.rewards
+            else 0.0
+        )
 
     @property
     def flat(self) -> bool:
@@ -106,14 +110,22 @@ def load_recent(store: Store, run_id: str) -> Recent:
 
 
 def _group(step: int, rows: Sequence[EpisodeRow]) -> GroupLine:
-    graded = [row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)]
+    graded = [
+        row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)
+    ]
     best = max(graded, key=lambda row: row.reward or 0.0) if graded else rows[0]
     return GroupLine(
         step,
         rows[0].task_id,
-        tuple(row.reward for row in sorted(graded, key=lambda row: row.sample) if row.reward is not None),
+        tuple(
+            row.reward
+            for row in sorted(graded, key=lambda row: row.sample)
+            if row.reward is not None
+        ),
         sum(str(row.outcome) == "solved" for row in rows),
         tuple(name for name, _ in Counter(row.fact for row in rows if row.fact).most_common()),
-        tuple(name for name, _ in Counter(flag for row in rows for flag in row.flags).most_common(3)),
+        tuple(
+            name for name, _ in Counter(flag for row in rows for flag in row.flags).most_common(3)
+        ),
         best.id,
     )

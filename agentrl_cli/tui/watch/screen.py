@@ -131,14 +131,20 @@ class WatchScreen(AgentScreen):
                 self.data = await self.reader.call(load, self.run, self.data)
                 await self._read_page()
             self._version, self.problem = version, ""
-        except AgentRLError as error:  # a locked or vanished store is shown; the next look may find it again
+        except (
+            AgentRLError
+        ) as error:  # a locked or vanished store is shown; the next look may find it again
             self.problem = f"{error.message} {error.hint}".strip()
         self.paint()
 
     async def _follow(self) -> None:
         run = await self.reader.call(newer, self.run)
         if self.data is not None and run != self.data.run.id:
-            self.notify(f"a new training began; {self.data.run.name} is in the list of runs", timeout=6, markup=False)
+            self.notify(
+                f"a new training began; {self.data.run.name} is in the list of runs",
+                timeout=6,
+                markup=False,
+            )
         self.run = run
 
     async def _read_page(self) -> None:
@@ -169,8 +175,16 @@ class WatchScreen(AgentScreen):
             return
         if not self.problem:
             head.update(panels.head(self.data, self.size.width))
-        state = "FROZEN, space resumes" if self.frozen else "attached, q detaches" if self.data.run.alive else ""
-        self.query_one(TabBar).show(self.tab, state, short=self.has_class("-small"), workers=bool(self.data.workers))
+        state = (
+            "FROZEN, space resumes"
+            if self.frozen
+            else "attached, q detaches"
+            if self.data.run.alive
+            else ""
+        )
+        self.query_one(TabBar).show(
+            self.tab, state, short=self.has_class("-small"), workers=bool(self.data.workers)
+        )
         if self.has_class("-mid"):
             self.query_one("#summary", Static).update(join(summary(self.data, self.size.width - 2)))
         self.page.draw(Shown(self.data, self.recent, self.look))
@@ -189,7 +203,9 @@ class WatchScreen(AgentScreen):
         self.read_page()
 
     def action_next_tab(self) -> None:
-        self.action_tab(TABS[(TABS.index(self.tab) + 1) % len(TABS)] if self.tab in TABS else TABS[0])
+        self.action_tab(
+            TABS[(TABS.index(self.tab) + 1) % len(TABS)] if self.tab in TABS else TABS[0]
+        )
 
     def action_problems(self) -> None:
         """The episodes that carry a flag, or all again."""
@@ -254,7 +270,9 @@ class WatchScreen(AgentScreen):
             self.notify("No other training is in this store.", timeout=3)
             return
         shown = {other.run.id for other in self.look.others}
-        choices = [f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps" for run in found]
+        choices = [
+            f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps" for run in found
+        ]
 
         def use(choice: int | None) -> None:
             if choice is not None:
@@ -274,7 +292,9 @@ class WatchScreen(AgentScreen):
     def action_svg(self) -> None:
         """Writes the screen as a picture; asks first if it may show a secret."""
         data = self.data
-        texts = "" if data is None else repr((data.live, data.logs, data.alerts, data.events, data.run))
+        texts = (
+            "" if data is None else repr((data.live, data.logs, data.alerts, data.events, data.run))
+        )
         texts += repr(self.recent.tools)
         secret = mask_text(texts) != texts
         self.save_picture(Path(f"watch-{self.run}.svg"), f"agentrl watch {self.run}", secret=secret)

@@ -27,20 +27,26 @@ def worker_lines(data: WatchData, width: int) -> list[Text]:
         return [Text("WORKERS", TITLE), Text(text[:width], FAINT)]
     ready = sum(worker.state == "ready" for worker in data.workers)
     rate = sum(worker.rate for worker in data.workers if worker.state == "ready")
-    title = f"WORKERS {len(data.workers)} ({data.workers[0].kind}), {ready} ready, {rate:,.0f} tokens/s"
+    title = (
+        f"WORKERS {len(data.workers)} ({data.workers[0].kind}), {ready} ready, {rate:,.0f} tokens/s"
+    )
     node = max(8, *(min(len(worker.node), 24) for worker in data.workers))
     head = f"  {'':>4} {'node':<{node}} {'pid':>8} {'state':<9} {'weights':<18}"
     head += f" {'runs':>5} {'done':>8} {'tokens/s':>9} {'lost':>5}"
     lines = [Text(clip(title, width), TITLE), Text(clip(head, width), FAINT)]
     for worker in data.workers:
         row = f"  {worker.number:>4} {clip(worker.node, node):<{node}} {worker.pid:>8} {worker.state:<9}"
-        version = worker.version if len(worker.version) <= 18 else f"…{worker.version[-17:]}"  # the step is at its end
+        version = (
+            worker.version if len(worker.version) <= 18 else f"…{worker.version[-17:]}"
+        )  # the step is at its end
         row += f" {version:<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
         row += f" {worker.lost:>5}"
         silent = data.read - worker.at
         if data.run.alive and silent > SILENT:
             row += f"  seen {span(silent)} ago"
-        lines.append(Text(clip(row, width), BAD if worker.state == "starting" else "", no_wrap=True))
+        lines.append(
+            Text(clip(row, width), BAD if worker.state == "starting" else "", no_wrap=True)
+        )
         if worker.error:
             lines.append(Text(clip(f"         {worker.error}", width), BAD, no_wrap=True))
     return lines

@@ -5,8 +5,16 @@ from __future__ import annotations
 from agentrl_cli.errors import UsageError
 
 MODULE = "agentrl_cli.servers.chat_session.whatif"
-KEYS = {"turn": "--turn", "n": "--samples", "t": "--temperature", "seed": "--seed", "model": "--model"}
-EXAMPLE = "For example: rerun, or turn=2 n=4 T=1.0 seed=0 model=my-run@best, and edit=TEXT at the end."
+KEYS = {
+    "turn": "--turn",
+    "n": "--samples",
+    "t": "--temperature",
+    "seed": "--seed",
+    "model": "--model",
+}
+EXAMPLE = (
+    "For example: rerun, or turn=2 n=4 T=1.0 seed=0 model=my-run@best, and edit=TEXT at the end."
+)
 
 
 def whatif_arguments(text: str) -> list[str]:

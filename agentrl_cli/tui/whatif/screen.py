@@ -52,7 +52,9 @@ class WhatIfScreen(AgentScreen):
         super().__init__(reader)
         self.episode_id = episode_id
         self.arguments = list(arguments)
-        self.client = ChatClient(["--db", str(reader.path), "--episode", episode_id, *arguments], MODULE)
+        self.client = ChatClient(
+            ["--db", str(reader.path), "--episode", episode_id, *arguments], MODULE
+        )
         self.events: list[dict[str, Any]] = []
         self.cursor = 0
         self.state = "starting …"
@@ -84,19 +86,32 @@ class WhatIfScreen(AgentScreen):
         """One event onto the screen."""
         self.events.append(event)
         done = sum(item["ev"] == "progress" for item in self.events)
-        states = {"ready": "running …", "progress": f"running … {done} done", "done": "done", "fatal": "failed"}
+        states = {
+            "ready": "running …",
+            "progress": f"running … {done} done",
+            "done": "done",
+            "fatal": "failed",
+        }
         self.state = states.get(event["ev"], self.state)
         self.paint()
 
     @property
     def stored(self) -> list[str]:
         """The ids of the stored episodes, in the order they are shown."""
-        return [str(event["episode"]) for event in self.events if event.get("episode") and event["ev"] != "from"]
+        return [
+            str(event["episode"])
+            for event in self.events
+            if event.get("episode") and event["ev"] != "from"
+        ]
 
     def paint(self) -> None:
         """Everything so far."""
         asked = " ".join(word for word in self.arguments)
-        head = Text(f"agentrl what if   {self.episode_id}   {clip(asked, 60)}   {self.state}", "bold", no_wrap=True)
+        head = Text(
+            f"agentrl what if   {self.episode_id}   {clip(asked, 60)}   {self.state}",
+            "bold",
+            no_wrap=True,
+        )
         self.query_one("#head", Static).update(head)
         chosen = self.stored[self.cursor] if self.cursor < len(self.stored) else ""
         lines: list[Text] = []
@@ -110,7 +125,10 @@ class WhatIfScreen(AgentScreen):
             rewards = [event["reward"] for event in children]
             solved = sum(event["outcome"] == "solved" for event in children)
             lines.append(
-                Text(f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}", TITLE)
+                Text(
+                    f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}",
+                    TITLE,
+                )
             )
         self.query_one("#page", Static).update(join(lines))
 

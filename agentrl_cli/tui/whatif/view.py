@@ -16,8 +16,12 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     if kind == "ready":
         lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
         before = event.get("sampled_by", event["weights"])
-        weights = event["weights"] + f"; the episode was sampled by {before}" * (before != event["weights"])
-        return lines + ([Text(f"{event['model']}  weights {weights}", FAINT)] if event["model"] else [])
+        weights = event["weights"] + f"; the episode was sampled by {before}" * (
+            before != event["weights"]
+        )
+        return lines + (
+            [Text(f"{event['model']}  weights {weights}", FAINT)] if event["model"] else []
+        )
     if kind in ("rerun", "diverged"):
         return rerun_lines(event, width)
     if kind == "rewards":
@@ -27,14 +31,25 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     if kind == "child":
         return [child_line(event, width)]
     if kind == "fatal":
-        return [Text(f"! {event['message']}", BAD), *(Text(f"  {line}", FAINT) for line in event["hint"].splitlines())]
+        return [
+            Text(f"! {event['message']}", BAD),
+            *(Text(f"  {line}", FAINT) for line in event["hint"].splitlines()),
+        ]
     return []
 
 
 def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     """One call: the same answer, or the difference."""
-    arguments = "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
-    verdict = "same" if event["same"] else "not recorded" if event["before"] is None else event["diverged"]
+    arguments = (
+        "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
+    )
+    verdict = (
+        "same"
+        if event["same"]
+        else "not recorded"
+        if event["before"] is None
+        else event["diverged"]
+    )
     head = f"turn {event['turn']}  {event['name'] or '(malformed call)'} {arguments}"
     room = width - len(verdict) - 12
     lines = [Text(clip(" ".join(head.split()), max(room, 20)), no_wrap=True)]
@@ -43,7 +58,9 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     if event["same"]:
         return lines
     if event["error_before"] != event["error_after"]:
-        lines.append(Text(f"    {event['error_before'] or 'ok'} -> {event['error_after'] or 'ok'}", BAD))
+        lines.append(
+            Text(f"    {event['error_before'] or 'ok'} -> {event['error_after'] or 'ok'}", BAD)
+        )
     shown = event["diff"] or [f"+{line}" for line in event["after"].splitlines()]
     for line in shown[:40]:
         style = BAD if line.startswith("-") else GOOD if line.startswith("+") else FAINT
@@ -63,9 +80,15 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
         note = f"{'FAKEABLE ' * part['fakeable']}{part['detail']}"
         row = f"{mark}{part['name']:<15}{num(was, '.2f'):>8}{num(part['value'], '.2f'):>8}  {note}"
         lines.append(Text(row.rstrip(), style))
-    lines += [Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'missing':>8}", FAINT) for name, part in before.items()]
+    lines += [
+        Text(f" {name:<15}{num(part['value'], '.2f'):>8}{'missing':>8}", FAINT)
+        for name, part in before.items()
+    ]
     lines.append(
-        Text(f"{' total':<16}{num(event['total_before'], '.2f'):>8}{num(event['total_after'], '.2f'):>8}", "bold")
+        Text(
+            f"{' total':<16}{num(event['total_before'], '.2f'):>8}{num(event['total_after'], '.2f'):>8}",
+            "bold",
+        )
     )
     if event["advantage_after"] is not None:
         was, now = num(event["advantage_before"]), num(event["advantage_after"])
@@ -73,14 +96,20 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
     if event["episode"]:
         lines.append(Text(f"stored with its new rewards: agentrl replay {event['episode']}", GOOD))
     elif not event["same"]:
-        lines.append(Text("not stored: other answers would be other tokens; re-roll from that turn instead", FAINT))
+        lines.append(
+            Text(
+                "not stored: other answers would be other tokens; re-roll from that turn instead",
+                FAINT,
+            )
+        )
     return lines
 
 
 def parent_lines(event: dict[str, Any], width: int) -> list[Text]:
     """Return the column titles of the re-rolled episodes, and the episode itself."""
     head = (
-        f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}  flags, last words"
+        f"    {'episode':<14} {'reward':>6} {'adv':>5}  {'outcome':<16} {'turns':>5} {'sampled':>7}"
+        "  flags, last words"
     )
     first = f"    {_columns(event)}  as recorded"
     return [

@@ -51,7 +51,11 @@ def settings_of(folder: Path, **sections: Any) -> Config:
     program = folder / "bin" / "vllm"
     program.write_text(PROGRAM)
     program.chmod(0o700)
-    base = {"remote": {"backend": "vllm"}, "engine": {"start": True, "env": str(folder)}, "adapter": {"enabled": True}}
+    base = {
+        "remote": {"backend": "vllm"},
+        "engine": {"start": True, "env": str(folder)},
+        "adapter": {"enabled": True},
+    }
     return Config.model_validate({**base, **sections})
 
 
@@ -62,11 +66,15 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
         assert remote.api_key_env == KEY and remote.processed_logprobs and not config.remote.url
         given = ask(remote.url)
     argv, key = given["argv"], os.environ.pop(KEY)
-    assert argv[:2] == ["serve", str(tmp_path / "model")] and key == given["key"] and key not in argv
+    assert (
+        argv[:2] == ["serve", str(tmp_path / "model")] and key == given["key"] and key not in argv
+    )
     options = dict(zip(argv[2::2], argv[3::2], strict=False))
     assert (options["--host"], options["--max-model-len"]) == ("127.0.0.1", "300")
     assert "--enable-lora" in argv and argv[argv.index("--max-lora-rank") + 1] == "16"
-    assert given["modes"] == ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], "the development mode is for whole weights"
+    assert given["modes"] == ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], (
+        "the development mode is for whole weights"
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(given["pid"], 0)
 
@@ -81,11 +89,19 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
         first = ask(url)["pid"]
         with contextlib.suppress(ConnectionError):
             ask(f"{url}/die")
-        assert (await policy.endpoint.get("/models"))["pid"] != first, "a request waits for the new process"
-        assert "ended with exit status 7:" in caplog.text and "out of memory\nIt is started again." in caplog.text
+        assert (await policy.endpoint.get("/models"))["pid"] != first, (
+            "a request waits for the new process"
+        )
+        assert (
+            "ended with exit status 7:" in caplog.text
+            and "out of memory\nIt is started again." in caplog.text
+        )
         with contextlib.suppress(ConnectionError):
             ask(f"{url}/die")
-        with pytest.raises(PolicyError, match=r"(?s)exit status 7:.*out of memory\nIt had been started again before"):
+        with pytest.raises(
+            PolicyError,
+            match=r"(?s)exit status 7:.*out of memory\nIt had been started again before",
+        ):
             await policy.endpoint.get("/models")
         await policy.close()
     os.environ.pop(KEY, None)
@@ -95,7 +111,10 @@ def test_an_environment_is_tried_before_it_is_used(tmp_path: Path) -> None:
     config, python = settings_of(tmp_path), tmp_path / "bin" / "python"
     for said, match in (
         (None, "python could not be started: No such file"),
-        ("RuntimeError: operator torchvision::nms does not exist", "cannot be imported: RuntimeError: operator"),
+        (
+            "RuntimeError: operator torchvision::nms does not exist",
+            "cannot be imported: RuntimeError: operator",
+        ),
     ):
         if said is not None:
             python.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
@@ -106,11 +125,17 @@ def test_an_environment_is_tried_before_it_is_used(tmp_path: Path) -> None:
 
 async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
     exposed = Config.model_validate(
-        {"engine": {"env": str(tmp_path), "options": ["--host=0.0.0.0"]}, "remote": {"backend": "vllm"}}
+        {
+            "engine": {"env": str(tmp_path), "options": ["--host=0.0.0.0"]},
+            "remote": {"backend": "vllm"},
+        }
     )
     for config, match in (
         (Config.model_validate({"engine": {"env": str(tmp_path / "none")}}), "There is no vLLM in"),
-        (settings_of(tmp_path, engine={"env": str(tmp_path), "options": ["--fail"]}), "status 1:\nno such device"),
+        (
+            settings_of(tmp_path, engine={"env": str(tmp_path), "options": ["--fail"]}),
+            "status 1:\nno such device",
+        ),
         (exposed, "engine.options has --host=0.0.0.0: the server listens on 127.0.0.1"),
     ):
         with pytest.raises((ConfigError, EnvironmentProblem), match=match):
@@ -119,7 +144,9 @@ async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
     os.environ.pop(KEY, None)
 
 
-async def test_the_server_sleeps_while_the_run_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_sleeps_while_the_run_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It frees its memory before each update, and is awake before it loads weights or samples."""
     monkeypatch.setenv("SERVER_KEY", "k")
     model = write_model(tmp_path / "model")
@@ -137,12 +164,26 @@ async def test_the_server_sleeps_while_the_run_trains(tmp_path: Path, monkeypatc
 
     stand = Sleeper("vllm", model)
     async with server(stand.handle) as url:
-        remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY", "sleep": True}
+        remote = {
+            "backend": "vllm",
+            "url": url,
+            "model": "base",
+            "api_key_env": "SERVER_KEY",
+            "sleep": True,
+        }
         async with trainer_of(tmp_path / "p", model, remote=remote) as trainer:
             assert (await trainer.train()).status == "finished"
         with pytest.raises(ConfigError, match="exclude each other"):
-            async with trainer_of(tmp_path / "a", model, remote=remote, rollout={"async_staleness": 1}):
+            async with trainer_of(
+                tmp_path / "a", model, remote=remote, rollout={"async_staleness": 1}
+            ):
                 pass
         await stand.close()
-    order = [path for path in stand.paths if path in ("/sleep?level=1", "/wake_up", "/collective_rpc")]
-    assert order == ["/wake_up", "/collective_rpc", *["/sleep?level=1", "/wake_up", "/collective_rpc"] * 2]
+    order = [
+        path for path in stand.paths if path in ("/sleep?level=1", "/wake_up", "/collective_rpc")
+    ]
+    assert order == [
+        "/wake_up",
+        "/collective_rpc",
+        *["/sleep?level=1", "/wake_up", "/collective_rpc"] * 2,
+    ]

@@ -33,18 +33,26 @@ def signature(function: Any) -> list[Any]:
     """Names, kinds and plain defaults of parameters."""
     plain = (str, int, float, bool, type(None), tuple)
     return [
-        [p.name, p.kind.name, p.default if isinstance(p.default, plain) else "…" if p.default is not p.empty else "-"]
+        [
+            p.name,
+            p.kind.name,
+            p.default if isinstance(p.default, plain) else "…" if p.default is not p.empty else "-",
+        ]
         for p in inspect.signature(function).parameters.values()
     ]
 
 
 def names(agl: Any) -> dict[str, Any]:
     """Every public name, and the signatures of functions, constructors and methods."""
-    found: dict[str, Any] = {"all": sorted(name for name in vars(agl) if name[0] != "_" and name[0] != name[0].lower())}
+    found: dict[str, Any] = {
+        "all": sorted(name for name in vars(agl) if name[0] != "_" and name[0] != name[0].lower())
+    }
     found |= {name: signature(getattr(agl, name)) for name in FUNCTIONS}
     for name in CLASSES:
         one = getattr(agl, name)
-        found[f"{name}()"] = signature(one.__init__) if "model_fields" not in dir(one) else sorted(one.model_fields)
+        found[f"{name}()"] = (
+            signature(one.__init__) if "model_fields" not in dir(one) else sorted(one.model_fields)
+        )
         for method, value in inspect.getmembers(one, inspect.isfunction):
             if method[0] != "_" and "model_fields" not in dir(one):
                 found[f"{name}.{method}"] = signature(value)
@@ -66,14 +74,20 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
 
     said.append(await store.dequeue_rollout())
     resources = await store.add_resources({"main_llm": agl.LLM(endpoint="http://x/v1", model="m")})
-    config = agl.RolloutConfig(max_attempts=2, retry_condition=["failed", "timeout"], timeout_seconds=0.3)
+    config = agl.RolloutConfig(
+        max_attempts=2, retry_condition=["failed", "timeout"], timeout_seconds=0.3
+    )
     one = await store.enqueue_rollout({"n": 1}, "train", config=config, metadata={"k": 1})
     two = await store.enqueue_rollout({"n": 2})
     three = await store.start_rollout({"n": 3}, worker_id="w3")
-    said.append([one.resources_id == resources.resources_id, one.metadata, await state(one.rollout_id)])
+    said.append(
+        [one.resources_id == resources.resources_id, one.metadata, await state(one.rollout_id)]
+    )
     said.append([await state(three.rollout_id), three.attempt.status])
     taken = await store.dequeue_rollout("w1")
-    said.append([taken.rollout_id == one.rollout_id, await state(one.rollout_id), taken.attempt.sequence_id])
+    said.append(
+        [taken.rollout_id == one.rollout_id, await state(one.rollout_id), taken.attempt.sequence_id]
+    )
     await store.update_attempt(one.rollout_id, "latest", status="failed")
     said.append(await state(one.rollout_id))
     order = await store.dequeue_many_rollouts(limit=5, worker_id="w1")
@@ -88,7 +102,9 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
             trace_id="0" * 32,
         )
         said.append((await store.add_span(span)) is not None)
-    said.append([await store.get_next_span_sequence_id(two.rollout_id, order[0].attempt.attempt_id)])
+    said.append(
+        [await store.get_next_span_sequence_id(two.rollout_id, order[0].attempt.attempt_id)]
+    )
     said.append(await state(two.rollout_id))
     said.append(await store.wait_for_rollouts(rollout_ids=[two.rollout_id, "unknown"], timeout=0))
     await asyncio.sleep(0.5)
@@ -98,9 +114,13 @@ async def queue(agl: Any, made: Any = None) -> list[Any]:
     said.append([ended[0].status, await state(two.rollout_id)])
     await store.update_rollout(three.rollout_id, status="cancelled", metadata=None)
     said.append(await state(three.rollout_id))
-    page = await store.query_rollouts(status_in=["succeeded", "cancelled"], sort_by="start_time", limit=1)
+    page = await store.query_rollouts(
+        status_in=["succeeded", "cancelled"], sort_by="start_time", limit=1
+    )
     said.append([page.total, len(page), page[0].input, type(page[0]).__name__])
-    either = await store.query_rollouts(status_in=["failed"], rollout_id_contains=two.rollout_id, filter_logic="or")
+    either = await store.query_rollouts(
+        status_in=["failed"], rollout_id_contains=two.rollout_id, filter_logic="or"
+    )
     said.append(sorted(r.input["n"] for r in either))
     for worker in sorted(await store.query_workers(), key=lambda w: w.worker_id):
         said.append([worker.worker_id, worker.status, worker.current_rollout_id is not None])
@@ -141,7 +161,9 @@ async def emitted(agl: Any) -> list[Any]:
             agl.emit_object(b"bytes")
             agl.emit_object(True)
             agl.emit_annotation({"list": [1, 2], "nested": {"k": 0.5}})
-            agl.emit_reward({"style": 0.25, "right": 1}, primary_key="right", attributes={"why": "because"})
+            agl.emit_reward(
+                {"style": 0.25, "right": 1}, primary_key="right", attributes={"why": "because"}
+            )
             agl.emit_reward(0.5)
             try:
                 raise KeyError("oops")
@@ -158,9 +180,17 @@ async def emitted(agl: Any) -> list[Any]:
     drop = ("exception.stacktrace",)
     said: list[Any] = []
     for span in spans:
-        attributes = {key: value for key, value in sorted(span.attributes.items()) if key not in drop}
+        attributes = {
+            key: value for key, value in sorted(span.attributes.items()) if key not in drop
+        }
         said.append([span.name, ids.get(span.parent_id or ""), attributes, span.status.status_code])
-        said.append([agl.get_reward_value(span), agl.get_message_value(span), str(agl.get_object_value(span))])
+        said.append(
+            [
+                agl.get_reward_value(span),
+                agl.get_message_value(span),
+                str(agl.get_object_value(span)),
+            ]
+        )
         said.append([(r.name, r.value) for r in agl.get_rewards_from_span(span)])
     said.append(
         [
@@ -175,7 +205,14 @@ async def emitted(agl: Any) -> list[Any]:
 def adapted(agl: Any) -> list[Any]:
     """Triplets and messages from spans as proxies and tracers write them."""
 
-    def span(number: int, name: str, start: float, end: float, parent: int | None = None, **attributes: Any) -> Any:
+    def span(
+        number: int,
+        name: str,
+        start: float,
+        end: float,
+        parent: int | None = None,
+        **attributes: Any,
+    ) -> Any:
         return agl.Span.from_attributes(
             attributes={key.replace("__", "."): value for key, value in attributes.items()},
             rollout_id="r",
@@ -189,15 +226,23 @@ def adapted(agl: Any) -> list[Any]:
             end_time=end,
         )
 
-    def call(number: int, start: float, parent: int | None, name: str = "openai.chat.completion") -> Any:
+    def call(
+        number: int, start: float, parent: int | None, name: str = "openai.chat.completion"
+    ) -> Any:
         held = {"gen_ai__prompt__0__role": "user", "gen_ai__prompt__0__content": f"q{number}"}
-        held |= {"gen_ai__completion__0__role": "assistant", "gen_ai__completion__0__content": f"a{number}"}
+        held |= {
+            "gen_ai__completion__0__role": "assistant",
+            "gen_ai__completion__0__content": f"a{number}",
+        }
         held |= {"gen_ai__request__model": "m", "gen_ai__response__id": f"id{number}"}
         ids = {"prompt_token_ids": [1, number], "response_token_ids": [number]}
         return span(number, name, start, start + 1, parent, **held, **ids)
 
     def reward(number: int, at: float, value: float, parent: int | None) -> Any:
-        held = {"agentlightning__reward__0__name": "primary", "agentlightning__reward__0__value": value}
+        held = {
+            "agentlightning__reward__0__name": "primary",
+            "agentlightning__reward__0__value": value,
+        }
         return span(number, "agentlightning.annotation", at, at, parent, **held)
 
     spans = [
@@ -210,15 +255,30 @@ def adapted(agl: Any) -> list[Any]:
         call(7, 10, 6),
         reward(8, 16, 1.0, 1),
     ]
-    flat = [call(1, 1, None, "litellm_request"), call(2, 3, None, "litellm_request"), reward(3, 5, 0.5, None)]
+    flat = [
+        call(1, 1, None, "litellm_request"),
+        call(2, 3, None, "litellm_request"),
+        reward(3, 5, 0.5, None),
+    ]
     said: list[Any] = []
-    for options in ({}, {"agent_match": "write"}, {"reward_match": "first_sibling"}, {"repair_hierarchy": False}):
+    for options in (
+        {},
+        {"agent_match": "write"},
+        {"reward_match": "first_sibling"},
+        {"repair_hierarchy": False},
+    ):
         found = agl.TracerTraceToTriplet(**options).adapt(list(spans))
         said.append(
-            [(t.prompt["token_ids"], t.response["token_ids"], t.reward, t.metadata["agent_name"]) for t in found]
+            [
+                (t.prompt["token_ids"], t.response["token_ids"], t.reward, t.metadata["agent_name"])
+                for t in found
+            ]
         )
     said.append(
-        [(t.prompt["token_ids"], t.response["token_ids"], t.reward) for t in agl.LlmProxyTraceToTriplet().adapt(flat)]
+        [
+            (t.prompt["token_ids"], t.response["token_ids"], t.reward)
+            for t in agl.LlmProxyTraceToTriplet().adapt(flat)
+        ]
     )
     with contextlib.suppress(ImportError):  # the real one wants the package openai
         said.append(json.loads(json.dumps(agl.TraceToMessages().adapt(flat[:2]), default=str)))
@@ -233,20 +293,26 @@ async def ran(agl: Any) -> list[Any]:
         async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
             said.append("rollout_start")
 
-        async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
+        async def on_trace_start(
+            self, *, agent: Any, runner: Any, tracer: Any, rollout: Any
+        ) -> None:
             said.append("trace_start")
 
         async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
             said.append("trace_end")
 
-        async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
+        async def on_rollout_end(
+            self, *, agent: Any, runner: Any, rollout: Any, spans: Any
+        ) -> None:
             said.append(["rollout_end", len(spans) > 0 or rollout.mode != "train"])
             raise RuntimeError("hooks may fail")
 
     @agl.rollout
     async def emits(task: Any, llm: Any, rollout: Any) -> None:
         agl.emit_reward(task["r"])
-        said.append([llm.endpoint.split("/rollout/")[0], type(llm).__name__, llm.endpoint.endswith("/v1")])
+        said.append(
+            [llm.endpoint.split("/rollout/")[0], type(llm).__name__, llm.endpoint.endswith("/v1")]
+        )
 
     @agl.rollout
     def returns(task: Any, prompt_template: Any) -> float:
@@ -273,7 +339,9 @@ async def ran(agl: Any) -> list[Any]:
                 spans = await store.query_spans(done.rollout_id)
                 said.append([done.status, agl.find_final_reward(list(spans))])
             except LookupError as error:
-                said.append(["raised", str(error), [r.status for r in await store.query_rollouts()]])
+                said.append(
+                    ["raised", str(error), [r.status for r in await store.query_rollouts()]]
+                )
     for wrong in (lambda: None, lambda task: None, lambda task, other: None):
         try:
             agl.rollout(wrong)

@@ -54,7 +54,9 @@ def test_names_signatures_and_behaviour_are_those_of_the_real_package() -> None:
     if not python and importlib.util.find_spec("agentlightning") is not None:
         python = sys.executable
     if not python:
-        pytest.skip("agentlightning 0.x is not installed: AGENTLIGHTNING_PYTHON names an interpreter that has it")
+        pytest.skip(
+            "agentlightning 0.x is not installed: AGENTLIGHTNING_PYTHON names an interpreter that has it"
+        )
     real, ours = run(python, "agentlightning"), run(sys.executable, "agentrl_cli.plugins.lightning")
     names, mine = real.pop("names"), ours.pop("names")
     assert sorted({*names.pop("all")} - {*mine.pop("all")}) == ABSENT
@@ -86,19 +88,30 @@ def test_both_stores_follow_the_same_rules(tmp_path: Path) -> None:
             await store.close()
 
     memory = asyncio.run(scenario.queue(agl))
-    assert asyncio.run(sqlite()) == memory and [memory[12][0], memory[13][0]] == ["succeeded", "cancelled"]
+    assert asyncio.run(sqlite()) == memory and [memory[12][0], memory[13][0]] == [
+        "succeeded",
+        "cancelled",
+    ]
     assert [rollout.input["n"] for rollout in asyncio.run(again())] == [1, 2, 3]
 
 
 def test_a_store_over_http_follows_the_same_rules(tmp_path: Path) -> None:
     async def served() -> list[Any]:
-        server = agl.LightningStoreServer(agl.InMemoryLightningStore(scan_debounce_seconds=0), port=0)
+        server = agl.LightningStoreServer(
+            agl.InMemoryLightningStore(scan_debounce_seconds=0), port=0
+        )
         await server.start()
         client = agl.LightningStoreClient(server.endpoint)
         try:
             said = await scenario.queue(agl, client)
-            assert (await client.statistics())["total_rollouts"] == (await server.statistics())["total_rollouts"] == 3
-            update = await client.add_resources({"p": agl.PromptTemplate(template="{x}", engine="f-string")})
+            assert (
+                (await client.statistics())["total_rollouts"]
+                == (await server.statistics())["total_rollouts"]
+                == 3
+            )
+            update = await client.add_resources(
+                {"p": agl.PromptTemplate(template="{x}", engine="f-string")}
+            )
             assert isinstance(update.resources["p"], agl.PromptTemplate)
             assert await server.get_latest_resources() == update
             with pytest.raises(ValueError, match="Rollout nothing not found"):
@@ -174,10 +187,18 @@ assert 'torch' not in sys.modules and 'agentlightning' not in sys.modules
 
 def test_submodules_lie_behind_the_one_changed_import() -> None:
     """What `import agentlightning.x` becomes by replacing the package's name alone; docs list what there is not."""
-    done = subprocess.run([sys.executable, "-c", SUBMODULES], check=False, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMODULES], check=False, capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     listed = (ROOT / "docs" / "lightning.md").read_text(encoding="utf-8")
-    for name in ("get_tracer_provider", "utils.metrics", "setup_module_logging", "tracer.weave", "store.mongo"):
+    for name in (
+        "get_tracer_provider",
+        "utils.metrics",
+        "setup_module_logging",
+        "tracer.weave",
+        "store.mongo",
+    ):
         assert f"`{name}`" in listed
         with pytest.raises(ImportError):
             importlib.import_module(f"agentrl_cli.plugins.lightning.{name}")

@@ -55,9 +55,14 @@ script.train(config, None)
 
 def setting(name: str) -> tuple[Path, str]:
     """The examples' folder and the interpreter that runs one of them."""
-    folder, python = os.environ.get("AGENTLIGHTNING_EXAMPLES", ""), os.environ.get("EXAMPLES_PYTHON", "")
+    folder, python = (
+        os.environ.get("AGENTLIGHTNING_EXAMPLES", ""),
+        os.environ.get("EXAMPLES_PYTHON", ""),
+    )
     if not (folder and python):
-        pytest.skip("AGENTLIGHTNING_EXAMPLES and EXAMPLES_PYTHON name the published examples and their interpreter")
+        pytest.skip(
+            "AGENTLIGHTNING_EXAMPLES and EXAMPLES_PYTHON name the published examples and their interpreter"
+        )
     return Path(folder) / name, python
 
 
@@ -66,7 +71,9 @@ def run(name: str, script: str, folder: Path, rows: list[dict[str, Any]]) -> lis
     example, python = setting(name)
     asked = [python, "-c", f"import agentrl_cli, torch, {NEEDS[name]}"]
     given = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if (missing := subprocess.run(asked, check=False, capture_output=True, text=True, env=given)).returncode:
+    if (
+        missing := subprocess.run(asked, check=False, capture_output=True, text=True, env=given)
+    ).returncode:
         pytest.skip(f"{python}: {missing.stderr.strip().splitlines()[-1]}")
     shutil.copytree(example, folder / "run")
     (folder / "run" / "rows.json").write_text(json.dumps(rows))
@@ -77,7 +84,12 @@ def run(name: str, script: str, folder: Path, rows: list[dict[str, Any]]) -> lis
     (folder / "bin" / "uvx").chmod(0o755)
     given["PATH"] = f"{folder / 'bin'}{os.pathsep}{given['PATH']}"
     done = subprocess.run(
-        [python, "-c", script], check=False, capture_output=True, text=True, cwd=folder / "run", env=given
+        [python, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder / "run",
+        env=given,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     with Store.open(folder / "run" / "runs" / "agentrl.db", readonly=True) as store:
@@ -89,7 +101,9 @@ def check(episodes: list[Episode]) -> None:
     """Each is graded, and trained on its sampled tokens alone unless its group had one reward."""
     assert len(episodes) == 8
     for episode in episodes:
-        assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS), episode.error
+        assert episode.outcome in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED_TOKENS), (
+            episode.error
+        )
         assert episode.graded and episode.fact in (Fact.TRAINED, Fact.SKIPPED_ZERO_VARIANCE)
         assert set(episode.tokens.origin[episode.tokens.trained_mask]) == {int(Origin.MODEL)}
 
@@ -97,7 +111,10 @@ def check(episodes: list[Episode]) -> None:
 def test_the_published_calc_x_trains(tmp_path: Path) -> None:
     """An autogen agent with a calculator over MCP, whose reward is SymPy's."""
     given = {"chain": "", "source": ""}
-    rows = [{"id": str(n), "question": f"What is {n} + 2?", "result": str(n + 2), **given} for n in (1, 2)]
+    rows = [
+        {"id": str(n), "question": f"What is {n} + 2?", "result": str(n + 2), **given}
+        for n in (1, 2)
+    ]
     check(run("calc_x", CALC, tmp_path, rows))
 
 
@@ -112,5 +129,11 @@ def test_the_published_spider_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with sqlite3.connect(folder / "singers.sqlite") as db:
             db.executescript(f"{schema} INSERT INTO singer VALUES ('Ann', 30), ('Bo', 41);")
     monkeypatch.setenv("VERL_SPIDER_DATA_DIR", str(tmp_path / "data"))
-    rows = [{"question": "How many singers are there?", "db_id": "singers", "query": "SELECT count(*) FROM singer"}] * 2
+    rows = [
+        {
+            "question": "How many singers are there?",
+            "db_id": "singers",
+            "query": "SELECT count(*) FROM singer",
+        }
+    ] * 2
     check(run("spider", SPIDER, tmp_path, rows))

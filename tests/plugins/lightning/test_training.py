@@ -16,7 +16,9 @@ from agentrl_cli.registry import load_file
 from agentrl_cli.store import Store
 from tests.helpers.train import write_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's, on transformers 5
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing:FutureWarning"
+)  # peft's, on transformers 5
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(llm: agl.LLM, text: str) -> Any:
     """One chat completion, as a client of the user's own would make it, with vLLM's field for token ids."""
-    body = {"model": llm.model, "messages": [{"role": "user", "content": text}], "return_token_ids": True}
+    body = {
+        "model": llm.model,
+        "messages": [{"role": "user", "content": text}],
+        "return_token_ids": True,
+    }
     with httpx2.Client(trust_env=False, verify=False, timeout=600) as client:
-        answer = client.post(f"{llm.endpoint}/chat/completions", json=body, headers={"authorization": "Bearer dummy"})
+        answer = client.post(
+            f"{llm.endpoint}/chat/completions", json=body, headers={"authorization": "Bearer dummy"}
+        )
     return answer.raise_for_status().json()
 
 
@@ -45,11 +53,25 @@ def verl(model: Path, **trainer: Any) -> dict[str, Any]:
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "data": {"train_batch_size": 4, "max_prompt_length": 64, "max_response_length": 4},
         "actor_rollout_ref": {
-            "rollout": {"n": 8, "name": "vllm", "gpu_memory_utilization": 0.6, "multi_turn": {"format": "hermes"}},
-            "actor": {"ppo_mini_batch_size": 4, "optim": {"lr": 2e-2, "lr_warmup_steps": 0}, "use_kl_loss": False},
+            "rollout": {
+                "n": 8,
+                "name": "vllm",
+                "gpu_memory_utilization": 0.6,
+                "multi_turn": {"format": "hermes"},
+            },
+            "actor": {
+                "ppo_mini_batch_size": 4,
+                "optim": {"lr": 2e-2, "lr_warmup_steps": 0},
+                "use_kl_loss": False,
+            },
             "model": {"path": str(model), "use_remove_padding": True},
         },
-        "trainer": {"n_gpus_per_node": 1, "logger": ["console"], "experiment_name": "bandit", **trainer},
+        "trainer": {
+            "n_gpus_per_node": 1,
+            "logger": ["console"],
+            "experiment_name": "bandit",
+            **trainer,
+        },
     }
 
 
@@ -65,12 +87,17 @@ def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path
     trainer = agl.Trainer(algorithm=algorithm, n_runners=16, store=store, project=tmp_path)
     trainer.fit(bandit, TASKS, val_dataset=TASKS[:2])
     assert algorithm.last is not None and algorithm.last.status == "finished"
-    assert {"trainer.n_gpus_per_node", "actor_rollout_ref.rollout.gpu_memory_utilization"} <= {*algorithm.ignored}
+    assert {"trainer.n_gpus_per_node", "actor_rollout_ref.rollout.gpu_memory_utilization"} <= {
+        *algorithm.ignored
+    }
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as held:
         rows = held.episodes.rows(held.episodes.ids("kind:train", "time"))
         episodes = [held.episodes.get(row.id) for row in rows]
     assert len(episodes) == 10 * 4 * 8
-    rewards = [float(np.mean([e.graded_reward for e in episodes if e.step == step])) for step in range(1, 11)]
+    rewards = [
+        float(np.mean([e.graded_reward for e in episodes if e.step == step]))
+        for step in range(1, 11)
+    ]
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
 
     async def look() -> tuple[Any, Any]:
@@ -82,15 +109,22 @@ def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path
         return rollouts, spans
 
     rollouts, spans = asyncio.run(look())
-    assert len(rollouts) == len(episodes) and {rollout.status for rollout in rollouts} == {"succeeded"}
-    assert {rollout.input["question"] for rollout in rollouts} <= {task["question"] for task in TASKS}
+    assert len(rollouts) == len(episodes) and {rollout.status for rollout in rollouts} == {
+        "succeeded"
+    }
+    assert {rollout.input["question"] for rollout in rollouts} <= {
+        task["question"] for task in TASKS
+    }
     kept = sorted((e.tokens.ids[: e.turns[1].end].tolist(), e.reward) for e in episodes)
     found = []
     for each in spans:
         assert [span.sequence_id for span in each] == [1, 2]
         [triplet] = agl.TracerTraceToTriplet().adapt(each)
         [other] = agl.LlmProxyTraceToTriplet().adapt(each)
-        assert triplet.response["token_ids"] == other.response["token_ids"] and triplet.reward == other.reward
+        assert (
+            triplet.response["token_ids"] == other.response["token_ids"]
+            and triplet.reward == other.reward
+        )
         assert len(triplet.response["logprobs"]) == len(triplet.response["token_ids"])
         found.append(triplet.prompt["token_ids"] + triplet.response["token_ids"])
     assert all(any(whole[: len(ids)] == ids for whole, _ in kept) for ids in found)
@@ -110,22 +144,36 @@ class Seen(agl.Hook):
 class Chatty(agl.LitAgent[Any]):
     """A class with coroutines: training and validation differ, resources are read by name."""
 
-    async def training_rollout_async(self, task: Any, resources: Any, rollout: agl.Rollout) -> float:
-        reply = await asyncio.to_thread(ask, resources["main_llm"], task["question"] + resources["prompt"].template)
+    async def training_rollout_async(
+        self, task: Any, resources: Any, rollout: agl.Rollout
+    ) -> float:
+        reply = await asyncio.to_thread(
+            ask, resources["main_llm"], task["question"] + resources["prompt"].template
+        )
         assert rollout.mode == "train" and self.trainer.n_runners == 4 and self.tracer is not None
         if task["question"] == "Go 1.":
             raise LookupError("agents may fail")
         return float(np.mean([id_ % 2 == 0 for id_ in reply["choices"][0]["token_ids"]]))
 
 
-def test_a_loaded_model_is_trained_in_place_and_hooks_of_two_arguments_are_called(tmp_path: Path, model: Path) -> None:
+def test_a_loaded_model_is_trained_in_place_and_hooks_of_two_arguments_are_called(
+    tmp_path: Path, model: Path
+) -> None:
     """MiniGRPO(model, tokenizer), Trainer(agent=, hooks=, store=): weights change; an agent's failure is masked."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    loaded, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(model),
+        AutoTokenizer.from_pretrained(model),
+    )
     before = {name: weight.clone() for name, weight in loaded.state_dict().items()}
-    config = {"rollout": {"max_new_tokens": 4, "max_tokens": 96}, "algo": {"drop_zero_variance": False}}
-    algorithm = agl.MiniGRPO(loaded, tokenizer, steps=2, lr=1e-2, group_size=3, prompts_per_step=3, config=config)
+    config = {
+        "rollout": {"max_new_tokens": 4, "max_tokens": 96},
+        "algo": {"drop_zero_variance": False},
+    }
+    algorithm = agl.MiniGRPO(
+        loaded, tokenizer, steps=2, lr=1e-2, group_size=3, prompts_per_step=3, config=config
+    )
     seen, store = Seen(), agl.InMemoryLightningStore()
     prompt: agl.NamedResources = {"prompt": agl.PromptTemplate(template="!", engine="f-string")}
     trainer = agl.Trainer(
@@ -143,8 +191,14 @@ def test_a_loaded_model_is_trained_in_place_and_hooks_of_two_arguments_are_calle
     with Store.open(tmp_path / "runs" / "agentrl.db", readonly=True) as held:
         rows = held.episodes.rows(held.episodes.ids("kind:train", "time"))
         outcomes = {(row.task_id, str(row.outcome)) for row in rows}
-    assert {outcome for task, outcome in outcomes if task.endswith("1")} == {"agent_error"}, outcomes
-    changed = [name for name, weight in loaded.state_dict().items() if not np.array_equal(weight, before[name])]
+    assert {outcome for task, outcome in outcomes if task.endswith("1")} == {"agent_error"}, (
+        outcomes
+    )
+    changed = [
+        name
+        for name, weight in loaded.state_dict().items()
+        if not np.array_equal(weight, before[name])
+    ]
     assert changed
     statuses = [rollout.status for rollout in asyncio.run(store.query_rollouts())]
     assert statuses.count("failed") == 6 and statuses.count("succeeded") == 12
@@ -152,9 +206,15 @@ def test_a_loaded_model_is_trained_in_place_and_hooks_of_two_arguments_are_calle
 
 def test_verl_settings_are_ours_and_the_rest_is_named(model: Path) -> None:
     given = verl(model, total_epochs=2, save_freq=-1, test_freq=3, val_before_train=True)
-    given["actor_rollout_ref"]["actor"] |= {"clip_ratio_high": 0.3, "use_kl_loss": True, "kl_loss_coef": 0.01}
+    given["actor_rollout_ref"]["actor"] |= {
+        "clip_ratio_high": 0.3,
+        "use_kl_loss": True,
+        "kl_loss_coef": 0.01,
+    }
     given["actor_rollout_ref"]["model"]["lora_rank"] = 8
-    given["agentlightning"] = {"trace_aggregator": {"level": "trajectory", "trajectory_max_prompt_length": 100}}
+    given["agentlightning"] = {
+        "trace_aggregator": {"level": "trajectory", "trajectory_max_prompt_length": 100}
+    }
     given["agentlightning"]["trace_aggregator"]["trajectory_max_response_length"] = 28
     algorithm = agl.VERL(given, trainer_cls=object)
     config = algorithm.settings(10)
@@ -179,7 +239,10 @@ def test_a_logger_that_is_not_installed_is_a_line(
     given = verl(model, logger=["console", "wandb", "jsonl"])
     assert agl.VERL(given).settings(10).loggers == ["jsonl"]
     [line] = [record.getMessage() for record in caplog.records if "wandb" in record.getMessage()]
-    assert line.endswith("The run goes on without it; pip install 'agentrl-cli[wandb]'") and "\n" not in line
+    assert (
+        line.endswith("The run goes on without it; pip install 'agentrl-cli[wandb]'")
+        and "\n" not in line
+    )
 
 
 async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path) -> None:
@@ -188,14 +251,27 @@ async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path)
     trainer = await asyncio.to_thread(calc.main, str(model), 1, str(tmp_path))
     assert trainer.algorithm.last.status == "finished"
     spans = await minimal.write_traces()
-    assert [span.name for span in spans] == ["grpc-span-2", "grpc-span-1", "grpc-span-3", "agentlightning.annotation"]
-    assert spans[0].parent_id == spans[1].span_id and spans[-1].attributes["agentlightning.reward.0.value"] == 1.0
+    assert [span.name for span in spans] == [
+        "grpc-span-2",
+        "grpc-span-1",
+        "grpc-span-3",
+        "agentlightning.annotation",
+    ]
+    assert (
+        spans[0].parent_id == spans[1].span_id
+        and spans[-1].attributes["agentlightning.reward.0.value"] == 1.0
+    )
     [span] = await minimal.serve_llm_proxy(str(model))
-    assert span.attributes["gen_ai.request.model"] == "served" and len(span.attributes["response_token_ids"]) <= 8
+    assert (
+        span.attributes["gen_ai.request.model"] == "served"
+        and len(span.attributes["response_token_ids"]) <= 8
+    )
     [made] = agl.LlmProxyTraceToTriplet().adapt([span])
     assert made.prompt["token_ids"]
     store = agl.SqliteLightningStore(tmp_path / "queue.db")
-    proxy = agl.LLMProxy(model_list=[{"model_name": "", "litellm_params": {"model": str(model)}}], store=store)
+    proxy = agl.LLMProxy(
+        model_list=[{"model_name": "", "litellm_params": {"model": str(model)}}], store=store
+    )
     await proxy.start()
     try:
         with pytest.warns(DeprecationWarning, match="n_workers"):
@@ -204,7 +280,9 @@ async def test_scripts_after_the_published_ones_run(tmp_path: Path, model: Path)
         await proxy.stop()
     rollouts = await tried.store.query_rollouts()
     assert [rollout.status for rollout in rollouts] == ["succeeded"] * 2
-    assert {agl.find_final_reward(list(await store.query_spans(r.rollout_id))) for r in rollouts} <= {0.0, None}
+    assert {
+        agl.find_final_reward(list(await store.query_spans(r.rollout_id))) for r in rollouts
+    } <= {0.0, None}
     await store.close()
 
 
@@ -214,9 +292,14 @@ def even(completion_ids: Any, question: Any, **_: Any) -> list[float]:
     return [float(np.mean([id_ % 2 == 0 for id_ in ids])) for ids in completion_ids]
 
 
-def test_trl_makes_the_updates_with_a_reward_function_of_its_form(tmp_path: Path, model: Path) -> None:
+def test_trl_makes_the_updates_with_a_reward_function_of_its_form(
+    tmp_path: Path, model: Path
+) -> None:
     pytest.importorskip("trl", reason="pip install 'agentrl-cli[trl]'")
-    config = {"rollout": {"max_new_tokens": 4, "max_tokens": 96}, "algo": {"drop_zero_variance": False}}
+    config = {
+        "rollout": {"max_new_tokens": 4, "max_tokens": 96},
+        "algo": {"drop_zero_variance": False},
+    }
     sizes: dict[str, Any] = {"steps": 1, "group_size": 4, "prompts_per_step": 2, "config": config}
     algorithm = agl.TRLTrainer(str(model), reward_function=even, **sizes)
     agl.Trainer(algorithm=algorithm, agent=bandit, n_runners=4, project=tmp_path).fit(TASKS)

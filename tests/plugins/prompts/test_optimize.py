@@ -77,9 +77,19 @@ def project(tmp_path: Path) -> Path:
     (folder / "data").mkdir(parents=True)
     for split, count in (("train", 24), ("validation", 12), ("test", 30)):
         words = ["alpha", "beta", "gamma"]
-        rows = [{"id": f"{split}{n}", "family": "m", "prompt": f"Task {words[n % 3]}. {n}"} for n in range(count)]
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, text in (("task.yaml", YAML), ("task.py", TASK), ("policy.py", POLICY), ("reflect.py", REFLECT)):
+        rows = [
+            {"id": f"{split}{n}", "family": "m", "prompt": f"Task {words[n % 3]}. {n}"}
+            for n in range(count)
+        ]
+        (folder / "data" / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
+    for name, text in (
+        ("task.yaml", YAML),
+        ("task.py", TASK),
+        ("policy.py", POLICY),
+        ("reflect.py", REFLECT),
+    ):
         (folder / name).write_text(text)
     (folder / "agentrl.yaml").write_text(
         f"model:\n  name: {model}\n  device: cpu\ntask:\n  packs: ['.']\nremote:\n  backend: policy.py:make\n"
@@ -89,32 +99,55 @@ def project(tmp_path: Path) -> Path:
 
 
 def optimize(project: Path, *more: str, reflect: str = "better") -> list[str]:
-    given = ["--project", str(project), "--reflect-with", f"reflect.py:{reflect}", "--validation-tasks", "12"]
+    given = [
+        "--project",
+        str(project),
+        "--reflect-with",
+        f"reflect.py:{reflect}",
+        "--validation-tasks",
+        "12",
+    ]
     return ["optimize", *given, "--test-tasks", "30", *more]
 
 
 @pytest.mark.parametrize("method", ["gepa", "apo"])
-def test_words_of_the_system_text_are_found(project: Path, method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_words_of_the_system_text_are_found(
+    project: Path, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     if method == "gepa":
         pytest.importorskip("gepa", reason="the extra `prompts` is not installed")
-    assert main(optimize(project, "--method", method, "--budget", str(BUDGET), "--write", "--json")) == 0
+    assert (
+        main(optimize(project, "--method", method, "--budget", str(BUDGET), "--write", "--json"))
+        == 0
+    )
     report = json.loads(capfd.readouterr().out)
     assert report["test"]["base"]["value"] <= 0.3 and report["test"]["best"]["value"] >= 0.9
-    assert report["test"]["base"]["high"] < report["test"]["best"]["low"] and report["test"]["p_value"] < 1e-3
+    assert (
+        report["test"]["base"]["high"] < report["test"]["best"]["low"]
+        and report["test"]["p_value"] < 1e-3
+    )
     assert report["episodes"] <= BUDGET and "{politely}" in report["parts"]["system"]
     with Store.open(project / "runs" / "agentrl.db") as store:
         (run,) = store.runs.all()
         rows = {row.id: row for row in Prompts(store).all(run.id)}
         best = rows[report["best"]]
-        assert best.parent_id in rows and rows[report["base"]].parent_id is None and best.origin == method
-        tagged = store.episodes.rows(store.episodes.ids(f"tag:prompt:{best.id}", "time", run=run.id))
+        assert (
+            best.parent_id in rows
+            and rows[report["base"]].parent_id is None
+            and best.origin == method
+        )
+        tagged = store.episodes.rows(
+            store.episodes.ids(f"tag:prompt:{best.id}", "time", run=run.id)
+        )
         assert len(tagged) >= 30 and best.scores["test"] >= 0.9
     # what was written is what every other command uses
     assert main(["rollout", "--project", str(project), "-n", "6", "--split", "test", "--json"]) == 0
     assert [e["outcome"] for e in json.loads(capfd.readouterr().out)["episodes"]] == ["solved"] * 6
 
 
-def test_a_killed_search_makes_nothing_again(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_search_makes_nothing_again(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     args = optimize(project, "--method", "apo", "--budget", "200", "--json")
     started = start(project, *args, before=slowly)
     db = project / "runs" / "agentrl.db"
@@ -130,7 +163,9 @@ def test_a_killed_search_makes_nothing_again(project: Path, capfd: pytest.Captur
         assert [run.status for run in store.runs.all()] == ["finished"]
         rows = store.episodes.rows(store.episodes.ids("kind:eval", "time"))
         rows = [row for row in rows if str(row.outcome) != "cancelled"]
-        assert len({(row.group_id, row.task_id) for row in rows}) == len(rows), "no attempt was made twice"
+        assert len({(row.group_id, row.task_id) for row in rows}) == len(rows), (
+            "no attempt was made twice"
+        )
     assert report["episodes"] <= 200 and report["test"]["best"]["value"] >= 0.9
 
 
@@ -143,19 +178,46 @@ def test_the_template_of_tasks_is_a_part_and_an_endpoint_reflects(
     def answer(path: str, asked: Any) -> Any:
         prompt = asked["messages"][-1]["content"]
         seen.append(prompt)
-        text = "- say more" if "Write a bullet list" in prompt else "```\nbeta gamma alpha: {prompt}\n```"
+        text = (
+            "- say more"
+            if "Write a bullet list" in prompt
+            else "```\nbeta gamma alpha: {prompt}\n```"
+        )
         return completion("```\nno place\n```" if len(seen) == 2 else text)
 
     with served(answer) as url:
-        given = ["--project", str(project), "--validation-tasks", "12", "--test-tasks", "30", "--write", "--json"]
-        limits = ["--method", "apo", "--rounds", "1", "--beam", "1", "--branch", "2", "--budget", "200"]
+        given = [
+            "--project",
+            str(project),
+            "--validation-tasks",
+            "12",
+            "--test-tasks",
+            "30",
+            "--write",
+            "--json",
+        ]
+        limits = [
+            "--method",
+            "apo",
+            "--rounds",
+            "1",
+            "--beam",
+            "1",
+            "--branch",
+            "2",
+            "--budget",
+            "200",
+        ]
         with_http = ["--reflect-with", f"{url}/v1", "--reflect-model", "m", "--part", "task.prompt"]
         code = main(["optimize", *given, *limits, *with_http])
     done = capfd.readouterr()
     assert code == 0, done.err
     report = json.loads(done.out)
     assert "it lost {prompt}" in done.err and len(seen) == 4
-    assert report["parts"] == {"task.prompt": "beta gamma alpha: {prompt}"} and report["test"]["best"]["value"] == 1.0
+    assert (
+        report["parts"] == {"task.prompt": "beta gamma alpha: {prompt}"}
+        and report["test"]["best"]["value"] == 1.0
+    )
     assert main(["rollout", "--project", str(project), "-n", "3", "--split", "test", "--json"]) == 0
     assert [e["outcome"] for e in json.loads(capfd.readouterr().out)["episodes"]] == ["solved"] * 3
 
@@ -168,7 +230,13 @@ def count(db: Path) -> int:
     """Finished episodes; 0 before the store is made."""
     try:
         with Store.open(db, readonly=True) as store:
-            return len([row for row in store.episodes.rows(store.episodes.ids("kind:eval", "time")) if row.outcome])
+            return len(
+                [
+                    row
+                    for row in store.episodes.rows(store.episodes.ids("kind:eval", "time"))
+                    if row.outcome
+                ]
+            )
     except AgentRLError:
         return 0
 
@@ -183,17 +251,28 @@ def count(db: Path) -> int:
     ],
 )
 def test_what_goes_wrong_is_a_sentence(
-    project: Path, more: list[str], reflect: str, code: int, said: str, capfd: pytest.CaptureFixture[str]
+    project: Path,
+    more: list[str],
+    reflect: str,
+    code: int,
+    said: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if "gepa" in more:
         pytest.importorskip("gepa", reason="the extra `prompts` is not installed")
-    assert main(optimize(project, "--method", "apo", "--rounds", "9", *more, reflect=reflect)) == code
+    assert (
+        main(optimize(project, "--method", "apo", "--rounds", "9", *more, reflect=reflect)) == code
+    )
     assert said in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [("x\n```\nBe brief.\n```\ny", "Be brief."), ("```text\nBe {kind}.\n```", "Be {kind}."), ("Plain.", "Plain.")],
+    [
+        ("x\n```\nBe brief.\n```\ny", "Be brief."),
+        ("```text\nBe {kind}.\n```", "Be {kind}."),
+        ("Plain.", "Plain."),
+    ],
 )
 def test_the_text_of_an_answer(answer: str, text: str) -> None:
     assert block(answer) == text

@@ -165,13 +165,17 @@ async def test_only_pure_tools_are_cached(tmp_path: Path) -> None:
         async with world(tmp_path / f"{pure}.db", [tool(pure=pure)(square)]) as trajectories:
             for name in ("t", "u"):
                 await trajectories.open(name, {})
-                assert (await trajectories.call(Call(name, "a", "square", {"x": 3})))["result"]["text"] == "9"
+                assert (await trajectories.call(Call(name, "a", "square", {"x": 3})))["result"][
+                    "text"
+                ] == "9"
         assert ran == ([3] if pure else [3, 3])
 
 
 async def test_a_tool_that_cannot_be_made_spoils_its_own_calls_only(tmp_path: Path) -> None:
     """A trajectory is opened with all tools; `search` has no corpus here, and no other tool minds."""
-    async with world(tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]) as trajectories:
+    async with world(
+        tmp_path / "j.db", [as_tool("search"), as_tool("calculator"), Tally().tool]
+    ) as trajectories:
         assert await trajectories.open("t", {}) == ["search", "calculator", "bump"]
         answer = await trajectories.call(Call("t", "a", "calculator", {"expression": "6*7"}))
         assert answer["result"]["text"] == "42"
@@ -202,7 +206,9 @@ async def test_idle_trajectories_give_back_what_they_hold(tmp_path: Path) -> Non
 
 
 @asynccontextmanager
-async def served(path: Path, tools: Sequence[Tool], **options: Any) -> AsyncIterator[tuple[ToolServer, str]]:
+async def served(
+    path: Path, tools: Sequence[Tool], **options: Any
+) -> AsyncIterator[tuple[ToolServer, str]]:
     from agentrl_cli.plugins.verl_tool.command import listening
 
     async with world(path / "j.db", tools) as trajectories:
@@ -213,12 +219,17 @@ async def served(path: Path, tools: Sequence[Tool], **options: Any) -> AsyncIter
 
 async def test_tools_at_a_server_behave_like_tools_here(tmp_path: Path) -> None:
     tally = Tally()
-    async with served(tmp_path, [tally.tool]) as (server, address), connect(address, token="secret") as remote:
+    async with (
+        served(tmp_path, [tally.tool]) as (server, address),
+        connect(address, token="secret") as remote,
+    ):
         offered = await remote.schemas()
         (there,) = remote_tools(remote, offered, [tally.tool])
         ctx = ToolContext()
         state = await there.create(ctx)
-        assert (await there.call(state, {"by": 2})).text == "2" and (await there.call(state, {"by": 3})).text == "5"
+        assert (await there.call(state, {"by": 2})).text == "2" and (
+            await there.call(state, {"by": 3})
+        ).text == "5"
         assert (await there.call(state, {"by": "x"})).error == "bad_arguments" and tally.ran == 2
         assert ctx.state["total"] == 5 and len(server.trajectories) == 1
         assert await there.reward(state) is None
@@ -240,7 +251,9 @@ SPOILT: dict[str, Any] = {
     "a result that is null": {"results": [None]},
     "a number as text": {"results": [{"result": {"text": 5}, "state": {}}]},
     "no text": {"results": [{"result": {}, "state": {}}]},
-    "a reward of infinity": {"results": [{"result": {"text": "5", "reward": float("inf")}, "state": {}}]},
+    "a reward of infinity": {
+        "results": [{"result": {"text": "5", "reward": float("inf")}, "state": {}}]
+    },
     "another field": {"results": [{"result": {"text": "5", "more": 1}, "state": {}}]},
     "no picture": {"results": [{"result": {"text": "5", "images": ["%"]}, "state": {}}]},
     "a state that is a list": {"results": [{"result": {"text": "5"}, "state": []}]},
@@ -255,13 +268,18 @@ async def test_an_answer_that_cannot_be_used_is_no_observation(name: str) -> Non
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, answers.pop(0) if path == "/v1/call" else {}
 
-    async with server(handler) as url, connect(url.removesuffix("/v1"), token="secret", patience=20.0) as remote:
+    async with (
+        server(handler) as url,
+        connect(url.removesuffix("/v1"), token="secret", patience=20.0) as remote,
+    ):
         (bumped,) = remote_tools(remote, [Tally().tool.schema], [Tally().tool])
         state = await bumped.create(ToolContext())
         answers += [SPOILT[name], GOOD]
         assert (await bumped.call(state, {"by": 1})).text == "5" and not answers
         answers += [SPOILT[name]] * 3
-        with pytest.raises(EnvError, match=r"The tool server at http\S+ sent what cannot be used.*tried 3 times"):
+        with pytest.raises(
+            EnvError, match=r"The tool server at http\S+ sent what cannot be used.*tried 3 times"
+        ):
             await bumped.call(state, {"by": 1})
         await bumped.release(state)
 
@@ -276,7 +294,13 @@ async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
             async with connect(address, token="wrong") as remote:
                 await remote.schemas()
         head = {"Authorization": "Bearer secret"}
-        bad: list[Any] = [b"{", b"[]", b"{}", b'{"calls": [1]}', b'{"calls": [{"trajectory": "t", "arguments": {}}]}']
+        bad: list[Any] = [
+            b"{",
+            b"[]",
+            b"{}",
+            b'{"calls": [1]}',
+            b'{"calls": [{"trajectory": "t", "arguments": {}}]}',
+        ]
         for body in bad:
             answer = await session.post(f"{address}/v1/call", data=body, headers=head)
             assert answer.status == 400 and (await answer.json())["error"]["message"], body
@@ -286,10 +310,16 @@ async def test_the_token_and_bad_requests(tmp_path: Path) -> None:
 
 async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> None:
     tally = Tally()
-    async with served(tmp_path, [tally.tool], limit=2) as (server, address), connect(address, token="secret") as remote:
+    async with (
+        served(tmp_path, [tally.tool], limit=2) as (server, address),
+        connect(address, token="secret") as remote,
+    ):
         await remote.post("/v1/open", {"trajectory": "t"})
         tally.hold.clear()
-        calls = [{"trajectory": "t", "key": str(n), "name": "bump", "arguments": {"by": 1}} for n in range(5)]
+        calls = [
+            {"trajectory": "t", "key": str(n), "name": "bump", "arguments": {"by": 1}}
+            for n in range(5)
+        ]
         waiting = [asyncio.create_task(remote.post("/v1/call", {"calls": [one]})) for one in calls]
         while not server.refused:
             await asyncio.sleep(0.01)
@@ -307,9 +337,14 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
 async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: Path) -> None:
     """The typed wire format: calls of several trajectories in one request; a fault is its own call's."""
     tally = Tally()
-    async with served(tmp_path, [tally.tool]) as (_, address), connect(address, token="secret") as remote:
+    async with (
+        served(tmp_path, [tally.tool]) as (_, address),
+        connect(address, token="secret") as remote,
+    ):
         for name in ("t", "u"):
-            opened = await remote.post("/v1/open", {"trajectory": name, "task": {"data": {"n": 1}}, "seed": 3})
+            opened = await remote.post(
+                "/v1/open", {"trajectory": name, "task": {"data": {"n": 1}}, "seed": 3}
+            )
             assert opened == {"trajectory": name, "tools": [tally.tool.schema], "opening": []}
         calls = [
             {"trajectory": "t", "key": "1", "name": "bump", "arguments": {"by": 1}},
@@ -318,11 +353,20 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             {"trajectory": "u", "key": "2", "name": "bump", "arguments": {"by": "x"}},
             {"trajectory": "u", "key": "3", "name": "jump", "arguments": {}},
         ]
-        first, missing, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))["results"]
+        first, missing, second, bad, unknown = (await remote.post("/v1/call", {"calls": calls}))[
+            "results"
+        ]
         assert (first["result"]["text"], first["state"]) == ("1", {"total": 1})
         assert missing == {"fault": "usage_error", "message": "No trajectory missing is open."}
-        assert (second["result"]["text"], second["state"], second["result"]["error"]) == ("10", {"total": 10}, None)
-        assert (bad["result"]["error"], unknown["result"]["error"]) == ("bad_arguments", "unknown_tool")
+        assert (second["result"]["text"], second["state"], second["result"]["error"]) == (
+            "10",
+            {"total": 10},
+            None,
+        )
+        assert (bad["result"]["error"], unknown["result"]["error"]) == (
+            "bad_arguments",
+            "unknown_tool",
+        )
         assert set(first["result"]) == {
             "text",
             "error",
@@ -336,7 +380,9 @@ async def test_a_batch_is_answered_in_order_whatever_goes_wrong_in_it(tmp_path: 
             "value",
         }
         assert (await remote.post("/v1/rewards", {"trajectories": ["t"]})) == {"rewards": {"t": {}}}
-        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {"closed": ["t", "u"]}
+        assert (await remote.post("/v1/close", {"trajectories": ["t", "u", "missing"]})) == {
+            "closed": ["t", "u"]
+        }
 
 
 async def test_pictures_travel(tmp_path: Path) -> None:
@@ -344,7 +390,10 @@ async def test_pictures_travel(tmp_path: Path) -> None:
         """Draw."""
         return ToolResult("drawn", images=(b"\x89PNG 1", b"\x89PNG 2"))
 
-    async with served(tmp_path, [as_tool(draw)]) as (_, address), connect(address, token="secret") as remote:
+    async with (
+        served(tmp_path, [as_tool(draw)]) as (_, address),
+        connect(address, token="secret") as remote,
+    ):
         (there,) = remote_tools(remote, await remote.schemas(), [as_tool(draw)])
         state = await there.create(ToolContext())
         result = await there.call(state, {})
@@ -372,7 +421,10 @@ async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path
             return self.count
 
     ours = environment_tools("here", Counter, tmp_path)
-    async with served(tmp_path, ours) as (server, address), connect(address, token="secret", patience=5) as remote:
+    async with (
+        served(tmp_path, ours) as (server, address),
+        connect(address, token="secret", patience=5) as remote,
+    ):
         there = remote_tools(remote, await remote.schemas(), ours)
         pack = replace(pack_of(tools=[], start=3, answer="5"), tools=there)
         episode = await rollout_of(pack, [call("increment", step=2), call("read"), "5"]).episode(
@@ -388,29 +440,55 @@ async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path
 
 async def test_verl_tools_wire_format(tmp_path: Path) -> None:
     tally = Tally()
-    async with served(tmp_path, [tally.tool], token="") as (_, address), aiohttp.ClientSession() as session:
+    async with (
+        served(tmp_path, [tally.tool], token="") as (_, address),
+        aiohttp.ClientSession() as session,
+    ):
 
         async def observe(**body: Any) -> dict[str, Any]:
-            answer: dict[str, Any] = await (await session.post(f"{address}/get_observation", json=body)).json()
+            answer: dict[str, Any] = await (
+                await session.post(f"{address}/get_observation", json=body)
+            ).json()
             return answer
 
         action = f"I add.\n{call('bump', by=4)}"
-        said = await observe(trajectory_ids=["x", "y"], actions=[action, "no call"], extra_fields=[{}, {}])
-        assert said["observations"] == ["4", {"obs": "", "invalid_reason": "no valid tool found for action"}]
-        assert said["valids"] == [True, False] and said["dones"] == [False, False] and said["processing_time_ms"] > 0
+        said = await observe(
+            trajectory_ids=["x", "y"], actions=[action, "no call"], extra_fields=[{}, {}]
+        )
+        assert said["observations"] == [
+            "4",
+            {"obs": "", "invalid_reason": "no valid tool found for action"},
+        ]
+        assert (
+            said["valids"] == [True, False]
+            and said["dones"] == [False, False]
+            and said["processing_time_ms"] > 0
+        )
         said = await observe(trajectory_ids=["x"], actions=[call("bump", by="four")])
         assert not said["valids"][0] and "by" in said["observations"][0]["invalid_reason"]
         said = await observe(trajectory_ids=["x"], actions=[r"so \boxed{4}"], finish=[True])
         assert (said["observations"], said["dones"], said["valids"]) == (["4"], [True], [True])
         said = await observe(
-            trajectory_ids=["x"], actions=["over"], finish=[True], is_last_step=None, extra_fields=[None]
+            trajectory_ids=["x"],
+            actions=["over"],
+            finish=[True],
+            is_last_step=None,
+            extra_fields=[None],
         )
         assert (said["observations"], said["dones"], said["valids"]) == ([""], [True], [True])
-        said = await observe(trajectory_ids=["x"], actions=[call("bump", by=2)], finish=None, mode="train")
+        said = await observe(
+            trajectory_ids=["x"], actions=[call("bump", by=2)], finish=None, mode="train"
+        )
         assert said["observations"] == ["2"], "the same id begins again after its finish"
         health = await (await session.get(f"{address}/health")).json()
-        assert health["status"] == "healthy" and health["tools"] == ["bump"] and health["concurrent_requests"] == 0
-        assert (await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})).status == 400
+        assert (
+            health["status"] == "healthy"
+            and health["tools"] == ["bump"]
+            and health["concurrent_requests"] == 0
+        )
+        assert (
+            await session.post(f"{address}/get_observation", json={"trajectory_ids": ["x"]})
+        ).status == 400
 
 
 async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -> None:
@@ -423,11 +501,23 @@ async def test_verl_tools_id_begins_again_if_its_state_is_lost(tmp_path: Path) -
             """The time."""
             return _at
 
-        async with served(tmp_path, [as_tool(now)], token="") as (_, address), aiohttp.ClientSession() as session:
+        async with (
+            served(tmp_path, [as_tool(now)], token="") as (_, address),
+            aiohttp.ClientSession() as session,
+        ):
             for _ in range(2):
-                answers += [await (await session.post(f"{address}/get_observation", json=body)).json()]
-    assert [answer["observations"][0] for answer in (answers[0], answers[1], answers[3])] == ["1", "1", "2"]
-    assert answers[2]["dones"] == [True] and "could not be rebuilt" in answers[2]["observations"][0]["error"]
+                answers += [
+                    await (await session.post(f"{address}/get_observation", json=body)).json()
+                ]
+    assert [answer["observations"][0] for answer in (answers[0], answers[1], answers[3])] == [
+        "1",
+        "1",
+        "2",
+    ]
+    assert (
+        answers[2]["dones"] == [True]
+        and "could not be rebuilt" in answers[2]["observations"][0]["error"]
+    )
 
 
 async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
@@ -441,7 +531,9 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
 
     def bash(command: str) -> str:
         """Run."""
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         return (done.stdout + done.stderr).strip()
 
     def search(query: str, k: int = 3) -> str:
@@ -468,9 +560,16 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
         '<mcp_call>{"name": "search", "arguments": {"query": "q"}}</mcp_call>': "search q",
     }
     tools = [as_tool(function) for function in (run_python, bash, search, sql)]
-    async with served(tmp_path, tools, token="") as (_, address), aiohttp.ClientSession() as session:
+    async with (
+        served(tmp_path, tools, token="") as (_, address),
+        aiohttp.ClientSession() as session,
+    ):
         for action, wanted in actions.items():
-            body = {"trajectory_ids": ["test-python-001"], "actions": [action], "extra_fields": [{}]}
+            body = {
+                "trajectory_ids": ["test-python-001"],
+                "actions": [action],
+                "extra_fields": [{}],
+            }
             answer = await session.post(f"{address}/get_observation", json=body)
             said = await answer.json()
             assert (said["observations"], said["valids"]) == ([wanted], [True]), action
@@ -479,7 +578,9 @@ async def test_verl_tools_own_actions_are_run(tmp_path: Path) -> None:
         said = await (await session.post(f"{address}/get_observation", json=body)).json()
         assert said["valids"] == [False] and said["observations"][0]["invalid_reason"]
     assert ran[:2] == ["x = 1\nprint(x)", "print(2)"]
-    done = subprocess.run([sys.executable, "-c", ran[2]], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ran[2]], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "4 'x'\n"
 
 
@@ -487,9 +588,21 @@ async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
     """A server of the project in a folder, on a Unix socket, in a process of its own; and its address."""
     socket = folder / "tools.sock"
     socket.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--socket", str(socket), "--token", "secret"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "tools",
+        "serve",
+        "--socket",
+        str(socket),
+        "--token",
+        "secret",
+    ]
     command += ["--journal", str(folder / "j.db"), "--project", str(folder)]
-    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    server = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert server.stdout is not None and b"unix:" in await server.stdout.readline()
     assert socket.stat().st_mode & 0o777 == 0o600
     return server, f"unix:{socket}"
@@ -497,8 +610,12 @@ async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
 
 async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: Path) -> None:
     """State in the sandbox, three calls an episode, `kill -9` in the middle: the server comes back and all end well."""
-    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock}\n")
-    turns = [call("run_python", code=code) for code in ("n = 20", "n += 1; print(n)", "print(n * 2)")]
+    (tmp_path / "agentrl.yaml").write_text(
+        "task: {packs: [code-task]}\nsandbox: {min_level: landlock}\n"
+    )
+    turns = [
+        call("run_python", code=code) for code in ("n = 20", "n += 1; print(n)", "print(n * 2)")
+    ]
     slow = call("run_python", code="import time; time.sleep(1.5); n += 0")
     pack = pack_of(tools=["run_python"], answer="42")
     server, address = await started(tmp_path)
@@ -510,7 +627,9 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
             running = asyncio.create_task(rollout.run(jobs))
             with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
                 counts = "SELECT count(result), count(*) - count(result) FROM calls"
-                while not all(journal.execute(counts).fetchone()):  # some calls are done, some are running
+                while not all(
+                    journal.execute(counts).fetchone()
+                ):  # some calls are done, some are running
                     await asyncio.sleep(0.02)
             server.send_signal(signal.SIGKILL)
             await server.wait()
@@ -524,18 +643,26 @@ async def test_a_rollout_on_a_server_that_is_killed_loses_no_episode(tmp_path: P
         assert await server.wait() == 0
 
 
-async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(tmp_path: Path) -> None:
-    (tmp_path / "agentrl.yaml").write_text("task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n")
+async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "agentrl.yaml").write_text(
+        "task: {packs: [code-task]}\nsandbox: {min_level: landlock, workers: 1}\n"
+    )
     server, address = await started(tmp_path)
     try:
         async with connect(address, token="secret", patience=20) as remote:
             await remote.post("/v1/open", {"trajectory": "t"})
             one = {"trajectory": "t", "name": "run_python"}
-            await remote.post("/v1/call", {"calls": [{**one, "key": "a", "arguments": {"code": "n = 41"}}]})
+            await remote.post(
+                "/v1/call", {"calls": [{**one, "key": "a", "arguments": {"code": "n = 41"}}]}
+            )
             boxes = descendants(server.pid)
             assert boxes
             slow = {"code": "import time; time.sleep(1); n += 1; print(n)"}
-            answer = asyncio.create_task(remote.post("/v1/call", {"calls": [{**one, "key": "b", "arguments": slow}]}))
+            answer = asyncio.create_task(
+                remote.post("/v1/call", {"calls": [{**one, "key": "b", "arguments": slow}]})
+            )
             with contextlib.closing(sqlite3.connect(tmp_path / "j.db")) as journal:
                 while journal.execute("SELECT count(*) FROM calls").fetchone()[0] < 2:
                     await asyncio.sleep(0.02)
@@ -552,7 +679,16 @@ async def test_a_server_that_is_ended_lets_calls_finish_and_frees_its_sandboxes(
 
 
 def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "tools", "serve", "--no-auth", "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "tools",
+        "serve",
+        "--no-auth",
+        "--host",
+        "0.0.0.0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2 and "loopback" in done.stderr
 
@@ -572,7 +708,10 @@ PAGES: list[dict[str, str]] = [
 async def test_no_page_of_a_browser_reaches_the_tools(tmp_path: Path, token: str) -> None:
     tally = Tally()
     body = json.dumps({"trajectory": "t", "task": {"data": {}}})
-    async with served(tmp_path, [tally.tool], token=token) as (_, address), aiohttp.ClientSession() as session:
+    async with (
+        served(tmp_path, [tally.tool], token=token) as (_, address),
+        aiohttp.ClientSession() as session,
+    ):
         own = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
         for page in PAGES:
             answer = await session.post(f"{address}/v1/open", data=body, headers={**own, **page})
@@ -607,6 +746,8 @@ async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
             return (await answer.json())["observations"][0]
 
         assert exponent(lambda count: _boxed("\\boxed{" * count), 2_000) < 1.5
-        assert await observe("\\boxed{" * 110_000) == "", "a finish without an answer, as in verl-tool"
+        assert await observe("\\boxed{" * 110_000) == "", (
+            "a finish without an answer, as in verl-tool"
+        )
         assert await observe("so \\boxed{}} and \\boxed{4}") == "}"
         assert await observe("so \\boxed{ 4 } or \\boxed{5}") == "4"

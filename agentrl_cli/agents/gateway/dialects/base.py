@@ -15,7 +15,12 @@ Body = Mapping[str, Any]
 MOST_STOPS = 16
 """Stop strings of a request."""
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
-STATUS_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+STATUS_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 UNSERVED = ("audio", "web_search_options", "prediction")
 """Fields that would ask a model for what this server does not do."""
 
@@ -47,7 +52,9 @@ def sse(data: Mapping[str, Any], event: str = "") -> str:
 def openai_error(message: str, status: int, code: str = "", param: str = "") -> dict[str, Any]:
     """Return an error in OpenAI's form."""
     kind = STATUS_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param or None, "code": code or None}}
+    return {
+        "error": {"message": message, "type": kind, "param": param or None, "code": code or None}
+    }
 
 
 def refuse_fields(body: Body, names: Iterable[str]) -> None:
@@ -75,7 +82,9 @@ def sampling_of(body: Body) -> dict[str, float]:
             found[name] = max(value, 0) if name == "top_k" else value  # -1 means all to vLLM
     for name in ("presence_penalty", "frequency_penalty"):
         if number_of(body, name):
-            raise bad(f"{name} is not served; repetition_penalty is.", name, "unsupported_parameter")
+            raise bad(
+                f"{name} is not served; repetition_penalty is.", name, "unsupported_parameter"
+            )
     if body.get("logit_bias"):
         refuse_fields(body, ("logit_bias",))
     if body.get("modalities") not in (None, [], ["text"]):
@@ -99,8 +108,15 @@ def integer_of(body: Body, name: str, least: int | None = None) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise bad(f"{name} must be an integer{f' of at least {least}' if least is not None else ''}.", name)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
+        raise bad(
+            f"{name} must be an integer{f' of at least {least}' if least is not None else ''}.",
+            name,
+        )
     return value
 
 
@@ -117,7 +133,11 @@ def flag_of(body: Body, name: str, default: bool = False) -> bool:
 def stops_of(value: Any, param: str = "stop") -> tuple[str, ...]:
     """Stop strings: a string or a list of them."""
     stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops) or len(stops) > MOST_STOPS:
+    if (
+        not isinstance(stops, list)
+        or not all(isinstance(stop, str) for stop in stops)
+        or len(stops) > MOST_STOPS
+    ):
         raise bad(f"{param} must be a string or a list of at most {MOST_STOPS} strings.", param)
     return tuple(stop for stop in stops if stop)
 
@@ -126,7 +146,12 @@ def session_of(body: Body) -> str:
     """Return the session that a body names, by the fields that clients use for it."""
     metadata = body.get("metadata")
     inner = metadata if isinstance(metadata, Mapping) else {}
-    for value in (body.get("session_id"), inner.get("session_id"), body.get("user"), inner.get("user_id")):
+    for value in (
+        body.get("session_id"),
+        inner.get("session_id"),
+        body.get("user"),
+        inner.get("user_id"),
+    ):
         if isinstance(value, str) and value:
             return value
     return ""
@@ -149,4 +174,7 @@ def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
             if isinstance(schema, Mapping):
                 return schema
             raise bad(f"{param}: json_schema needs a schema.", param)
-    raise bad(f"{param}: type {value.get('type')!r} is not served; text, json_object and json_schema are.", param)
+    raise bad(
+        f"{param}: type {value.get('type')!r} is not served; text, json_object and json_schema are.",
+        param,
+    )

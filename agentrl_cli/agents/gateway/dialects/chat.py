@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl_cli.agents.gateway.dialects.base import Body, Dialect, flag_of, integer_of, openai_error, sse
-from agentrl_cli.agents.gateway.dialects.openai import ending, last_events, prompt_ids, request_of, usage
+from agentrl_cli.agents.gateway.dialects.base import (
+    Body,
+    Dialect,
+    flag_of,
+    integer_of,
+    openai_error,
+    sse,
+)
+from agentrl_cli.agents.gateway.dialects.openai import (
+    ending,
+    last_events,
+    prompt_ids,
+    request_of,
+    usage,
+)
 from agentrl_cli.agents.gateway.messages import message_list, read_message
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, Token, bad
 from agentrl_cli.agents.gateway.tools import chosen_tool, read_tools
@@ -28,17 +41,24 @@ def parse(body: Body) -> ModelRequest:
         choice, name = tool_choice(body["function_call"], tools, "function_call")
     return request_of(
         body,
-        messages=tuple(read_message(message, f"messages[{n}]") for n, message in enumerate(messages)),
+        messages=tuple(
+            read_message(message, f"messages[{n}]") for n, message in enumerate(messages)
+        ),
         tools=tools,
-        max_tokens=integer_of(body, "max_completion_tokens", 1) or integer_of(body, "max_tokens", 1),
-        top_logprobs=(integer_of(body, "top_logprobs", 0) or 0) if flag_of(body, "logprobs") else None,
+        max_tokens=integer_of(body, "max_completion_tokens", 1)
+        or integer_of(body, "max_tokens", 1),
+        top_logprobs=(integer_of(body, "top_logprobs", 0) or 0)
+        if flag_of(body, "logprobs")
+        else None,
         tool_choice=choice,
         tool_name=name,
         parallel=not legacy and flag_of(body, "parallel_tool_calls", True),
     )
 
 
-def tool_choice(value: Any, tools: tuple[ToolSchema, ...], param: str = "tool_choice") -> tuple[str, str]:
+def tool_choice(
+    value: Any, tools: tuple[ToolSchema, ...], param: str = "tool_choice"
+) -> tuple[str, str]:
     """(choice, name) of `tool_choice`, nested or flat. Raises RequestError."""
     if value is None or value in ("auto", "none"):
         return value or "auto", ""
@@ -74,7 +94,10 @@ def _head(reply: Reply, kind: str) -> dict[str, Any]:
 
 
 def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text or (None if choice.calls else "")}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.text or (None if choice.calls else ""),
+    }
     message |= _reasoning(choice)
     if choice.calls:
         message |= _called(request, choice) or {"tool_calls": _calls(choice)}
@@ -82,12 +105,20 @@ def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]
 
 
 def _reasoning(choice: Choice) -> dict[str, str]:
-    return {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning} if choice.reasoning else {}
+    return (
+        {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
+        if choice.reasoning
+        else {}
+    )
 
 
 def _calls(choice: Choice) -> list[dict[str, Any]]:
     return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
         for call in choice.calls
     ]
 
@@ -101,14 +132,25 @@ def _called(request: ModelRequest, choice: Choice) -> dict[str, Any]:
 
 
 def _ending(request: ModelRequest, choice: Choice) -> dict[str, Any]:
-    logprobs = None if request.top_logprobs is None else {"content": [_token(token) for token in choice.tokens]}
+    logprobs = (
+        None
+        if request.top_logprobs is None
+        else {"content": [_token(token) for token in choice.tokens]}
+    )
     found = ending(request, choice, logprobs)
     return found | {"finish_reason": "function_call"} if _called(request, choice) else found
 
 
 def _token(token: Token) -> dict[str, Any]:
-    top = [{"token": text, "logprob": logp, "bytes": list(text.encode())} for text, logp in token.top]
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top}
+    top = [
+        {"token": text, "logprob": logp, "bytes": list(text.encode())} for text, logp in token.top
+    ]
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.text.encode()),
+        "top_logprobs": top,
+    }
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
@@ -117,7 +159,9 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     choice = reply.choices[0]
 
     def chunk(delta: dict[str, Any], **more: Any) -> str:
-        return sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **more}]})
+        return sse(
+            {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **more}]}
+        )
 
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     yield sse({**head, "choices": [role], **prompt_ids(request, reply)})

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_cli.agents.gateway.dialects.base import Body, Dialect, flag_of, integer_of, openai_error, sse
-from agentrl_cli.agents.gateway.dialects.openai import ending, last_events, prompt_ids, request_of, usage
+from agentrl_cli.agents.gateway.dialects.base import (
+    Body,
+    Dialect,
+    flag_of,
+    integer_of,
+    openai_error,
+    sse,
+)
+from agentrl_cli.agents.gateway.dialects.openai import (
+    ending,
+    last_events,
+    prompt_ids,
+    request_of,
+    usage,
+)
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
 
 MAX_TOKENS = 16
@@ -41,12 +54,20 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a completion."""
-    choices = [{**_choice(request, n, choice), **prompt_ids(request, reply)} for n, choice in enumerate(reply.choices)]
+    choices = [
+        {**_choice(request, n, choice), **prompt_ids(request, reply)}
+        for n, choice in enumerate(reply.choices)
+    ]
     return {**_head(reply), "choices": choices, "usage": usage(reply)}
 
 
 def _head(reply: Reply) -> dict[str, Any]:
-    return {"id": f"cmpl-{reply.id}", "object": "text_completion", "created": reply.created, "model": reply.model}
+    return {
+        "id": f"cmpl-{reply.id}",
+        "object": "text_completion",
+        "created": reply.created,
+        "model": reply.model,
+    }
 
 
 def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:

@@ -18,7 +18,12 @@ from agentrl_cli.agents.gateway.dialects.base import (
     sse,
     stops_of,
 )
-from agentrl_cli.agents.gateway.messages import assistant_message, message_list, text_of, tool_message
+from agentrl_cli.agents.gateway.messages import (
+    assistant_message,
+    message_list,
+    text_of,
+    tool_message,
+)
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
 from agentrl_cli.agents.gateway.tools import chosen_tool, read_tools
 from agentrl_cli.types import Message, ToolSchema
@@ -129,20 +134,35 @@ def _assistant(blocks: list[Mapping[str, Any]], param: str) -> Message:
             case "text":
                 texts.append(block)
             case "tool_use":
-                calls.append((str(block.get("id") or ""), str(block.get("name") or ""), block.get("input") or {}))
+                calls.append(
+                    (
+                        str(block.get("id") or ""),
+                        str(block.get("name") or ""),
+                        block.get("input") or {},
+                    )
+                )
             case "thinking":
                 thinking.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
                 pass
             case kind:
-                raise bad(f"{param}: blocks of type {kind!r} are not served.", param, "unsupported_content")
+                raise bad(
+                    f"{param}: blocks of type {kind!r} are not served.",
+                    param,
+                    "unsupported_content",
+                )
     return assistant_message(text_of(texts, param, ""), calls, "".join(thinking) or None)
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a message."""
     choice = reply.choices[0]
-    return {**_head(reply), "content": list(_blocks(choice)), **_stopped(choice), "usage": _usage(reply)}
+    return {
+        **_head(reply),
+        "content": list(_blocks(choice)),
+        **_stopped(choice),
+        "usage": _usage(reply),
+    }
 
 
 def _head(reply: Reply) -> dict[str, Any]:
@@ -155,12 +175,21 @@ def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
     if choice.text or not choice.calls:
         yield {"type": "text", "text": choice.text}
     for call in choice.calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        yield {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.name,
+            "input": json.loads(call.arguments),
+        }
 
 
 def _stopped(choice: Choice) -> dict[str, Any]:
     reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
-    reason = "stop_sequence" if choice.stop_string and not choice.calls else reasons.get(choice.finish, "end_turn")
+    reason = (
+        "stop_sequence"
+        if choice.stop_string and not choice.calls
+        else reasons.get(choice.finish, "end_turn")
+    )
     return {"stop_reason": reason, "stop_sequence": choice.stop_string or None}
 
 
@@ -176,20 +205,34 @@ def _usage(reply: Reply, sampled: int | None = None) -> dict[str, Any]:
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """message_start; start, delta and stop of each block; message_delta with usage; message_stop."""
     choice = reply.choices[0]
-    empty = {**_head(reply), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(reply, 0)}
+    empty = {
+        **_head(reply),
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(reply, 0),
+    }
     yield _event("message_start", message=empty)
     for index, block in enumerate(_blocks(choice)):
         start: dict[str, Any]
         match block["type"]:
             case "text":
-                start, deltas = {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+                start, deltas = (
+                    {"type": "text", "text": ""},
+                    [{"type": "text_delta", "text": block["text"]}],
+                )
             case "thinking":
                 start = {"type": "thinking", "thinking": "", "signature": ""}
                 deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}]
                 deltas.append({"type": "signature_delta", "signature": SIGNATURE})
             case _:
                 start = {**block, "input": {}}
-                deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]
+                deltas = [
+                    {
+                        "type": "input_json_delta",
+                        "partial_json": json.dumps(block["input"], ensure_ascii=False),
+                    }
+                ]
         yield _event("content_block_start", index=index, content_block=start)
         for delta in deltas:
             yield _event("content_block_delta", index=index, delta=delta)

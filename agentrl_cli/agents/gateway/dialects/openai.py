@@ -44,7 +44,11 @@ def request_of(body: Body, **own: Any) -> ModelRequest:
 
 def ending(request: ModelRequest, choice: Choice, logprobs: Any) -> dict[str, Any]:
     """Return how a choice ended, its log-probabilities, and its ids if they are wanted."""
-    found = {"finish_reason": choice.finish, "stop_reason": choice.stop_string or None, "logprobs": logprobs}
+    found = {
+        "finish_reason": choice.finish,
+        "stop_reason": choice.stop_string or None,
+        "logprobs": logprobs,
+    }
     return found | ({"token_ids": choice.generation.ids.tolist()} if request.token_ids else {})
 
 

@@ -19,7 +19,12 @@ from agentrl_cli.agents.gateway.dialects.base import (
     sse,
 )
 from agentrl_cli.agents.gateway.dialects.chat import tool_choice
-from agentrl_cli.agents.gateway.messages import assistant_message, read_message, text_of, tool_message
+from agentrl_cli.agents.gateway.messages import (
+    assistant_message,
+    read_message,
+    text_of,
+    tool_message,
+)
 from agentrl_cli.agents.gateway.request import Call, Choice, ModelRequest, Reply, bad
 from agentrl_cli.agents.gateway.tools import read_tools
 from agentrl_cli.types import Message
@@ -78,7 +83,11 @@ def _message(item: Mapping[str, Any], param: str) -> Message:
         case "message":
             return read_message(item, param)
         case "function_call":
-            call = (str(item.get("call_id") or ""), str(item.get("name") or ""), item.get("arguments"))
+            call = (
+                str(item.get("call_id") or ""),
+                str(item.get("name") or ""),
+                item.get("arguments"),
+            )
             return assistant_message("", [call], None)
         case "function_call_output":
             return tool_message(str(item.get("call_id") or ""), text_of(item.get("output"), param))
@@ -86,7 +95,9 @@ def _message(item: Mapping[str, Any], param: str) -> Message:
             parts = item.get("content") or item.get("summary") or []
             texts = [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
             return assistant_message("", [], "".join(texts))
-    raise bad(f"{param}: items of type {item.get('type')!r} are not served.", param, "unsupported_content")
+    raise bad(
+        f"{param}: items of type {item.get('type')!r} are not served.", param, "unsupported_content"
+    )
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
@@ -144,11 +155,23 @@ def _items(request: ModelRequest, reply: Reply) -> Iterator[dict[str, Any]]:
     choice = reply.choices[0]
     if choice.reasoning:
         content = [{"type": "reasoning_text", "text": choice.reasoning}]
-        yield {"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+        yield {
+            "id": f"rs_{reply.id}",
+            "type": "reasoning",
+            "summary": [],
+            "content": content,
+            "status": "completed",
+        }
     if choice.text or not choice.calls:
         part = _part(request, choice)
         status = "incomplete" if choice.finish == "length" else "completed"
-        yield {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        yield {
+            "id": f"msg_{reply.id}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [part],
+        }
     yield from (_call(reply, number, call) for number, call in enumerate(choice.calls))
 
 
@@ -159,7 +182,9 @@ def _part(request: ModelRequest, choice: Choice) -> dict[str, Any]:
             "token": token.text,
             "logprob": token.logprob,
             "bytes": list(token.text.encode()),
-            "top_logprobs": [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top],
+            "top_logprobs": [
+                {"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top
+            ],
         }
         for token in tokens
     ]
@@ -191,13 +216,18 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     yield event("response.in_progress", response=_head(request, reply))
     for index, item in enumerate(whole["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        nothing: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        nothing: dict[str, Any] = (
+            {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        )
         empty = {**item, "status": "in_progress", **nothing}
         yield event("response.output_item.added", output_index=index, item=empty)
         for kind, data in _inner(item):
             yield event(kind, **place, **data)
         yield event("response.output_item.done", output_index=index, item=item)
-    yield event("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
+    yield event(
+        "response.incomplete" if whole["status"] == "incomplete" else "response.completed",
+        response=whole,
+    )
 
 
 def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -214,7 +244,10 @@ def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         case _:
             part = item["content"][0]
             at = {"content_index": 0}
-            yield "response.content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
+            yield (
+                "response.content_part.added",
+                {**at, "part": {**part, "text": "", "logprobs": []}},
+            )
             if part["text"]:
                 yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": []}
             yield "response.output_text.done", {**at, "text": part["text"], "logprobs": []}

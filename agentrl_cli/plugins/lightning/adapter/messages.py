@@ -25,19 +25,35 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         """Return the calls in the order of the spans. Raises ValueError unless messages are a list."""
         found: list[OpenAIMessages] = []
         for span in source:
-            parts = {name: _under(span, f"gen_ai.{name}") for name in ("prompt", "completion", "request", "response")}
+            parts = {
+                name: _under(span, f"gen_ai.{name}")
+                for name in ("prompt", "completion", "request", "response")
+            }
             if not any(parts.values()):
                 continue
             for name in ("prompt", "completion"):
                 if not isinstance(parts[name] or [], list):
                     raise ValueError(f"Extracted {name} from trace is not a list: {parts[name]}")
-            messages = [_message(item) for item in [*(parts["prompt"] or []), *(parts["completion"] or [])]]
-            traced = [_call(_under(child, "tool")) for child in source if child.parent_id == span.span_id]
+            messages = [
+                _message(item) for item in [*(parts["prompt"] or []), *(parts["completion"] or [])]
+            ]
+            traced = [
+                _call(_under(child, "tool")) for child in source if child.parent_id == span.span_id
+            ]
             calls = [call for call in traced if call]
             if calls and messages:
                 messages[-1]["tool_calls"] = calls
-            functions = (parts["request"] or {}).get("functions") if isinstance(parts["request"], dict) else None
-            found.append({"messages": messages, "tools": [_tool(item) for item in functions] if functions else None})
+            functions = (
+                (parts["request"] or {}).get("functions")
+                if isinstance(parts["request"], dict)
+                else None
+            )
+            found.append(
+                {
+                    "messages": messages,
+                    "tools": [_tool(item) for item in functions] if functions else None,
+                }
+            )
         return found
 
 
@@ -49,7 +65,11 @@ def _message(held: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"role": held["role"], "content": held.get("content", "")}
     if calls := held.get("tool_calls"):
         made["tool_calls"] = [
-            {"id": c.get("id", ""), "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            {
+                "id": c.get("id", ""),
+                "type": "function",
+                "function": {"name": c["name"], "arguments": c["arguments"]},
+            }
             for c in calls
         ]
         made["content"] = made["content"] or None
@@ -70,5 +90,9 @@ def _call(held: Any) -> dict[str, Any] | None:
 def _tool(held: dict[str, Any]) -> dict[str, Any]:
     parameters = held["parameters"]
     parameters = json.loads(parameters) if isinstance(parameters, str) else parameters
-    function = {"name": held["name"], "description": held.get("description", ""), "parameters": parameters}
+    function = {
+        "name": held["name"],
+        "description": held.get("description", ""),
+        "parameters": parameters,
+    }
     return {"type": "function", "function": function}

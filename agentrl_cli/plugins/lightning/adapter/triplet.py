@@ -10,7 +10,12 @@ from typing import Any
 
 from agentrl_cli.plugins.lightning.adapter.base import TraceAdapter
 from agentrl_cli.plugins.lightning.emitter import get_reward_value
-from agentrl_cli.plugins.lightning.semconv import AGL_OPERATION, AGL_REWARD, LLM_CALL, LightningSpanAttributes
+from agentrl_cli.plugins.lightning.semconv import (
+    AGL_OPERATION,
+    AGL_REWARD,
+    LLM_CALL,
+    LightningSpanAttributes,
+)
 from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.types import Triplet
 from agentrl_cli.plugins.lightning.utils.otel import filter_and_unflatten_attributes
@@ -42,22 +47,36 @@ class TracerTraceToTriplet(TraceToTripletBase):
         _skip_empty_token_spans: bool = False,
     ) -> None:
         """`repair_hierarchy`: a span without a parent belongs to the shortest other one that lasts at least as long."""
-        self.repair_hierarchy, self.llm_call_match, self.agent_match = repair_hierarchy, llm_call_match, agent_match
-        self.exclude_llm_call_in_reward, self.reward_match = exclude_llm_call_in_reward, RewardMatchPolicy(reward_match)
+        self.repair_hierarchy, self.llm_call_match, self.agent_match = (
+            repair_hierarchy,
+            llm_call_match,
+            agent_match,
+        )
+        self.exclude_llm_call_in_reward, self.reward_match = (
+            exclude_llm_call_in_reward,
+            RewardMatchPolicy(reward_match),
+        )
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Any], /) -> list[Triplet]:
         """Return the calls in order of their start. Raises ValueError for no spans."""
         if not source:
             raise ValueError("No spans provided to create TraceTree.")
-        spans = [item if isinstance(item, Span) else Span.from_opentelemetry(item, "", "", 0) for item in source]
+        spans = [
+            item if isinstance(item, Span) else Span.from_opentelemetry(item, "", "", 0)
+            for item in source
+        ]
         spans.sort(key=lambda span: span.start_time or 0.0)
         above = self._parents(spans)
         calls: list[tuple[Span, Triplet]] = []
         seen: set[str] = set()
         for span in spans:
             agent = self._agent(span, above)
-            if not re.search(self.llm_call_match, span.name) or agent is None or self._in_reward(span, above):
+            if (
+                not re.search(self.llm_call_match, span.name)
+                or agent is None
+                or self._in_reward(span, above)
+            ):
                 continue
             made = triplet(span, agent)
             answer = made.metadata["response_id"]
@@ -66,7 +85,9 @@ class TracerTraceToTriplet(TraceToTripletBase):
             seen |= {answer} - {None}
             calls.append((span, made))
         rewards = self._rewards(spans, [span for span, _ in calls], above)
-        return [made.model_copy(update={"reward": rewards.get(span.span_id)}) for span, made in calls]
+        return [
+            made.model_copy(update={"reward": rewards.get(span.span_id)}) for span, made in calls
+        ]
 
     def _parents(self, spans: Sequence[Span]) -> dict[str, Span]:
         """Span id → the span around it."""
@@ -92,7 +113,9 @@ class TracerTraceToTriplet(TraceToTripletBase):
         """Return the agent that a call is of: the nearest that is named around it; None if it is not wanted."""
         while (outer := above.get(span.span_id)) is not None:
             if name := agent_name(outer):
-                return name if self.agent_match is None or re.search(self.agent_match, name) else None
+                return (
+                    name if self.agent_match is None or re.search(self.agent_match, name) else None
+                )
             span = outer
         return "*" if self.agent_match is None else None
 
@@ -101,12 +124,16 @@ class TracerTraceToTriplet(TraceToTripletBase):
             return False
         while (outer := above.get(span.span_id)) is not None:
             named = outer.attributes.get(LightningSpanAttributes.OPERATION_NAME.value)
-            if get_reward_value(outer) is not None or (outer.name == AGL_OPERATION and named == AGL_REWARD):
+            if get_reward_value(outer) is not None or (
+                outer.name == AGL_OPERATION and named == AGL_REWARD
+            ):
                 return True
             span = outer
         return False
 
-    def _rewards(self, spans: Sequence[Span], calls: Sequence[Span], above: dict[str, Span]) -> dict[str, float]:
+    def _rewards(
+        self, spans: Sequence[Span], calls: Sequence[Span], above: dict[str, Span]
+    ) -> dict[str, float]:
         """Span id of a call → its reward."""
         found: dict[str, float] = {}
         for span in spans:
@@ -115,7 +142,9 @@ class TracerTraceToTriplet(TraceToTripletBase):
                 continue
             before = [call for call in calls if (call.end_time or 0) <= (span.start_time or 0)]
             if self.reward_match is RewardMatchPolicy.FIRST_SIBLING:
-                before = [call for call in before if above.get(call.span_id) is above.get(span.span_id)]
+                before = [
+                    call for call in before if above.get(call.span_id) is above.get(span.span_id)
+                ]
             free = [call for call in before if call.span_id not in found]
             if free:
                 found[free[-1].span_id] = value
@@ -132,7 +161,10 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         seen: set[str] = set()
         for span in spans:
             if (value := get_reward_value(span)) is not None:
-                last = next((index for index in reversed(range(len(found))) if found[index].reward is None), None)
+                last = next(
+                    (index for index in reversed(range(len(found))) if found[index].reward is None),
+                    None,
+                )
                 if last is not None:
                     found[last] = found[last].model_copy(update={"reward": value})
             elif span.name in (LLM_CALL, "raw_gen_ai_request", "litellm_request"):
@@ -158,9 +190,16 @@ def triplet(span: Span, agent: str) -> Triplet:
         "raw_content": _nested(held, "gen_ai.prompt"),
         "image_urls": [],
     }
-    more = {"request": _nested(held, "gen_ai.request"), "response": _nested(held, "gen_ai.response")}
+    more = {
+        "request": _nested(held, "gen_ai.request"),
+        "response": _nested(held, "gen_ai.response"),
+    }
     name = held.get("gen_ai.response.id") or held.get("llm.hosted_vllm.id")
-    return Triplet(prompt=prompt, response=response, metadata={**more, "response_id": name, "agent_name": agent})
+    return Triplet(
+        prompt=prompt,
+        response=response,
+        metadata={**more, "response_id": name, "agent_name": agent},
+    )
 
 
 def agent_name(span: Span) -> str | None:
@@ -179,8 +218,14 @@ def _ids(held: dict[str, Any], *keys: str) -> list[int]:
     for key in keys:
         value = held.get(key)
         value = json.loads(value) if isinstance(value, str) else value
-        value = value[0] if isinstance(value, list) and value and isinstance(value[0], list) else value
-        if isinstance(value, (list, tuple)) and value and all(isinstance(id_, int) for id_ in value):
+        value = (
+            value[0] if isinstance(value, list) and value and isinstance(value[0], list) else value
+        )
+        if (
+            isinstance(value, (list, tuple))
+            and value
+            and all(isinstance(id_, int) for id_ in value)
+        ):
             return list(value)
     return []
 

@@ -7,4 +7,14 @@ from agentrl_cli.plugins.lightning.algorithm.training import GRPO
 from agentrl_cli.plugins.lightning.algorithm.trl import TRLTrainer
 from agentrl_cli.plugins.lightning.algorithm.verl import VERL
 
-__all__ = ["APO", "GRPO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "MiniGRPO", "TRLTrainer", "algo"]
+__all__ = [
+    "APO",
+    "GRPO",
+    "VERL",
+    "Algorithm",
+    "Baseline",
+    "FastAlgorithm",
+    "MiniGRPO",
+    "TRLTrainer",
+    "algo",
+]

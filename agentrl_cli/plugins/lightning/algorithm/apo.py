@@ -58,7 +58,10 @@ class APO(Algorithm, Generic[T]):
         """`async_openai_client`: its `chat.completions.create` is awaited. `_poml_trace` has no effect."""
         self.async_openai_client = async_openai_client
         self.gradient_model, self.apply_edit_model = gradient_model, apply_edit_model
-        self.diversity_temperature, self.rollout_batch_timeout = diversity_temperature, rollout_batch_timeout
+        self.diversity_temperature, self.rollout_batch_timeout = (
+            diversity_temperature,
+            rollout_batch_timeout,
+        )
         self.size = {
             "beam_width": beam_width,
             "branch_factor": branch_factor,
@@ -97,12 +100,19 @@ class APO(Algorithm, Generic[T]):
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Search. Raises ValueError without data or template, RunFailed if the client's model writes no usable text."""
         name, template = self.get_seed_prompt_template()
-        if train_dataset is None or val_dataset is None or not len(train_dataset) or not len(val_dataset):
+        if (
+            train_dataset is None
+            or val_dataset is None
+            or not len(train_dataset)
+            or not len(val_dataset)
+        ):
             raise ValueError("APO needs a train_dataset and a val_dataset with items.")
         train = [Item(train_dataset[index], "train") for index in range(len(train_dataset))]
         held = [Item(val_dataset[index], "val") for index in range(len(val_dataset))]
         search = resolve("searches", {}, "apo")
-        await search(_Queue(self, name, template), {name: template.template}, train, held, **self.size)
+        await search(
+            _Queue(self, name, template), {name: template.template}, train, held, **self.size
+        )
 
     def keep(self, mean: float, template: PromptTemplate) -> None:
         """A candidate's mean on the whole validation data; the first of equals stays."""
@@ -147,11 +157,19 @@ class _Queue:
         """Return a rollout for each; one that fails, gives no reward or takes too long counts 0."""
         store = self._algorithm.get_store()
         if (candidate := _id_of(parts)) not in self._versions:
-            held: NamedResources = {**(self._algorithm.get_initial_resources() or {}), self._name: self._made(parts)}
+            held: NamedResources = {
+                **(self._algorithm.get_initial_resources() or {}),
+                self._name: self._made(parts),
+            }
             self._versions[candidate] = (await store.add_resources(held)).resources_id
-        queued = [await store.enqueue_rollout(task.value, task.mode, self._versions[candidate]) for task in tasks]
+        queued = [
+            await store.enqueue_rollout(task.value, task.mode, self._versions[candidate])
+            for task in tasks
+        ]
         ids = [rollout.rollout_id for rollout in queued]
-        ended = await store.wait_for_rollouts(rollout_ids=ids, timeout=self._algorithm.rollout_batch_timeout)
+        ended = await store.wait_for_rollouts(
+            rollout_ids=ids, timeout=self._algorithm.rollout_batch_timeout
+        )
         known = {rollout.rollout_id: rollout for rollout in ended}
         return [await self._episode(known.get(rollout.rollout_id, rollout)) for rollout in queued]
 
@@ -165,12 +183,21 @@ class _Queue:
         asked = {"role": "user", "content": json.dumps(plain(rollout.input), ensure_ascii=False)}
         messages = [asked, *(message for call in calls[-1:] for message in call["messages"])]
         turns = [
-            Turn(number, message["role"], (message,), 0, 0, calls=tuple(map(_call, message.get("tool_calls", ()))))
+            Turn(
+                number,
+                message["role"],
+                (message,),
+                0,
+                0,
+                calls=tuple(map(_call, message.get("tool_calls", ()))),
+            )
             for number, message in enumerate(messages)
         ]
         parts = () if reward is None else (RewardPart("final reward", reward, primary=True),)
         outcome = solved if rollout.status == "succeeded" else failed
-        return Episode(rollout.rollout_id, "", turns=tuple(turns), reward_parts=parts, outcome=outcome)
+        return Episode(
+            rollout.rollout_id, "", turns=tuple(turns), reward_parts=parts, outcome=outcome
+        )
 
     def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
         mean = sum(episode.primary or 0.0 for episode in episodes) / len(episodes)

@@ -103,7 +103,9 @@ class FunctionalAlgorithm(Algorithm):
         data = {"train_dataset": train_dataset, "val_dataset": val_dataset}
         for name, value in data.items():
             if value is not None and name not in self._names:
-                raise TypeError(f"{name} is provided but not supported by the algorithm function: {self._function}")
+                raise TypeError(
+                    f"{name} is provided but not supported by the algorithm function: {self._function}"
+                )
         parts: dict[str, Callable[[], Any]] = {
             "store": self.get_store,
             "adapter": self.get_adapter,
@@ -111,7 +113,9 @@ class FunctionalAlgorithm(Algorithm):
             "initial_resources": self.get_initial_resources,
         }
         given = {name: get() for name, get in parts.items() if name in self._names}
-        return self._function(**given, **{name: value for name, value in data.items() if name in self._names})
+        return self._function(
+            **given, **{name: value for name, value in data.items() if name in self._names}
+        )
 
 
 def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
@@ -138,7 +142,11 @@ class Baseline(FastAlgorithm):
         """`train_split`: share of the tasks to train on without a `val_dataset`. Raises ValueError."""
         if not 0.0 < train_split < 1.0:
             raise ValueError("train_split must be between 0 and 1.")
-        self.n_epochs, self.train_split, self.polling_interval = n_epochs, train_split, polling_interval
+        self.n_epochs, self.train_split, self.polling_interval = (
+            n_epochs,
+            train_split,
+            polling_interval,
+        )
         self.max_queue_length, self.span_verbosity = max_queue_length, span_verbosity
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
@@ -149,8 +157,14 @@ class Baseline(FastAlgorithm):
             resources["main_llm"] = self.get_llm_proxy().as_resource()
         if resources or await store.get_latest_resources() is None:
             await store.add_resources(resources)
-        train = [] if train_dataset is None else [train_dataset[index] for index in range(len(train_dataset))]
-        held = [] if val_dataset is None else [val_dataset[index] for index in range(len(val_dataset))]
+        train = (
+            []
+            if train_dataset is None
+            else [train_dataset[index] for index in range(len(train_dataset))]
+        )
+        held = (
+            [] if val_dataset is None else [val_dataset[index] for index in range(len(val_dataset))]
+        )
         if val_dataset is None:
             cut = max(1, int(len(train) * self.train_split)) if train else 0
             train, held = train[:cut], train[cut:]
@@ -174,9 +188,20 @@ class Baseline(FastAlgorithm):
 
     async def _log(self, rollout: Any) -> None:
         spans = await self.get_store().query_spans(rollout.rollout_id, "latest")
-        _LOG.info("[Rollout %s] %s after %d attempts", rollout.rollout_id, rollout.status, rollout.attempt.sequence_id)
+        _LOG.info(
+            "[Rollout %s] %s after %d attempts",
+            rollout.rollout_id,
+            rollout.status,
+            rollout.attempt.sequence_id,
+        )
         for span in spans if self.span_verbosity != "none" else ():
-            shown = span.attributes if self.span_verbosity == "key_values" else list(span.attributes)
-            _LOG.info("[Rollout %s] #%d %s: %s", rollout.rollout_id, span.sequence_id, span.name, shown)
+            shown = (
+                span.attributes if self.span_verbosity == "key_values" else list(span.attributes)
+            )
+            _LOG.info(
+                "[Rollout %s] #%d %s: %s", rollout.rollout_id, span.sequence_id, span.name, shown
+            )
         if self._adapter is not None and spans:
-            _LOG.info("[Rollout %s] Adapted data: %s", rollout.rollout_id, self._adapter.adapt(spans))
+            _LOG.info(
+                "[Rollout %s] Adapted data: %s", rollout.rollout_id, self._adapter.adapt(spans)
+            )

@@ -40,7 +40,9 @@ class MiniGRPO(GRPO):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         given = {"train": {"steps": steps, "lr": lr}}
         given["rollout"] = {"group_size": group_size, "prompts_per_step": prompts_per_step}
-        self.config: dict[str, dict[str, Any]] = {name: dict(section) for name, section in (config or {}).items()}
+        self.config: dict[str, dict[str, Any]] = {
+            name: dict(section) for name, section in (config or {}).items()
+        }
         for name, section in given.items():
             values = {key: value for key, value in section.items() if value is not None}
             self.config[name] = {**self.config.get(name, {}), **values}
@@ -53,7 +55,11 @@ class MiniGRPO(GRPO):
             name = self._folder.name
             self.model.save_pretrained(name)
             self.tokenizer.save_pretrained(name)
-        flags = {f"{section}.{key}": value for section, held in self.config.items() for key, value in held.items()}
+        flags = {
+            f"{section}.{key}": value
+            for section, held in self.config.items()
+            for key, value in held.items()
+        }
         return load_config((), (), os.environ, {**flags, "model.name": name})[0]
 
     def trained(self, config: Config, run: RunRow) -> None:

@@ -84,7 +84,17 @@ class GRPO(Algorithm):
         if val_dataset is not None and len(val_dataset):
             items[config.train.eval_split] = _rows(val_dataset)
         pack = DatasetPack(
-            self.name, Path(), "Tasks of a script.", "", (), self.rewards, {}, {}, None, sandbox=False, items=items
+            self.name,
+            Path(),
+            "Tasks of a script.",
+            "",
+            (),
+            self.rewards,
+            {},
+            {},
+            None,
+            sandbox=False,
+            items=items,
         )
         episodes = Episodes(trainer, pack, config)
         spec = AgentSpec("function", Path(), function=trainer.agent_name, target=episodes.play)
@@ -106,7 +116,9 @@ class Episodes:
 
     def __init__(self, trainer: Any, pack: DatasetPack, config: Config) -> None:
         self._trainer, self._pack, self._config = trainer, pack, config
-        self._runners: list[Runner[Any]] = [copy.copy(trainer.runner) for _ in range(trainer.n_runners)]
+        self._runners: list[Runner[Any]] = [
+            copy.copy(trainer.runner) for _ in range(trainer.n_runners)
+        ]
 
     def open(self) -> None:
         """Start the workers."""
@@ -136,7 +148,9 @@ class Episodes:
             )
             if self._pack.rewards:  # the agent's own would replace them
                 return None
-            return find_final_reward(await self._trainer.store.query_spans(ended.rollout_id, "latest"))
+            return find_final_reward(
+                await self._trainer.store.query_spans(ended.rollout_id, "latest")
+            )
         finally:
             self._runners.append(runner)
 
@@ -153,7 +167,9 @@ def plain(item: Any) -> Any:
 def _prompt(item: Any) -> str:
     held = plain(item)
     if isinstance(held, Mapping):
-        held = next((held[name] for name in TEXTS if isinstance(held.get(name), str) and held[name]), held)
+        held = next(
+            (held[name] for name in TEXTS if isinstance(held.get(name), str) and held[name]), held
+        )
     return held if isinstance(held, str) and held else json.dumps(held, ensure_ascii=False)
 
 

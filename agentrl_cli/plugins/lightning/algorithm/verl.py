@@ -27,7 +27,11 @@ from agentrl_cli.plugins.lightning.algorithm.training import GRPO
 from agentrl_cli.registry import resolve
 
 _LOG = logging.getLogger(__name__)
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ACTOR, ROLLOUT, MODEL = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "actor_rollout_ref.model",
+)
 
 SAME = {
     f"{ROLLOUT}.n": "rollout.group_size",
@@ -87,12 +91,16 @@ class VERL(GRPO):
 
     name = "lightning"
 
-    def __init__(self, config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None
+    ) -> None:
         """`trainer_cls` and `daemon_cls` are verl's own, and ignored like other keys that mean nothing here."""
         self.config = config
         given = flat(config)
         classes = {"trainer_cls": trainer_cls, "daemon_cls": daemon_cls}
-        self.ignored = sorted({*given} - SAME.keys() - KEPT) + [name for name, value in classes.items() if value]
+        self.ignored = sorted({*given} - SAME.keys() - KEPT) + [
+            name for name, value in classes.items() if value
+        ]
         """Keys that have no effect."""
         self.name = str(given.get("trainer.experiment_name") or self.name)
 
@@ -109,8 +117,14 @@ class VERL(GRPO):
             try:
                 resolve("loggers", LOGGERS, name)()
                 kept.append(name)
-            except EnvironmentProblem as error:  # every published script names wandb, and the store has all of it
-                _LOG.warning("VERL: %s The run goes on without it; %s", error.message, error.hint.partition(",")[0])
+            except (
+                EnvironmentProblem
+            ) as error:  # every published script names wandb, and the store has all of it
+                _LOG.warning(
+                    "VERL: %s The run goes on without it; %s",
+                    error.message,
+                    error.hint.partition(",")[0],
+                )
         return load_config((), (), os.environ, out | ({"loggers": kept} if kept else {}))[0]
 
 
@@ -119,7 +133,10 @@ def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     out = {ours: given[key] for key, ours in SAME.items() if given.get(key) is not None}
     if name := out.get("algo.advantage"):
         out["algo.advantage"] = ESTIMATORS.get(name, name)
-    clip = {side: given.get(f"{ACTOR}.clip_ratio_{side}", given.get(f"{ACTOR}.clip_ratio")) for side in ("low", "high")}
+    clip = {
+        side: given.get(f"{ACTOR}.clip_ratio_{side}", given.get(f"{ACTOR}.clip_ratio"))
+        for side in ("low", "high")
+    }
     bounds = {f"clip_{side}": value for side, value in clip.items() if value is not None}
     if bounds:
         out["algo.loss"] = {"name": "ppo_clip", **bounds}
@@ -138,11 +155,17 @@ def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
 
 def _kl(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("algorithm.use_kl_in_reward"):
-        return {"algo.kl_in": "reward", "algo.kl_coef": given.get("algorithm.kl_ctrl.kl_coef", 0.001)}
+        return {
+            "algo.kl_in": "reward",
+            "algo.kl_coef": given.get("algorithm.kl_ctrl.kl_coef", 0.001),
+        }
     if not given.get(f"{ACTOR}.use_kl_loss"):
         return {"algo.kl_coef": 0.0}
     kind = given.get(f"{ACTOR}.kl_loss_type", "low_var_kl")
-    return {"algo.kl_coef": given.get(f"{ACTOR}.kl_loss_coef", 0.001), "algo.kl": KL.get(kind, kind)}
+    return {
+        "algo.kl_coef": given.get(f"{ACTOR}.kl_loss_coef", 0.001),
+        "algo.kl": KL.get(kind, kind),
+    }
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +174,9 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("data.max_prompt_length", "data.max_response_length")
     longest = [given.get(key) for key in keys]
     if whole:
-        further = [given.get(f"{place}.trajectory_max_{part}_length") for part in ("prompt", "response")]
+        further = [
+            given.get(f"{place}.trajectory_max_{part}_length") for part in ("prompt", "response")
+        ]
         longest = further if None not in further else longest
     return {} if None in longest else {"rollout.max_tokens": sum(longest)}
 

@@ -16,7 +16,9 @@ T_span = TypeVar("T_span", bound=Span)
 PLAIN = (str, int, float, bool)
 
 
-def flatten_attributes(nested_data: dict[str, Any] | list[Any], *, expand_leaf_lists: bool = False) -> dict[str, Any]:
+def flatten_attributes(
+    nested_data: dict[str, Any] | list[Any], *, expand_leaf_lists: bool = False
+) -> dict[str, Any]:
     """Nested values under dotted keys. A list of values of one type stays one, unless `expand_leaf_lists`."""
     flat: dict[str, Any] = {}
 
@@ -24,10 +26,16 @@ def flatten_attributes(nested_data: dict[str, Any] | list[Any], *, expand_leaf_l
         if isinstance(value, dict):
             for key, inner in value.items():
                 if not isinstance(key, str):
-                    raise ValueError(f"Only string keys are supported in dictionaries, got {key!r} in {prefix}")
+                    raise ValueError(
+                        f"Only string keys are supported in dictionaries, got {key!r} in {prefix}"
+                    )
                 walk(inner, f"{prefix}.{key}" if prefix else key)
         elif isinstance(value, list):
-            leaf = bool(value) and type(value[0]) in PLAIN and {type(item) for item in value} == {type(value[0])}
+            leaf = (
+                bool(value)
+                and type(value[0]) in PLAIN
+                and {type(item) for item in value} == {type(value[0])}
+            )
             if leaf and prefix and not expand_leaf_lists:
                 flat[prefix] = value
                 return
@@ -66,10 +74,16 @@ def unflatten_attributes(flat_data: Mapping[str, Any]) -> dict[str, Any] | list[
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the attributes at or under a dotted prefix."""
-    return {key: value for key, value in attributes.items() if key == prefix or key.startswith(f"{prefix}.")}
+    return {
+        key: value
+        for key, value in attributes.items()
+        if key == prefix or key.startswith(f"{prefix}.")
+    }
 
 
-def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any] | list[Any]:
+def filter_and_unflatten_attributes(
+    attributes: Mapping[str, Any], prefix: str
+) -> dict[str, Any] | list[Any]:
     """Return the nested value under a prefix. Raises ValueError if the prefix itself has a value."""
     found = filter_attributes(attributes, prefix)
     if prefix in found:
@@ -90,7 +104,9 @@ def _sane(value: Any, force: bool) -> Any:
         if len(kinds) == 1:
             return list(value)
         if kinds <= {int, float, bool}:
-            return [float(item) for item in value] if float in kinds else [int(item) for item in value]
+            return (
+                [float(item) for item in value] if float in kinds else [int(item) for item in value]
+            )
     try:
         return json.dumps(value, default=str if force else None)
     except (TypeError, ValueError) as error:
