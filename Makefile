@@ -31,7 +31,7 @@ test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 
 test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2
-	$(BIN)/python -m pytest -q -m ray $(ARGS) tests/cluster
+	$(BIN)/python -m pytest -q -m ray $(ARGS) tests/plugins/ray
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .

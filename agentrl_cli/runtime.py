@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.config.show import full_yaml
-from agentrl_cli.errors import ConfigError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
@@ -25,12 +23,11 @@ from agentrl_cli.tasks import Pack
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
-    from agentrl_cli.cluster.pool import WorkerPool
     from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.rollout.context import Workers
     from agentrl_cli.sandbox import Sandbox
 
-_LOG = logging.getLogger(__name__)
 SMALL = 64 * 2**20
 """Most bytes of a store that is checked for damage before anything is written to it."""
 M_ARENA_MAX = -8
@@ -60,7 +57,7 @@ class Runtime:
     store: Store
     hooks: HookList
     sandbox: Sandbox | None
-    workers: WorkerPool | None = None
+    workers: Workers | None = None
     """What makes the episodes; None: this process."""
 
 
@@ -80,12 +77,10 @@ async def open_runtime(
     Raises AgentRLErrors for everything a user can get wrong.
     """
     from agentrl_cli.chat.audit import require_calls_read
-    from agentrl_cli.cluster.pool import open_pool
     from agentrl_cli.policies.load import load_policy
     from agentrl_cli.rollout.parts import open_parts
 
     one_heap()
-    _require_names(config, packs is not None or bool(hooks))
     async with contextlib.AsyncExitStack() as stack:
         opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
         parts = await stack.enter_async_context(opened)
@@ -112,26 +107,14 @@ async def open_runtime(
         store.tokenizers.add(
             tokenizer.hash, tokenizer.json, tokenizer.chat_template or "", tokenizer.specials
         )
-        workers = None
-        if config.cluster.kind != "here":
-            pool = open_pool(served, base, loaded, found, store, spec=spec, trainable=trainable)
-            workers = await stack.enter_async_context(pool)
+        workers: Workers | None = None
+        kinds = {"spec": spec, "trainable": trainable, "objects": packs is not None or bool(hooks)}
+        for name in offers("pools"):
+            pool = resolve("pools", {}, name)(served, base, loaded, found, store, **kinds)
+            workers = await stack.enter_async_context(pool) or workers
+        if workers is not None:
             loaded.policy = workers.policy(loaded)
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
-
-
-def _require_names(config: Config, objects: bool) -> None:
-    """Raise ConfigError if workers would need the objects of a script."""
-    cluster = config.cluster
-    if cluster.kind == "here" and cluster.workers > 1:
-        _LOG.warning(
-            "cluster.workers is %d, and cluster.kind: here has no workers.", cluster.workers
-        )
-    if cluster.kind != "here" and objects:
-        raise ConfigError(
-            f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
-            hint="Name them in task.packs and hooks, so that workers can load them.",
-        )
 
 
 async def _require_server(policy: Policy, own: Sequence[Server]) -> None:

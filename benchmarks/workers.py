@@ -23,18 +23,18 @@ from typing import Any
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.cluster.pool import WorkerPool
-from agentrl_cli.cluster.protocol import Message, Order, Setup, Variant
-from agentrl_cli.cluster.relay import Delivery, Relay
-from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
+from agentrl_cli.plugins.ray.pool import WorkerPool
+from agentrl_cli.plugins.ray.relay import Delivery, Message, Relay
+from agentrl_cli.plugins.ray.remote import RemoteWorker
+from agentrl_cli.plugins.ray.service import Setup
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Task
-from tests.helpers.cluster import ScriptedLink, copy_of
+from tests.plugins.ray.links import ScriptedLink, copy_of
 
 TASK_YAML = "name: waits\ndescription: A world that waits.\nsandbox: false\nrewards:\n  one: {primary: true}\n"
 TASK_PY = """
@@ -145,12 +145,12 @@ async def wire() -> None:
     for _ in range(rounds):
         for episode in episodes:
             messages.clear()
-            copy_of(episode)(order_of(episode), Relay(0, messages.append))
+            copy_of(episode)(job_of(episode), Relay(0, messages.append))
             data = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
             sizes.append(len(data))
             delivery = Delivery(None)
-            for message in pickle.loads(data):
-                delivery.take(message)
+            for _, name, values in pickle.loads(data):
+                delivery.take(name, *values)
     cost = (time.process_time() - started) / rounds / len(episodes)
     tokens = sum(len(episode.tokens) for episode in episodes) / len(episodes)
     print(f"an episode of {tokens:.0f} tokens: {sum(sizes) / len(sizes):,.0f} bytes")
@@ -159,10 +159,9 @@ async def wire() -> None:
     )
 
 
-def order_of(episode: Episode) -> Order:
-    """An order for an episode like this one."""
-    task = Task(episode.task_id, episode.pack, "", "train", ())
-    return Order(0, Job(task, episode.seed), Variant(1.0, True, False, None), "v")
+def job_of(episode: Episode) -> Job:
+    """Return the job of an episode like this one."""
+    return Job(Task(episode.task_id, episode.pack, "", "train", ()), episode.seed)
 
 
 async def writer(count: int = 1000, each: int = 10) -> None:

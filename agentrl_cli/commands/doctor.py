@@ -203,20 +203,15 @@ def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | Non
 
 
 def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
-    """Return the workers that the project's configuration asks for, as a run would start them."""
+    """Check the workers that the project's configuration asks for, started as a run starts them."""
     import asyncio
 
-    from agentrl_cli.cluster.doctor import check_workers
     from agentrl_cli.doctor import Check
+    from agentrl_cli.registry import resolve
 
     context = open_project(project, sets=sets)
-    if context.config.cluster.kind == "here":
-        text = "cluster.kind is here: the process of a run makes the episodes itself"
-        return [
-            Check("cluster", "ok", text, "--set cluster.kind=processes or ray asks for workers")
-        ]
-    narrate(f"starting {context.config.cluster.workers} workers ({context.config.cluster.kind})")
-    found = asyncio.run(check_workers(context.config, context.project, db))
+    check = resolve("doctors", {}, "cluster")
+    found = asyncio.run(check(context.config, context.project, db, narrate))
     return [Check(*one) for one in found]
 
 

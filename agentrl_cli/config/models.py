@@ -7,7 +7,7 @@ the bundled model on a CPU. Relative paths are relative to the project folder.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Field, create_model, model_validator
 
@@ -313,7 +313,7 @@ class Config(Section):
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
     cluster: ClusterConfig = Field(
         default_factory=ClusterConfig,
-        description="workers that make the episodes; several GPUs and machines",
+        description="several GPUs and machines",
     )
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
@@ -383,14 +383,16 @@ class Config(Section):
 def _with_plugins(core: type[Config]) -> type[Config]:
     """Return the settings with the sections of plugins, each described by its docstring.
 
-    A section that cannot be loaded, or that has the name of one of the core's, is reported and left out.
+    A section that extends one of the core's takes its place; any other that has its name, or that cannot be loaded, is
+    reported and left out.
     """
     sections: dict[str, Any] = {}
     for name in offers("settings"):
         try:
-            if name in core.model_fields:
-                raise ConfigError(f"the core has a section {name}")
             kind = resolve("settings", {}, name)
+            taken = core.model_fields.get(name)
+            if taken is not None and not issubclass(kind, cast("type[Section]", taken.annotation)):
+                raise ConfigError(f"the core has a section {name}")
         except AgentRLError as error:
             _LOG.warning("The section %s of a plugin is left out: %s", name, error)
             continue

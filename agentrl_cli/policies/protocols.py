@@ -124,6 +124,15 @@ class Sleeping(Protocol):
         """Return once the server has freed its memory; the next `publish` wakes it. No effect if it keeps it."""
 
 
+@runtime_checkable
+class Served(Protocol):
+    """A policy whose weights are on servers."""
+
+    def servers(self) -> Sequence[Policy]:
+        """Return those that can be reached now, each as a policy."""
+        ...
+
+
 @dataclass
 class PolicySource:
     """What a backend makes its policy from. The model is loaded when it is first asked for."""

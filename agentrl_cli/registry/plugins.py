@@ -17,6 +17,11 @@ imports nothing of agentrl, which is being imported. The kinds:
     checks      name to a function (config) that raises ValueError if settings contradict each other
     servers     name to a context manager (config, project folder, folder for logs, model or None) that yields the
                 server that a run starts for itself (`runtime.Server`), or None
+    pools       name to a context manager (config, project folder, loaded model, packs, store; spec, trainable, objects)
+                that yields the workers of a run (`rollout.context.Workers`), or None
+    doctors     name to an async function (config, project folder, store's path, narrate) that returns what
+                `agentrl doctor --cluster` prints, by the name of the option: (name, ok | warn | fail, detail,
+                what to do) for each check
     screens     name to a Textual screen; a run of a kind that has the name of a screen opens it
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -34,6 +39,7 @@ PLUGINS: dict[str, str] = {
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
+    "ray": "agentrl_cli.plugins.ray:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",
 }
 """Name to the mapping of a plugin that ships with the package."""

@@ -18,15 +18,20 @@ from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
+    from agentrl_cli.policies.load import Loaded
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.store import RunRow, Store
 
 
 class Workers(Protocol):
-    """Other processes that make episodes (cluster/pool.py)."""
+    """Other processes that make episodes."""
 
     count: int
     """How many there are."""
+
+    def policy(self, loaded: Loaded) -> Policy:
+        """Return the policy of a run with these workers, which publishes new weights to all of them."""
+        ...
 
     async def attempt(self, job: Job, context: RolloutContext) -> Attempted:
         """Return the ended episode of a job, stored. Raises what `Attempt.run` raises."""

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrl_cli.cluster.policy import ClusterPolicy
 from agentrl_cli.config import Config
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.learning.compute import Compute, MicroBatch
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.policies.protocols import TrainablePolicy
-from agentrl_cli.policies.remote.servers import Servers
-from agentrl_cli.policies.remote.token_ids import IdServer
+from agentrl_cli.policies.protocols import Served, TrainablePolicy
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
@@ -39,14 +36,7 @@ async def probe(
 
     A server that fails here is left to the next turn, and one whose report is of another distribution is not compared.
     """
-    policy = policy.inner if isinstance(policy, ClusterPolicy) else policy
-    servers = (
-        policy.reachable
-        if isinstance(policy, Servers)
-        else [policy]
-        if isinstance(policy, IdServer)
-        else []
-    )
+    servers = policy.servers() if isinstance(policy, Served) else ()
     episodes = [episode for group in groups[:CONTEXTS] for episode in group[:1]]
     limit = config.rollout.max_tokens - TOKENS
     prompts = [e.tokens.ids[: int(np.flatnonzero(e.tokens.trained_mask)[0])] for e in episodes]

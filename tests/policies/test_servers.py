@@ -66,7 +66,7 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
             "run@1",
         )  # published while the first was lost
         stands[0].down = False
-        await soon(lambda: len(policy.reachable) == 2)
+        await soon(lambda: len(policy.servers()) == 2)
         assert "/collective_rpc" in stands[0].paths, (
             "it has the present weights before it gets a turn"
         )

@@ -60,9 +60,8 @@ class Servers:
         self._homes: dict[str, Member] = {}
         self._moved = 0
 
-    @property
-    def reachable(self) -> list[IdServer]:
-        """The servers that get turns."""
+    def servers(self) -> list[IdServer]:
+        """Return the servers that get turns."""
         return [member.policy for member in self.members if not member.lost]
 
     async def generate(
@@ -179,10 +178,10 @@ class Servers:
 
     def take_metrics(self) -> dict[str, float]:
         moved, self._moved = self._moved, 0
-        return {"remote/servers": float(len(self.reachable)), "remote/moved_turns": float(moved)}
+        return {"remote/servers": float(len(self.servers())), "remote/moved_turns": float(moved)}
 
     def describe(self) -> str:
-        lost = len(self.members) - len(self.reachable)
+        lost = len(self.members) - len(self.servers())
         return f"{self.name} on {len(self.members)} servers" + (
             f", {lost} of them unreachable" if lost else ""
         )
@@ -246,7 +245,7 @@ def vllm(source: PolicySource) -> Policy:
                 "remote.sleep and rollout.async_staleness exclude each other: a server asleep does not sample.",
                 hint="Set one of them to its default.",
             )
-        for server in policy.reachable if isinstance(policy, Servers) else [policy]:
+        for server in policy.servers() if isinstance(policy, Servers) else [policy]:
             server.sleeps = True
     return policy
 

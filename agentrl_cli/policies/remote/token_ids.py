@@ -115,6 +115,10 @@ class IdServer(RemotePolicy):
             **arguments,
         )
 
+    def servers(self) -> list[Self]:
+        """Return itself, the only one."""
+        return [self]
+
     async def generate(
         self,
         key: str,

@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.cluster.pool import WorkerPool
-from agentrl_cli.cluster.protocol import Setup
-from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
-from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import new_training, open_runtime
 from agentrl_cli.trainer import build_trainer
 from agentrl_cli.types import Outcome
-from tests.helpers.cluster import ServiceLink
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import episodes_of, settings, write_model, write_pack
+from tests.plugins.ray.links import SERVICES
 
 STEPS = 3
 WEIGHTS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc")
@@ -45,26 +41,14 @@ async def trained(
 ) -> dict[str, Any]:
     """A training on servers: what it learned, from which weights, its steps."""
     train = {"steps": STEPS, "lr": 1e-2}
-    config = Config.model_validate(settings(model, remote=remote, train=train, **sections))
+    cluster = {"kind": SERVICES, "workers": workers} if workers else {}
+    sections |= {"remote": remote, "train": train, "cluster": cluster}
+    config = Config.model_validate(settings(model, **sections))
     write_pack(folder)
     async with open_runtime(config, base=folder, db=folder / "s.db", trainable=True) as opened:
-        loaded, store = opened.loaded, opened.store
-        setup = Setup(config, folder, str(model), trainable=False)
-        discard = store.episodes.discard
-        links = [
-            RemoteWorker(n, ServiceLink, setup, StoreRecorder(store), discard)
-            for n in range(workers)
-        ]
-        pool = WorkerPool(links, config, store)
-        await pool.open(loaded.policy.weights_version)
-        if workers:
-            loaded.policy = pool.policy(loaded)
-        run = new_training(opened)
-        trainer = build_trainer(
-            config, run, loaded, opened.packs, store, workers=pool if workers else None
-        )
-        ended = await trainer.train()
-        await pool.close()
+        loaded, store, run = opened.loaded, opened.store, new_training(opened)
+        parts = (loaded, opened.packs, store)
+        ended = await build_trainer(config, run, *parts, workers=opened.workers).train()
         assert ended.status == "finished"
         found = episodes_of(store, run)
         assert not any(e.outcome in (Outcome.ENV_ERROR, Outcome.CANCELLED) for e in found), [

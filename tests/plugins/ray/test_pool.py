@@ -13,24 +13,36 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.cluster.checks import require_local, require_same
-from agentrl_cli.cluster.pool import WorkerPool, open_pool
-from agentrl_cli.cluster.processes import open_links
-from agentrl_cli.cluster.protocol import Hello, Message, Order, Setup
-from agentrl_cli.cluster.ray_actors import require_answer, require_inside, require_room, reserved
-from agentrl_cli.cluster.relay import Relay
-from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
-from agentrl_cli.config.cluster import ClusterConfig
-from agentrl_cli.errors import ConfigError, EnvironmentProblem, ModelError, PolicyError, StoreError
+from agentrl_cli.errors import (
+    ConfigError,
+    EnvironmentProblem,
+    ModelError,
+    PolicyError,
+    RunFailed,
+    StoreError,
+)
+from agentrl_cli.plugins.ray.open import open_pool, require_local, require_same
+from agentrl_cli.plugins.ray.pool import WorkerPool
+from agentrl_cli.plugins.ray.processes import open_links
+from agentrl_cli.plugins.ray.ray_actors import (
+    require_answer,
+    require_inside,
+    require_room,
+    resources_of,
+)
+from agentrl_cli.plugins.ray.relay import Delivery, Message, Relay
+from agentrl_cli.plugins.ray.remote import RemoteWorker
+from agentrl_cli.plugins.ray.service import Call, Hello, Setup, plain_error
+from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store, WorkerRow
-from agentrl_cli.store.wire import pack_head, pack_turn, unpack_head, unpack_turn
 from agentrl_cli.tasks import load_packs
 from agentrl_cli.tui.watch.load import load
 from agentrl_cli.tui.watch.workers import worker_lines
@@ -46,9 +58,9 @@ from agentrl_cli.types import (
     ToolResult,
     Turn,
 )
-from tests.helpers.cluster import Play, ScriptedLink, copy_of
 from tests.helpers.processes import soon
 from tests.helpers.train import settings, write_pack
+from tests.plugins.ray.links import Play, ScriptedLink, copy_of
 
 CHAT = Chat(ByteTokenizer())
 TASK = Task("t", "p", "", "train", ({"role": "user", "content": "Go."},))
@@ -115,9 +127,14 @@ async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
 
 async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -> None:
     episode = await an_episode()
-    turns = [(turn, episode.tokens.slice(turn.start, turn.end)) for turn in episode.turns]
-    packed = pickle.loads(pickle.dumps([pack_turn(*one) for one in turns]))
-    arrived = unpack_head(pack_head(episode), [unpack_turn(one) for one in packed])
+    sent: list[Message] = []
+    relay, delivery = Relay(1, sent.append), Delivery(None)
+    relay.start(episode, "train", "")
+    relay.finish(episode)
+    for _, name, values in pickle.loads(pickle.dumps(sent)):
+        delivery.take(name, *values)
+    arrived = delivery.ended
+    assert arrived is not None and not delivery.episode_id
     assert arrived.turns == episode.turns and arrived.with_(
         turns=(), tokens=episode.tokens
     ) == episode.with_(turns=())
@@ -134,10 +151,10 @@ async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> Non
     deaths = iter(["lost0", "lost1"])
     seen: list[list[str]] = []
 
-    def dies_twice(order: Order, relay: Relay) -> Episode | None:
+    def dies_twice(job: Job, relay: Relay) -> Episode | None:
         if (name := next(deaths, "")) == "":
             seen.append([row[0] for row in store.select("SELECT DISTINCT episode_id FROM turns")])
-            return play(order, relay)
+            return play(job, relay)
         relay.start(Episode(name, "t", started=1.0), "train", "")
         relay.turn(name, whole.turns[0], whole.tokens.slice(0, whole.turns[0].end))
         return None
@@ -163,8 +180,8 @@ async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_
 ) -> None:
     play = copy_of(await an_episode())
 
-    def poisoned(order: Order, relay: Relay) -> Episode | None:
-        return None if order.job.seed == 3 else play(order, relay)
+    def poisoned(job: Job, relay: Relay) -> Episode | None:
+        return None if job.seed == 3 else play(job, relay)
 
     with Store.open(tmp_path / "s.db") as store:
         found = await run(
@@ -181,38 +198,38 @@ async def test_a_job_that_kills_three_workers_is_an_env_error_and_the_others_go_
 
 
 class Shared(ScriptedLink):
-    """Waits until no further order comes, then dies if one of them is the job with seed 0."""
+    """Waits until no further job comes, then dies if one of them is the job with seed 0."""
 
-    orders: list[Order]
+    calls: list[Call]
     deaths: list[int]
-    """How many orders each death took."""
+    """How many jobs each death took."""
     twice: asyncio.Event
     """Set at the second death."""
 
-    async def send(self, message: Message) -> None:
-        if message[0] != "run":
-            Shared.orders = []
-            await super().send(message)
+    async def send(self, call: Call) -> None:
+        if call[1] != "attempt":
+            Shared.calls = []
+            await super().send(call)
             return
-        Shared.orders.append(message[1])
-        if len(Shared.orders) == 1:
+        Shared.calls.append(call)
+        if len(Shared.calls) == 1:
             self.deciding = asyncio.ensure_future(self._decide())
 
     async def _decide(self) -> None:
         count = 0
-        while count < len(Shared.orders):
-            count = len(Shared.orders)
+        while count < len(Shared.calls):
+            count = len(Shared.calls)
             for _ in range(50):
                 await asyncio.sleep(0)
-        if any(order.job.seed == 0 for order in Shared.orders):
+        if any(arguments[0].seed == 0 for _, _, arguments in Shared.calls):
             Shared.deaths.append(count)
             if len(Shared.deaths) == 2:
                 Shared.twice.set()
             self._die()
             return
-        orders, Shared.orders = Shared.orders, []
-        for order in orders:
-            self._play(order)
+        calls, Shared.calls = Shared.calls, []
+        for number, _, arguments in calls:
+            self._play(number, arguments[0])
 
 
 async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path) -> None:
@@ -228,7 +245,7 @@ async def test_the_last_try_of_a_lost_job_is_alone_on_its_worker(tmp_path: Path)
 
         play = copy_of(await an_episode())
         pool = pool_of([play], store, Late)
-        pool.workers[0]._link = lambda: Shared(play)
+        pool.workers[0].make_link = lambda: Shared(play)
         first, *others = await run(store, pool, [Job(TASK, seed) for seed in range(4)])
     assert [episode.outcome for episode in others] == [Outcome.SOLVED] * 3
     assert first.outcome is Outcome.ENV_ERROR and Shared.deaths == [3, 3, 1]
@@ -238,21 +255,35 @@ class Slow(ScriptedLink):
     """Loads the first weights only when `go` is set; remembers what it was sent."""
 
     go: asyncio.Event
-    sent: list[Message]
+    sent: list[Call]
 
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
-        if message[0] == "load":
+    async def send(self, call: Call) -> None:
+        self.sent.append(call)
+        if call[1] == "load":
             await self.go.wait()
-        await super().send(message)
+        await super().send(call)
 
 
 async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves_none_on_hold(
     tmp_path: Path,
 ) -> None:
-    class Fails:
+    class Refusing(ScriptedPolicy):
+        """A policy on servers that refuse the second version."""
+
+        def published(self) -> None:
+            return None
+
+        async def hold(self) -> None:
+            return None
+
+        async def adopt(self, version: str, published: object) -> None:
+            return None
+
         async def publish(self, version: str) -> None:
-            raise PolicyError("the server refused")
+            if version == "v2":
+                raise PolicyError("the server refused")
+
+    policy: Any = Refusing([], CHAT.tokenizer)
 
     with Store.open(tmp_path / "s.db") as store:
         pool = pool_of([copy_of(await an_episode())], store)
@@ -262,18 +293,20 @@ async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves
         pool.workers = [*pool.workers, late]
         admitted = asyncio.ensure_future(pool._admit(late))
         await soon(lambda: bool(Slow.sent))
-        await pool.publish("v1", None)
+        await pool.publish("v1", policy, None)
         assert not late.ready
         Slow.go.set()
         await admitted
         with pytest.raises(PolicyError, match="refused"):
-            await pool.publish_to_servers("v2", Fails())  # type: ignore[arg-type]
-        loads = [message[:2] for message in Slow.sent if message[0] in ("load", "hold")]
+            await pool.publish("v2", policy, None)
+        loads = [(method, *arguments[:1]) for _, method, arguments in Slow.sent[1:]]
         assert loads == [("load", "v0"), ("load", "v1"), ("hold",), ("load", "v1")]
         await pool.close()
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"No kind of worker named 'procesess'\. Did you mean"):
+        Config.model_validate({"cluster": {"kind": "procesess"}})
     with pytest.raises(
         EnvironmentProblem, match=r"No Ray cluster answers at 127.0.0.1:1: Connection refused"
     ):
@@ -291,7 +324,7 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
         ):
             require_answer(address, "", within=0.1)
     each, nodes = (
-        reserved(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})),
+        resources_of(ClusterConfig(worker_gpus=0.5, resources={"CPU": 2})),
         [{"CPU": 3.0, "GPU": 2.0}] * 4,
     )
     require_room(4, each, nodes)
@@ -309,10 +342,10 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     ):
         pass
     packs = load_packs([str(write_pack(tmp_path / "pack"))], base=tmp_path)
-    other = Hello("far", 1, "3.9.1", {"torch": "1.0"}, 0.0, {})
+    other = Hello("far", 1, {"Python": "3.9", "torch": "1.0"})
     with pytest.raises(
         EnvironmentProblem,
-        match=r"far has Python 3\.9\.1.*torch 1\.0.*other code of the pack bandit",
+        match=r"far has Python 3\.9, and .*torch 1\.0.*code of the pack bandit none",
     ):
         require_same(packs, [other])
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
@@ -321,8 +354,22 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     require_local(Path("/other/agentrl.db"), mounts)
 
 
+def test_an_error_of_a_worker_keeps_the_nearest_class_of_the_tree() -> None:
+    """A server that cannot be reached is a PolicyError: another worker is asked."""
+    for error, kind in (
+        (Unreachable("away", hint="start it"), PolicyError),
+        (ModelError("m"), ModelError),
+        (KeyError("k"), RunFailed),
+    ):
+        arrived = pickle.loads(pickle.dumps(plain_error(error)))
+        assert type(arrived) is kind and str(error) in arrived.message
+        assert arrived.hint == getattr(error, "hint", "")
+
+
 async def test_objects_of_a_script_cannot_go_to_workers(tmp_path: Path) -> None:
-    config = Config.model_validate({"cluster": {"kind": "processes"}})
+    write_pack(tmp_path)
+    given = {"task": {"packs": ["."]}, "model": {"name": "scripted"}}
+    config = Config.model_validate({**given, "cluster": {"kind": "processes"}})
     with pytest.raises(ConfigError, match="packs or hooks are objects"):
         async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", hooks=[object()]):
             pass

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.cluster.processes import open_links
 from agentrl_cli.config import Config
+from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.sandbox import owner
 
 DRIVER = """
 from pathlib import Path
-from agentrl_cli.cluster.processes import open_links
+from agentrl_cli.plugins.ray.processes import open_links
 from agentrl_cli.config import Config
 with open_links(Config.model_validate({"cluster": {"kind": "processes", "workers": 1}}), Path()) as (links, save):
-    save.folder.joinpath("m@1.safetensors").write_bytes(b"weights")
-    print(save.folder, flush=True)
+    save.args[0].joinpath("m@1.safetensors").write_bytes(b"weights")
+    print(save.args[0], flush=True)
     input()
 """
 

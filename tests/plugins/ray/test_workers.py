@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.cluster.policy import ClusterPolicy
-from agentrl_cli.cluster.pool import WorkerPool
-from agentrl_cli.cluster.processes import WeightFiles
-from agentrl_cli.cluster.protocol import Setup
-from agentrl_cli.cluster.remote import RemoteWorker
 from agentrl_cli.config import Config
-from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.plugins.ray.doctor import check_workers
+from agentrl_cli.plugins.ray.pool import ClusterPolicy
+from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.runtime import new_training, open_runtime
+from agentrl_cli.store import Store
 from agentrl_cli.trainer import Trainer, build_trainer
 from agentrl_cli.trainer.prefetch import ages
-from tests.helpers.cluster import ServiceLink
 from tests.helpers.train import episodes_of, settings, write_model, write_pack
+from tests.plugins.ray.links import SERVICES
 
 STEPS = 3
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -131,29 +129,25 @@ async def test_processes_give_the_weights_of_one_process_even_if_they_die_or_han
     assert len(lost) == 2 and "ended with status -9" in lost[0] and "no sign of life" in lost[1]
 
 
-async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) -> None:
+async def test_workers_of_a_strangers_kind_sample_while_the_run_trains(
+    tmp_path: Path, model: Path
+) -> None:
     """Their turns are at most `async_staleness` updates old, and the age of each is stored."""
-    train, asynchronous = {"steps": 5, "lr": 1e-2}, {"async_staleness": 2, "concurrency": 4}
-    config = Config.model_validate(settings(model, train=train, rollout=asynchronous))
+    sections = {
+        "train": {"steps": 5, "lr": 1e-2},
+        "rollout": {"async_staleness": 2, "concurrency": 4},
+        "cluster": {"kind": SERVICES, "workers": 2},
+    }
+    config = Config.model_validate(settings(model, **sections))
     write_pack(tmp_path)
     async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", trainable=True) as opened:
-        loaded, store = opened.loaded, opened.store
-        alone = config.model_copy(
-            update={"rollout": config.rollout.model_copy(update={"async_staleness": 0})}
-        )
-        setup = Setup(alone, tmp_path, str(model), trainable=True)
-        given = (ServiceLink, setup, StoreRecorder(store), store.episodes.discard)
-        pool = WorkerPool(
-            [RemoteWorker(n, *given) for n in range(2)], config, store, WeightFiles(tmp_path)
-        )
-        await pool.open(loaded.policy.weights_version)
-        loaded.policy = pool.policy(loaded)
-        run = await build_trainer(
-            config, new_training(opened), loaded, opened.packs, store, workers=pool
-        ).train()
-        await pool.close()
-        assert [worker.seen.lost for worker in pool.workers] == [0, 0], "closed, not lost"
+        store, pool = opened.store, opened.workers
+        parts = (opened.loaded, opened.packs, store)
+        run = await build_trainer(config, new_training(opened), *parts, workers=pool).train()
         rows, episodes = store.runs.steps(run.id), episodes_of(store, run)
+    with Store.open(tmp_path / "s.db", readonly=True) as store:
+        written = store.workers.all(run.id)
+    assert [(row.lost, row.state) for row in written] == [(0, "closed")] * 2, "closed, not lost"
     assert run.status == "finished" and len(episodes) == 5 * 8
     found: dict[int, list[int]] = {step: [] for step in range(1, 6)}
     for episode in episodes:
@@ -163,6 +157,27 @@ async def test_workers_sample_while_the_run_trains(tmp_path: Path, model: Path) 
     )
     assert [row["staleness/max"] for row in rows] == [max(one) for one in found.values()]
     assert {row["sampling/sampling_logp_difference/max"] > 0 for row in rows[1:]} == {True}
+
+
+async def test_doctor_tries_each_worker_and_names_one_that_cannot_start(
+    tmp_path: Path, model: Path
+) -> None:
+    write_pack(tmp_path)
+    given = {"cluster": {"kind": SERVICES, "workers": 2}}
+    config = Config.model_validate(settings(model, **given))
+    said: list[str] = []
+    found = await check_workers(config, tmp_path, tmp_path / "s.db", said.append)
+    names = ["", " versions", " clock", " job"]
+    assert [name for name, *_ in found[1:]] == [
+        f"worker {n}{what}" for n in (0, 1) for what in names
+    ]
+    assert {status for _, status, _, _ in found} == {"ok"} and said == [
+        f"starting 2 workers ({SERVICES})"
+    ]
+    config.hooks = ["missing.py:Hook"]
+    *_, (name, status, detail, _) = await check_workers(config, tmp_path, tmp_path / "s.db", print)
+    assert (name, status) == ("workers", "fail") and "missing.py" in detail
+    assert not (tmp_path / "s.db").exists()
 
 
 def raylet_of(node: Any) -> int:
@@ -208,7 +223,7 @@ async def test_ray_gives_the_weights_of_one_process_with_a_lost_actor_and_a_lost
             while not running.done() and trainer.step < 1:
                 await asyncio.sleep(0.05)
             policy = trainer.loaded.policy
-            assert isinstance(policy, ClusterPolicy) and isinstance(policy.workers, WorkerPool)
+            assert isinstance(policy, ClusterPolicy)
             while not (ready := [one for one in policy.workers.workers if one.ready]):
                 await asyncio.sleep(0.05)
             (used,) = (node for node in nodes if raylet_of(node) == parent_of(ready[-1]))

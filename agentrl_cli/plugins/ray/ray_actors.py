@@ -13,17 +13,20 @@ import contextlib
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.cluster.protocol import Link, Message, Save, WorkerLost
-from agentrl_cli.cluster.service import Service
 from agentrl_cli.config import Config
-from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, MissingDependency
+from agentrl_cli.plugins.ray.pool import Save
+from agentrl_cli.plugins.ray.relay import Message
+from agentrl_cli.plugins.ray.remote import Link, WorkerLost
+from agentrl_cli.plugins.ray.service import Call, Service, Setup
+from agentrl_cli.plugins.ray.settings import ClusterConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,38 +51,22 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 class RolloutActor:
     """A Service inside an actor, in the actor's event loop."""
 
-    def __init__(self) -> None:
-        self._out: list[Message] = []
-        self._wake = asyncio.Event()
-        self._service = Service(self._emit)
-        self._serving: asyncio.Future[None] | None = None
-
-    def _emit(self, message: Message) -> None:
-        self._out.append(message)
-        self._wake.set()
-
-    async def start(self) -> None:
-        """Begin to serve."""
+    async def start(self, setup: Setup) -> None:
+        """Begin to serve, with the project as it was sent to this node."""
+        self._service = Service(replace(setup, base=Path.cwd()))
         self._serving = asyncio.ensure_future(self._service.serve())
-        self._serving.add_done_callback(lambda _: self._wake.set())
 
-    async def take(self, messages: list[Message], *weights: bytes) -> None:
-        """Messages for the service; `weights` are those of the `load` among them."""
-        for message in messages:
-            if message[0] == "load" and weights:
-                message = ("load", message[1], weights[0])
-            elif message[0] == "open":  # the project as it was sent to this node
-                message = ("open", replace(message[1], base=Path.cwd()))
-            self._service.take(message)
+    async def take(self, calls: list[Call]) -> None:
+        """Take calls for the service, with weights instead of references to them."""
+        import ray
+
+        for number, method, arguments in calls:
+            fetched = [await one if isinstance(one, ray.ObjectRef) else one for one in arguments]
+            self._service.take((number, method, tuple(fetched)))
 
     async def poll(self) -> list[Message]:
-        """Return the next messages of the service, at least one. Raises RuntimeError once it has ended."""
-        await self._wake.wait()
-        if not self._out and self._serving is not None and self._serving.done():
-            raise RuntimeError("its service ended") from self._serving.exception()
-        self._wake.clear()
-        found, self._out = self._out, []
-        return found
+        """Return the next messages of the service; empty once it has ended."""
+        return await self._service.messages()
 
 
 class ActorLink:
@@ -88,29 +75,28 @@ class ActorLink:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._actor: Any = None
-        self._pending: list[Message] = []
+        self._waiting: list[Call] = []
         self._sending = asyncio.Lock()
 
-    async def open(self) -> None:
-        with losses():
+    async def open(self, setup: Setup) -> None:
+        with raise_lost():
             self._actor = self._make()
-            await self._actor.start.remote()
+            await self._actor.start.remote(setup)
 
-    async def send(self, message: Message) -> None:
-        self._pending.append(message)
+    async def send(self, call: Call) -> None:
+        self._waiting.append(call)
         async with self._sending:  # in order, and together with what others want to send meanwhile
-            batch, self._pending = self._pending, []
-            plain = [("load", one[1], None) if one[0] == "load" else one for one in batch]
-            weights = [one[2] for one in batch if one[0] == "load" and one[2] is not None]
-            with losses():
-                if batch:
-                    await self._actor.take.remote(plain, *weights[-1:])
+            calls, self._waiting = self._waiting, []
+            if calls:
+                with raise_lost():
+                    await self._actor.take.remote(calls)
 
-    async def receive(self) -> list[Message]:
-        with losses():
-            while not (found := list(await self._actor.poll.remote())):
-                pass
-            return found
+    async def receive(self) -> Sequence[Message]:
+        with raise_lost():
+            messages: list[Message] = await self._actor.poll.remote()
+        if not messages:
+            raise WorkerLost("its service ended")
+        return messages
 
     async def kill(self) -> str:
         import ray
@@ -122,8 +108,8 @@ class ActorLink:
 
 
 @contextlib.contextmanager
-def losses() -> Iterator[None]:
-    """Errors of Ray as WorkerLost, with their cause rather than the actor's fields."""
+def raise_lost() -> Iterator[None]:
+    """Raise errors of Ray as WorkerLost, with their cause instead of the fields of the actor."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -141,7 +127,7 @@ def losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], Link]], Save]]:
-    """Connect to the cluster. Yields what opens a link to each worker, and what makes weights for all of them.
+    """Connect to the cluster; yield a function for each worker that makes its link, and one that stores weights.
 
     Raises MissingDependency, ConfigError, EnvironmentProblem.
     """
@@ -152,27 +138,17 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
         text = "cluster.kind is ray, and Ray is not installed."
         raise MissingDependency(text, hint="pip install 'agentrl-cli[ray]'") from error
     require_inside(config)
-    connect(config.cluster, base)
+    cluster = config.section(ClusterConfig)
+    connect(cluster, base)
     try:
-        each = reserved(config.cluster)
-        require_room(
-            config.cluster.workers,
-            each,
-            [node["Resources"] for node in ray.nodes() if node["Alive"]],
-        )
-        actor = ray.remote(RolloutActor)
-        wanted = {
-            "num_cpus": each.pop("CPU", 0.0),
-            "num_gpus": each.pop("GPU", 0.0),
-            "resources": each,
-        }
-        links: list[Callable[[], Link]] = [
-            partial(
-                ActorLink, actor.options(**wanted, max_restarts=0, scheduling_strategy=place).remote
-            )
-            for place in places(config.cluster)
+        each = resources_of(cluster)
+        require_room(cluster.workers, each, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+        cpus, gpus = each.pop("CPU", 0.0), each.pop("GPU", 0.0)
+        actor = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=each)(RolloutActor)
+        made = [
+            actor.options(scheduling_strategy=place).remote for place in reserve_places(cluster)
         ]
-        yield links, to_object_store
+        yield [partial(ActorLink, make) for make in made], to_object_store
     finally:
         ray.shutdown()
 
@@ -197,12 +173,18 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
     )
 
     address = cluster.address
-    known = os.environ.get("RAY_ADDRESS", "") or _current() if address == "auto" else address
+    noted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray/ray_current_cluster")
+    if address == "auto":  # the cluster that `ray start` noted on this machine
+        known = os.environ.get("RAY_ADDRESS") or (
+            noted.read_text().strip() if noted.is_file() else ""
+        )
+    else:
+        known = address
     hint = "Start one with `ray start --head`, or set cluster.address; `local` makes one of this machine."
     if known and address != "local":
         require_answer(known.removeprefix("ray://"), hint)
         logging.getLogger("ray").setLevel(logging.ERROR)
-        # Ray itself reads a token that is there only for `auto`.
+        # Ray looks for its token file by itself only with `auto`.
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(
@@ -219,14 +201,6 @@ def connect(cluster: ClusterConfig, base: Path) -> None:
         raise EnvironmentProblem(
             f"The Ray cluster at {address} cannot be used: {text}", hint=hint
         ) from error
-
-
-def _current() -> str:
-    """Return the address of the cluster that `ray start` noted on this machine; empty if absent."""
-    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    with contextlib.suppress(OSError):
-        return (Path(temporary) / "ray" / "ray_current_cluster").read_text().strip()
-    return ""
 
 
 def require_answer(address: str, hint: str, within: float = REACHABLE) -> None:
@@ -252,8 +226,8 @@ def require_answer(address: str, hint: str, within: float = REACHABLE) -> None:
         ) from error
 
 
-def reserved(cluster: ClusterConfig) -> dict[str, float]:
-    """What each actor reserves."""
+def resources_of(cluster: ClusterConfig) -> dict[str, float]:
+    """Return the resources that each actor reserves."""
     wanted = {**(cluster.resources or {"CPU": 1.0}), "GPU": cluster.worker_gpus}
     return {name: each for name, each in wanted.items() if each}
 
@@ -262,38 +236,36 @@ def require_room(
     workers: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
 ) -> None:
     """Raise ConfigError if the nodes together have no room for the workers, even with nothing else on them."""
-    fit = [
-        min((node.get(name, 0.0) / size for name, size in each.items()), default=workers)
-        for node in nodes
-    ]
-    if sum(int(number + 1e-6) for number in fit) < workers:
-        have = [", ".join(f"{node.get(name, 0.0):g} {name}" for name in each) for node in nodes]
+    shares = [[node.get(name, 0.0) / size for name, size in each.items()] for node in nodes]
+    if sum(int(min(share, default=workers) + 1e-6) for share in shares) < workers:
+        have = [amounts({name: node.get(name, 0.0) for name in each}, ", ") for node in nodes]
         raise ConfigError(
-            f"{workers} workers with {_text(each)} each do not fit on the Ray cluster; its nodes have"
+            f"{workers} workers with {amounts(each)} each do not fit on the Ray cluster; its nodes have"
             f" {'; '.join(have[:SHOWN])}{'; …' * (len(have) > SHOWN)}.",
             hint="Lower cluster.workers, cluster.worker_gpus or cluster.resources, or add nodes.",
         )
 
 
-def _text(each: Mapping[str, float]) -> str:
-    return " and ".join(f"{size:g} {name}" for name, size in each.items())
+def amounts(each: Mapping[str, float], between: str = " and ") -> str:
+    """Return amounts of resources for people."""
+    return between.join(f"{size:g} {name}" for name, size in each.items())
 
 
-def places(cluster: ClusterConfig) -> list[Any]:
-    """Return where each actor goes, reserved for this run. Raises EnvironmentProblem if other runs leave no room."""
+def reserve_places(cluster: ClusterConfig) -> list[Any]:
+    """Reserve room for each actor and return where it goes. Raises EnvironmentProblem if other runs leave none."""
     import ray
     from ray.util import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    each = reserved(cluster)
+    each = resources_of(cluster)
     if not each:
         return ["SPREAD"] * cluster.workers
     group = placement_group([each] * cluster.workers, strategy="SPREAD")
     if not group.wait(RESERVED):
         free = ray.available_resources()
         raise EnvironmentProblem(
-            f"{cluster.workers} workers with {_text(each)} each found no room on the Ray cluster within {RESERVED:g} s:"
-            f" other runs left {_text({name: free.get(name, 0.0) for name in each})}.",
+            f"{cluster.workers} workers with {amounts(each)} each found no room on the Ray cluster"
+            f" within {RESERVED:g} s: other runs left {amounts({name: free.get(name, 0.0) for name in each})}.",
             hint="End them, lower cluster.workers, or add nodes; `ray status` shows what is in use.",
         )
     return [PlacementGroupSchedulingStrategy(group, number) for number in range(cluster.workers)]

@@ -1,4 +1,4 @@
-"""Episodes on their way from a worker to the process that has the store, in the store's codec.
+"""Serialise the episodes that workers send, in the codec of the store.
 
 A turn is packed as its columns: JSON for messages and arguments, blobs for the numbers per token. What comes out is
 what the store would return, so an episode of a worker equals one that was made here and read back.
@@ -32,21 +32,7 @@ from agentrl_cli.types import (
 Packed = tuple[Any, ...]
 """Plain values: text, numbers, bytes, None, and tuples of these."""
 
-_TURN = (
-    *(
-        "index",
-        "role",
-        "start",
-        "end",
-        "weights_version",
-        "started",
-        "seconds",
-        "reward",
-        "diverged",
-        "parent",
-    ),
-    "images",
-)
+_TURN = "index role start end weights_version started seconds reward diverged parent images".split()
 _BULK = {"turns", "tokens", "reward_parts", "outcome"}
 _HEAD = tuple(field.name for field in fields(Episode) if field.name not in _BULK)
 
@@ -70,7 +56,7 @@ def pack_turn(turn: Turn, tokens: Tokens) -> Packed:
 
 
 def unpack_turn(packed: Packed) -> tuple[Turn, Tokens]:
-    """What `pack_turn` packed."""
+    """Return the turn and the tokens that `pack_turn` packed."""
     plain, reason, messages, calls, results, columns = packed
     turn = Turn(
         **dict(zip(_TURN, plain, strict=True)),

@@ -1,0 +1,10 @@
+"""Workers: other processes, on this machine or on many, that make the episodes of a run."""
+
+from __future__ import annotations
+
+HERE = "agentrl_cli.plugins.ray"
+OFFERS = {
+    "settings": {"cluster": f"{HERE}.settings:ClusterConfig"},
+    "pools": {"cluster": f"{HERE}.open:open_pool"},
+    "doctors": {"cluster": f"{HERE}.doctor:check_workers"},
+}

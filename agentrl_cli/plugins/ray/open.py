@@ -1,0 +1,148 @@
+"""Opens the workers of a run, and checks what must hold before they make episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, EnvironmentProblem, StoreError
+from agentrl_cli.plugins.ray.pool import WorkerPool
+from agentrl_cli.plugins.ray.remote import RemoteWorker
+from agentrl_cli.plugins.ray.service import Following, Hello, Setup, describe_node
+from agentrl_cli.plugins.ray.settings import LINKS, ClusterConfig
+from agentrl_cli.policies.protocols import TrainablePolicy
+from agentrl_cli.registry import resolve
+from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.tasks import Pack
+
+if TYPE_CHECKING:
+    from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.store import Store
+
+NETWORK = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p lustre ceph glusterfs afs beegfs gpfs fuse.sshfs".split()
+)
+"""File systems on which SQLite's locks and its shared memory do not work."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def open_pool(
+    config: Config,
+    base: Path,
+    loaded: Loaded,
+    packs: Mapping[str, Pack],
+    store: Store | None = None,
+    *,
+    spec: str | None = None,
+    trainable: bool = False,
+    objects: bool = False,
+    same: bool = True,
+) -> AsyncIterator[WorkerPool | None]:
+    """Yield the workers of a run by its configuration, started; None for `cluster.kind: here`.
+
+    `objects`: the packs or hooks are objects of a script. `same=False`: nodes may have other versions or other code
+    than this process. Raises an AgentRLError if they cannot be started.
+    """
+    cluster = config.section(ClusterConfig)
+    if cluster.kind == "here":
+        if cluster.workers > 1:
+            text = "cluster.workers is %d, and cluster.kind: here has no workers."
+            _LOG.warning(text, cluster.workers)
+        yield None
+        return
+    if objects:
+        raise ConfigError(
+            f"cluster.kind is {cluster.kind}, and packs or hooks are objects of this process.",
+            hint="Name them in task.packs and hooks, so that workers can load them.",
+        )
+    setup = make_setup(config, base, loaded, spec, trainable)
+    if store is not None:
+        require_local(Path(store.path))
+    given = (setup,) if store is None else (setup, StoreRecorder(store), store.episodes.discard)
+    with resolve("workers", LINKS, cluster.kind, base=base)(config, base) as (links, save):
+        workers = [RemoteWorker(number, link, *given) for number, link in enumerate(links)]
+        pool = WorkerPool(workers, config, store, save)
+        try:
+            await pool.open(loaded.policy.weights_version)
+            if same:
+                require_same(packs, [worker.hello for worker in workers if worker.hello])
+            yield pool
+        finally:
+            await pool.close()
+
+
+def make_setup(
+    config: Config, base: Path, loaded: Loaded, spec: str | None, trainable: bool
+) -> Setup:
+    """Return what workers are made from. Raises ConfigError for weights that they cannot be given."""
+    import torch
+
+    cluster, policy = config.section(ClusterConfig), loaded.policy
+    served = isinstance(policy, Following)
+    if trainable and not served and isinstance(policy, TrainablePolicy) and policy.separate_weights:
+        raise ConfigError(
+            f"cluster.kind is {cluster.kind}, and {policy.name} samples with weights that workers cannot be given.",
+            hint="Train with cluster.kind: here, or give it `hold`, `adopt` and `published` as the vllm backend has.",
+        )
+    name = spec or config.model.name
+    where = str(loaded.folder) if "@" in name and loaded.folder is not None else name
+    # A worker's model is not trained: it keeps no copy to sample from.
+    rollout = config.rollout.model_copy(update={"async_staleness": 0})
+    threads = torch.get_num_threads()
+    if not config.deterministic:  # deterministic: the same arithmetic as here
+        threads = max(1, threads // cluster.workers)
+    own = config.model_copy(update={"rollout": rollout})
+    # Servers have the weights: a worker loads none.
+    return Setup(own, base, where, trainable and not served, threads)
+
+
+def differences(packs: Mapping[str, Pack], other: Hello) -> list[str]:
+    """Return how a node differs from this process in what could change an episode."""
+    here, there = describe_node(packs).facts, other.facts
+    names = [*here, *(name for name in there if name not in here)]
+    return [
+        f"{name} {there.get(name, 'none')}, and {here.get(name, 'none')} here"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+
+
+def require_same(packs: Mapping[str, Pack], hellos: Sequence[Hello]) -> None:
+    """Raise EnvironmentProblem if a node has other versions or other code than this process."""
+    wrong = {f"{one.node} has {text}": None for one in hellos for text in differences(packs, one)}
+    if wrong:
+        raise EnvironmentProblem(
+            f"Workers differ from this process: {'; '.join(wrong)}.",
+            hint="Install the same versions on every node.",
+        )
+
+
+def network_disk(path: Path, mounts: str | None = None) -> str:
+    """Return the kind of network file system that holds a path; empty for a local one or if it is not known."""
+    if mounts is None:
+        mounts = ""
+        with contextlib.suppress(OSError):
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8")
+    where, best, kind = Path(os.path.realpath(path)), "", ""
+    for _, at, found, *_ in map(str.split, mounts.splitlines()):
+        folder = at.replace("\\040", " ")
+        if where.is_relative_to(folder) and len(folder) >= len(best):
+            best, kind = folder, found
+    return kind if kind in NETWORK else ""
+
+
+def require_local(path: Path, mounts: str | None = None) -> None:
+    """Raise StoreError for a store on a network disk."""
+    kind = network_disk(path, mounts)
+    if kind:
+        raise StoreError(
+            f"The store {path} lies on a network disk ({kind}), where SQLite cannot lock it.",
+            hint="Put it on a local disk: --db or store.path. Workers need no access to it.",
+        )
