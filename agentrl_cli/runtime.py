@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.config import Config, inside
-from agentrl_cli.config.show import full_yaml
 from agentrl_cli.hooks import HookList
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tasks import Pack
 
 if TYPE_CHECKING:
@@ -258,41 +258,3 @@ def new_training(runtime: Runtime, id: str = "") -> RunRow:
         tokenizer=runtime.loaded.hash,
         id=id,
     )
-
-
-def new_run(
-    config: Config,
-    store: Store,
-    *,
-    kind: str,
-    packs: Sequence[str],
-    tokenizer: str,
-    model: str = "",
-    id: str = "",
-) -> RunRow:
-    """Return a run's row and its folder beside the store, under a free name; a kill meanwhile leaves no row."""
-    from agentrl_cli._version import __version__
-
-    name = (
-        f"{'-'.join(packs)}-{config.algo.advantage.name}"
-        if kind == "train"
-        else f"{'-'.join(packs)}-{kind}"
-    )
-    with store.transaction():
-        row = store.runs.add(
-            RunRow(
-                id=id,
-                name=name,
-                kind=kind,
-                model=model or config.model.name,
-                pack=",".join(packs),
-                seed=config.seed,
-                total_steps=config.train.steps if kind == "train" else 0,
-                tokenizer=tokenizer,
-                version=__version__,
-                config=config.model_dump(mode="json"),
-            )
-        )
-        row = store.runs.add_folder(row)
-        (Path(row.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
-    return row

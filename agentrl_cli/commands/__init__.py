@@ -126,11 +126,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agentrl_cli.commands.export:command",
         "Write episodes as JSONL or as an HTML page",
     ),
-    "screens": (
-        "Look",
-        "agentrl_cli.commands.screens:command",
-        "The screens in a browser, on this machine",
-    ),
     "runs": ("Manage", "agentrl_cli.commands.runs:app", "List, rename, delete runs"),
     "db": ("Manage", "agentrl_cli.commands.db:app", "The store: path, status, backup, vacuum"),
     "sandbox": (

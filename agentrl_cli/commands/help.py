@@ -52,7 +52,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "agentrl export best --format html --out best.html",
         "agentrl export -f outcome:solved -o solved.jsonl",
     ),
-    "screens": ("agentrl screens", "agentrl screens RUN --port 7600"),
     "runs list": ("agentrl runs list", "agentrl runs list --json"),
     "runs rename": ("agentrl runs rename last baseline", "agentrl runs rename RUN NAME --json"),
     "runs delete": ("agentrl runs delete RUN", "agentrl runs delete RUN --yes"),

@@ -108,7 +108,7 @@ async def _attempt(
 ) -> tuple[RunRow, list[Episode]]:
     from agentrl_cli.agents.runners import AgentRollout
     from agentrl_cli.rollout import Job, seed_of
-    from agentrl_cli.runtime import new_run
+    from agentrl_cli.store.new_run import new_run
 
     config = runtime.config
     tasks = _tasks(runtime, split, count)

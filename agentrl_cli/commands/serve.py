@@ -115,7 +115,7 @@ async def _serve(
     idle: float,
 ) -> None:
     from agentrl_cli.agents.gateway.listen import listening
-    from agentrl_cli.servers.model_server.server import open_server
+    from agentrl_cli.agents.serve.server import open_server
 
     host, port, token = where
     opened = open_server(

@@ -36,6 +36,7 @@ from functools import cache
 from typing import Any
 
 PLUGINS: dict[str, str] = {
+    "browser": "agentrl_cli.plugins.browser:OFFERS",
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",

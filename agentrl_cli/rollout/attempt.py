@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
 from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.registry.threads import contained
-from agentrl_cli.rewards import RewardContext, finite, score
+from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
+from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.tasks import Pack
@@ -36,16 +36,16 @@ class Attempt:
         self.limits = context.config.rollout
         self.most = min(self.limits.max_tokens, context.policy.context_length)
         """Tokens that the episode may have."""
+        self.max_turns = self.limits.max_turns
         self.clock = OwnTime(self.limits.episode_timeout)
         """What it takes, grading included, and the model's turns not: those have limits of their own."""
         self.env = Env()
         self.cut: Outcome | None = None
         """The limit that ended the episode, if one did."""
         self.reason = ""
+        """Human-readable reason for `cut`."""
         self.ungraded = ""
-        """Why it did, for people."""
-        self.earned: float | None = None
-        """Rewards of the environment's steps."""
+        """Why no reward applies, as a reward function said."""
         self.foreign = ""
         """Name of a parser whose calls a turn holds and the chat's own parser does not read."""
         episode = new_episode(job, context.policy.weights_version)
@@ -77,7 +77,7 @@ class Attempt:
             try:
                 async with self.clock:
                     await self._trace()
-                    rewards = await self._score()
+                    rewards = await self.grade()
             finally:
                 problem = await self._close()
         except asyncio.CancelledError:
@@ -123,36 +123,26 @@ class Attempt:
         """Make the turns. Leaves the episode in `transcript`, and in `cut` and `reason` what ended it early."""
         raise NotImplementedError
 
-    async def _score(self) -> tuple[RewardPart, ...]:
+    async def grade(self) -> tuple[RewardPart, ...]:
         """Reward parts of the pack, the environment and the hooks, in this order."""
         if self.cut in UNGRADABLE:
             return ()
         episode = self.transcript.so_far()
-        turns = episode.turns if episode.linear else episode.chain(episode.main).turns
-        answers = [
-            turn.messages[0].get("content") or "" for turn in turns if turn.role == "assistant"
-        ]
-        world = getattr(self.env, "context", None)
-        session = world.session if world is not None and self.context.sandbox is not None else None
-        state = world.state if world is not None else {}
-        plain = self.context.chat.tokenizer.plain
-        ctx = RewardContext(
-            self.job.task, answers[-1] if answers else "", session, state, decode=plain
+        ctx = reward_context(
+            episode,
+            self.job.task,
+            self.env,
+            sandboxed=self.context.sandbox is not None,
+            decode=self.context.chat.tokenizer.plain,
         )
-        weights = self.context.config.rewards
         parts = list(await self.parts(episode, ctx))
         self.ungraded = ctx.reason
-        with contained("The environment"):
-            parts += await self.env.rewards()
-        if self.earned is not None:
-            parts.append(RewardPart("env", self.earned, 0.0))
+        parts += await world_parts(self.env, self.transcript.earned)
         episode = episode.with_(reward_parts=tuple(parts))
         parts += await self.context.hooks.rollout_end(
             episode, self.job.task, run=self.context.run, context=ctx
         )
-        return tuple(
-            finite(replace(part, weight=weights.get(part.name, part.weight))) for part in parts
-        )
+        return weigh(parts, self.context.config.rewards)
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
         """Return the reward parts of the pack."""

@@ -64,23 +64,36 @@ class RolloutContext:
         return self.config.rollout.concurrency * (1 if self.workers is None else self.workers.count)
 
     async def make_env(self, pack: Pack, job: Job) -> Env:
-        """Return the environment of an episode: the pack's own `make_env(task)` if it has one, else its tools."""
-        own = getattr(pack.module, "make_env", None)
-        if own is not None:
-            with contained("make_env"):
-                env: Env = await call(own, job.task)
-                return env
-        tools = pack.tools_of(job.task) if self.with_tools else ()
-        session = pack.open_session(self.sandbox, job.seed)
-        user = pack.interaction_of(job.task)
-        return tool_env(
-            self.config.rollout,
-            tools,
-            job.task,
-            open_session=session,
-            interaction=user,
-            seed=job.seed,
-        )
+        """Return the environment of an episode."""
+        return await make_env(self.config, pack, job, self.sandbox, with_tools=self.with_tools)
+
+
+async def make_env(
+    config: Config,
+    pack: Pack,
+    job: Job,
+    sandbox: Sandbox | None,
+    *,
+    keep: int = 0,
+    with_tools: bool = True,
+) -> Env:
+    """Return the environment of an episode: the pack's own `make_env(task)` if it has one, else its tools.
+
+    `keep`: number of the sandbox session's checkpoints to keep, so that it can go back.
+    """
+    own = getattr(pack.module, "make_env", None)
+    if own is not None:
+        with contained("make_env"):
+            env: Env = await call(own, job.task)
+            return env
+    return tool_env(
+        config.rollout,
+        pack.tools_of(job.task) if with_tools else (),
+        job.task,
+        open_session=pack.open_session(sandbox, job.seed, keep=keep),
+        interaction=pack.interaction_of(job.task),
+        seed=job.seed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

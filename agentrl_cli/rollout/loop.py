@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from agentrl_cli.chat.images import pictured
-from agentrl_cli.chat.parse import foreign_parser
+from agentrl_cli.chat.parse import Parsed, foreign_parser
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results
 from agentrl_cli.envs.tool_env import AssistantTurn, Step
@@ -17,7 +18,16 @@ from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import AgentState, Generation, Message, Origin, Outcome, StopReason, Tokens
+from agentrl_cli.types import (
+    AgentState,
+    Generation,
+    Message,
+    Origin,
+    Outcome,
+    Sampling,
+    StopReason,
+    Tokens,
+)
 from agentrl_cli.types.content import images_of
 
 MIN_ROOM = 8
@@ -32,27 +42,33 @@ class LoopAttempt(Attempt):
         self.parsed = AssistantTurn("")
 
     async def play(self) -> None:
-        """The state machine. Leaves the episode in `transcript`, and in `cut` and `reason` what ended it early."""
+        """Run the state machine. Leaves the episode in `transcript`, and in `cut` and `reason` what ended it early."""
         state = AgentState.PENDING
         while state is not AgentState.TERMINATED:
             self.transcript.live(state, self.parsed.content)
             match state:
                 case AgentState.PENDING:
                     state = await self._begin()
+                case AgentState.GENERATING if self.transcript.answers >= self.max_turns:
+                    self.cut = Outcome.TRUNCATED_TURNS
+                    state = AgentState.TERMINATED
                 case AgentState.GENERATING:
-                    state = await self._generate()
+                    state = await self.generate()
                 case AgentState.PROCESSING_TOOLS | AgentState.INTERACTING:
-                    state = self._observe(await run_step(self.env, self.parsed))
+                    state = self.observe(await run_step(self.env, self.parsed))
 
     async def _begin(self) -> AgentState:
-        text = self.transcript
+        """Make the environment and append its first messages."""
         self.env = await self.context.make_env(self.pack, self.job)
-        chat, given = self.context.chat, await run_reset(self.env, self.job.task)
+        return self.open(await run_reset(self.env, self.job.task))
+
+    def open(self, given: Sequence[Message]) -> AgentState:
+        """Append the messages that the episode opens with, unless they are too long."""
+        text, chat = self.transcript, self.context.chat
         text.messages, images = pictured(given, (), chat.images, self.pack.dir)
         text.guard.tools = self.env.schemas
         prompt = chat.prompt(text.messages, self.env.schemas)
-        if self.limits.response_tokens is not None:
-            self.most = min(self.most, len(prompt.ids) + self.limits.response_tokens)
+        self.limit_response(len(prompt.ids))
         if len(prompt.ids) + MIN_ROOM > self.most:
             self.cut = Outcome.TOO_LONG
             seen = sum(part["tokens"] for message in text.messages for part in images_of(message))
@@ -68,12 +84,14 @@ class LoopAttempt(Attempt):
         text.extend(prompt, text.messages, images=images)
         return AgentState.TERMINATED if self.cut else AgentState.GENERATING
 
-    async def _generate(self) -> AgentState:
-        text, done = self.transcript, self.transcript.answers
-        if done >= self.limits.max_turns:
-            self.cut = Outcome.TRUNCATED_TURNS
-            return AgentState.TERMINATED
-        chat = self.context.chat
+    def limit_response(self, prompt: int) -> None:
+        """Apply `rollout.response_tokens` after a prompt of so many tokens."""
+        if self.limits.response_tokens is not None:
+            self.most = min(self.most, prompt + self.limits.response_tokens)
+
+    async def generate(self) -> AgentState:
+        """Sample the model's turn and append it."""
+        text, done, chat = self.transcript, self.transcript.answers, self.context.chat
         choice = self.job.task.data.get("tool_choice") if done == 0 else None
         forced = (
             chat.tokenizer.encode(forced_text(chat, self.env.schemas, choice)) if choice else []
@@ -86,7 +104,7 @@ class LoopAttempt(Attempt):
             temperature=self.context.temperature,
             max_new_tokens=min(self.limits.max_new_tokens, room),
             stop_ids=chat.stop_ids,
-            seed=seed_of(self.job.seed, "turn", done),
+            seed=self.turn_seed(done),
             slot=self.job.slot,
             bad_ids=self.context.bad_ids,
         )
@@ -95,37 +113,40 @@ class LoopAttempt(Attempt):
         sampling = replace(
             sampling, max_new_tokens=min(sampling.max_new_tokens, room)
         )  # a hook may ask for more
-        policy, episode_id, group = self.context.policy, text.episode.id, self.job.group_id or ""
-        if isinstance(policy, MessagePolicy):
-            policy.observe(episode_id, text.messages, self.env.schemas)
+        if isinstance(self.context.policy, MessagePolicy):
+            self.context.policy.observe(text.episode.id, text.messages, self.env.schemas)
         started = time.time()
         with self.clock.paused():
-            generation = await policy.generate(
-                episode_id, [*text.ids, *forced], sampling, group=group, images=tuple(text.images)
-            )
+            generation = await self.sample([*text.ids, *forced], sampling)
         return self._answered(generation, forced, started, done)
+
+    def turn_seed(self, done: int) -> int:
+        """Return the seed of the turn after so many of the model's."""
+        return seed_of(self.job.seed, "turn", done)
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Generation:
+        """Continue a context with the policy."""
+        key, group = self.transcript.episode.id, self.job.group_id or ""
+        images = tuple(self.transcript.images)
+        return await self.context.policy.generate(key, ids, sampling, group=group, images=images)
 
     def _answered(
         self, generation: Generation, forced: Sequence[int], started: float, number: int
     ) -> AgentState:
         """Append the sampled turn after its forced prefix and parse it. Returns the next state."""
-        chat, text = self.context.chat, self.transcript
+        chat = self.context.chat
         parsed = chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
         closing = chat.close_turn(generation.stop_reason, generation.ids.tolist())
         given = [Tokens.given(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]
         tokens = Tokens.concat([given[0], Tokens.sampled(generation), given[1]])
-        text.turn(
-            "assistant",
-            (parsed.message,),
+        state = self._say(
+            parsed,
             tokens,
-            calls=parsed.calls,
-            stop_reason=generation.stop_reason,
+            generation.stop_reason,
             weights_version=generation.weights_version,
             started=started,
             seconds=generation.seconds,
         )
-        text.messages.append(parsed.message)
-        self.parsed = AssistantTurn(parsed.content, parsed.calls, number)
         if (
             not self.foreign
             and self.env.schemas
@@ -134,15 +155,29 @@ class LoopAttempt(Attempt):
             self.foreign = foreign_parser(
                 chat.decode(tokens.ids.tolist()), parsed, chat.parser, self.env.schemas
             )
-        if generation.stop_reason not in (StopReason.STOP, StopReason.STOP_STRING):
+        return state
+
+    def write(self, text: str) -> AgentState:
+        """Append a turn that a person wrote in the model's place: FORCED, and never trained."""
+        chat, number = self.context.chat, self.transcript.answers
+        ids = chat.assistant_ids(text, self.env.schemas)
+        parsed = chat.parse(ids, self.env.schemas, turn=number)
+        return self._say(parsed, Tokens.given(ids, [Origin.FORCED] * len(ids)), StopReason.STOP)
+
+    def _say(self, parsed: Parsed, tokens: Tokens, stop: StopReason, **facts: Any) -> AgentState:
+        """Append an assistant turn. Returns the next state: a turn that was cut off is not answered."""
+        text = self.transcript
+        self.parsed = AssistantTurn(parsed.content, parsed.calls, text.answers)
+        facts |= {"calls": parsed.calls, "stop_reason": stop}
+        text.turn("assistant", (parsed.message,), tokens, **facts)
+        text.messages.append(parsed.message)
+        if stop not in (StopReason.STOP, StopReason.STOP_STRING):
             self.cut = Outcome.TRUNCATED_TOKENS
             return AgentState.TERMINATED
         return AgentState.PROCESSING_TOOLS if parsed.calls else AgentState.INTERACTING
 
-    def _observe(self, step: Step) -> AgentState:
+    def observe(self, step: Step) -> AgentState:
         """Append the environment's answer as the template's delta."""
-        if step.reward is not None:
-            self.earned = (self.earned or 0.0) + step.reward
         if step.truncated:
             self.cut = Outcome.TRUNCATED_TURNS
         if not step.messages:
@@ -167,7 +202,8 @@ class LoopAttempt(Attempt):
         if len(delta) > room - MIN_ROOM and not step.terminated:
             self.cut = Outcome.TRUNCATED_TOKENS
         if len(delta) > room:  # stored for people; the model does not see it
-            text.turn(str(messages[0]["role"]), tuple(messages), Tokens.empty(), results=results)
+            role, facts = str(messages[0]["role"]), {"results": results, "reward": step.reward}
+            text.turn(role, tuple(messages), Tokens.empty(), **facts)
             return AgentState.TERMINATED
         self._check(messages, delta.ids)
         text.messages += messages

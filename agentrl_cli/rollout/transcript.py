@@ -50,6 +50,12 @@ class Transcript:
         return sum(turn.role == "assistant" for turn in self.turns)
 
     @property
+    def earned(self) -> float | None:
+        """Sum of the environment's step rewards; None if it gave none."""
+        given = [turn.reward for turn in self.turns if turn.reward is not None]
+        return sum(given) if given else None
+
+    @property
     def drift(self) -> str:
         """The worst kind of drift found; empty if there is none."""
         return worst(self._drifts) if self._drifts else ""
@@ -59,6 +65,7 @@ class Transcript:
         return [*self.guard.found, *(self.drifts or ())]
 
     def so_far(self) -> Episode:
+        """Return the episode up to here."""
         return self.episode.with_(turns=tuple(self.turns), tokens=Tokens.concat(self.parts))
 
     def turn(self, role: str, messages: tuple[Message, ...], tokens: Tokens, **fields: Any) -> None:
@@ -83,6 +90,13 @@ class Transcript:
         self.ids += tokens.ids.tolist()
         if self.recorder is not None:
             self.recorder.turn(self.episode.id, turn, tokens)
+
+    def restore(self, turns: Sequence[Turn], parts: Sequence[Tokens]) -> None:
+        """Continue from exactly these turns and their tokens: a stored episode's, or fewer of its own."""
+        self.turns, self.parts = list(turns), list(parts)
+        self.messages = [message for turn in turns for message in turn.messages]
+        so_far = self.so_far()
+        self.ids, self.images = so_far.tokens.ids.tolist(), list(so_far.images)
 
     def extend(
         self,

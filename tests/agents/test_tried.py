@@ -11,10 +11,10 @@ from typing import Any
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.config import Config
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
-from agentrl_cli.servers.chat_session.whatif import run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Origin, Outcome
 from tests.agents.test_runners import LIMITS, TOOLS, pack_of

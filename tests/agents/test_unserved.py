@@ -9,12 +9,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from agentrl_cli.servers.model_server.server import open_server
+from agentrl_cli.agents.serve.server import open_server
 from tests.agents.test_gateway import BODIES, HI, error_of, post
+from tests.agents.test_model_server import ask, settings
 from tests.helpers.chat import schema
 from tests.helpers.gateway import MODEL, World, call, world_of
 from tests.helpers.train import write_model
-from tests.servers.test_model_server import ask, settings
 
 ADD = schema("add", {"a": "number"})["function"]
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from agentrl_cli.servers.chat_session.conversation import REFUSED
-from agentrl_cli.servers.chat_session.session import Answer
+from agentrl_cli.chat_session.conversation import REFUSED, Answer
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient
@@ -179,7 +178,7 @@ async def test_each_call_is_run_refused_or_answered(
         return next(given)
 
     made, _ = session([TWO, "done"], approve=approve)
-    await made.begin([])
+    await made.begin()
     await made.user("?")
     if texts is None:
         assert [turn.role for turn in made.turns] == ["user", "assistant"]
@@ -188,7 +187,7 @@ async def test_each_call_is_run_refused_or_answered(
         assert [message["content"] for message in made.turns[2].messages] == texts
     await made.undo()
     assert made.turns == []
-    await made.close()
+    await made.talk.close()
 
 
 def test_help_and_completion_know_every_command() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.chat_session.session import save
 from agentrl_cli.commands import main
 from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
@@ -164,12 +165,12 @@ def test_settings_for_a_finished_run_are_not_dropped_in_silence(
 
 async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
     made, _ = session(["hi", "ho"])
-    await made.begin([])
+    await made.begin()
     await made.user("?")
     await made.call("calculator", {"expression": "6*7"})
     await made.call("calculator", {"nope": 1})
     with Store.open(tmp_path / "s.db") as store:
-        saved = made.save(store)
+        saved = save(made, store)
         first, second = store.episodes.row(saved).note.splitlines()
         assert first == "by hand before turn 2: calculator(expression='6*7') → 42"
         assert second.startswith("by hand before turn 2: calculator(nope=1) → bad_arguments")
@@ -177,7 +178,7 @@ async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
         await made.user("again")
         await made.call("calculator", {"expression": "1+1"})
         await made.undo()  # the third call came after what is taken back
-        made.save(store)
+        save(made, store)
         assert store.episodes.row(saved).note == f"mine\n{first}\n{second}"
         assert len(store.episodes.get(saved).turns) == 2
 

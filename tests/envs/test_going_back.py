@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -12,22 +10,14 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
-from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.servers.chat_session.session import Session
-from agentrl_cli.servers.chat_session.whatif import PARALLEL, run
-from agentrl_cli.store import RunRow, Store
-from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.types import Message, Task, ToolCall
 from tests.helpers.sandbox import open_sandbox
+from tests.helpers.session import open_chat
 
 TASK = Task("pack/1", "pack", "", "train", ({"role": "user", "content": "?"},))
 SENT: list[str] = []
@@ -119,7 +109,6 @@ def python(code: str) -> str:
 
 
 async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
-    tokenizer, events = ByteTokenizer(), list[dict[str, Any]]()
     env = ToolEnv(
         [as_tool("run_python"), as_tool(send)], open_session=partial(sandbox.session, keep=4)
     )
@@ -132,15 +121,8 @@ async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
         outside,
         "done",
     ]
-    made = Session(
-        ScriptedPolicy(replies, tokenizer),
-        Chat(tokenizer),
-        env,
-        events.append,
-        TASK,
-        sandboxed=True,
-    )
-    await made.begin([])
+    made, events = open_chat(replies, env, sandbox=sandbox)
+    await made.begin()
     for text in ("a", "b"):
         await made.user(text)
     assert (await made.call("run_python", {"code": "x, open('f').read()"})).text == "(2, '2')"
@@ -150,66 +132,7 @@ async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
     await made.user("c")
     await made.undo()
     assert [e["text"] for e in events if e["ev"] == "note"] == ["what send did stays done"]
-    await made.close()
-
-
-def fill(path: Path) -> str:
-    """A store with an episode of code-task whose first call sets x."""
-    pack, tokenizer, config = load_pack("code-task"), ByteTokenizer(), Config()
-    config.rollout.max_tokens, config.rollout.max_new_tokens = 6000, 1000
-    task = pack.tasks("train", limit=1)[0]
-
-    async def make() -> str:
-        with Store.open(path) as store:
-            store.tokenizers.add(
-                tokenizer.hash,
-                tokenizer.json,
-                tokenizer.chat_template or "",
-                dict(tokenizer.specials),
-            )
-            store.tasks.add([task])
-            settings = config.model_dump(mode="json")
-            row = store.runs.add(
-                RunRow("r1", "made", status="finished", tokenizer=tokenizer.hash, config=settings)
-            )
-            policy = ScriptedPolicy([python("x = 1"), "Answer: 1"], tokenizer)
-            async with await Sandbox.open(config.sandbox) as sandbox:
-                rollout = Rollout(
-                    policy, Chat(tokenizer), {pack.name: pack}, config, store=store, sandbox=sandbox
-                )
-                return (await rollout.run([Job(task, 0, 0, "g", 1, row.id, "train")]))[0].id
-
-    return asyncio.run(make())
-
-
-async def test_samples_of_a_what_if_share_a_world_that_goes_back(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    db, script, out = tmp_path / "a.db", tmp_path / "script.json", io.StringIO()
-    episode = await asyncio.to_thread(fill, db)
-    with Store.open(db, readonly=True) as store:
-        turn = (
-            next(turn.index for turn in store.episodes.get(episode).turns if turn.role == "tool")
-            + 1
-        )
-    script.write_text(json.dumps([python("x += 1; x"), "Answer: 2"]))
-    given = [
-        "--db",
-        str(db),
-        "--episode",
-        episode,
-        "--turn",
-        str(turn),
-        "--samples",
-        str(PARALLEL + 3),
-    ]
-    assert await run([*given, "--model", "scripted", "--script", str(script)], out) == 0
-    children = [json.loads(line) for line in out.getvalue().splitlines() if '"child"' in line]
-    with Store.open(db, readonly=True) as store:
-        seen = [
-            store.episodes.get(child["episode"]).turns[turn + 1].results[0] for child in children
-        ]
-    assert [(result.text, result.level) for result in seen] == [("2", "ns")] * (PARALLEL + 3)
+    await made.talk.close()
 
 
 async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(

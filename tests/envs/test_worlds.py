@@ -12,6 +12,8 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat_session.session import Session
+from agentrl_cli.chat_session.whatif import run
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
@@ -19,14 +21,13 @@ from agentrl_cli.envs.user_simulator import GuessNumber, Scripted
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.context import make_env
 from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.servers.chat_session.open import make_env
-from agentrl_cli.servers.chat_session.session import Session
-from agentrl_cli.servers.chat_session.whatif import run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.types import Outcome, Sampling, Task
+from agentrl_cli.types import Outcome, Task
 from tests.helpers.remote import server
+from tests.helpers.session import open_chat
 from tests.tui.test_chat import serve
 
 TASK_YAML = """\
@@ -248,23 +249,16 @@ async def test_an_environment_that_breaks_is_reported(tmp_path: Path) -> None:
 
 
 def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[str, Any]]]:
-    events: list[dict[str, Any]] = []
-    tokenizer = ByteTokenizer()
-    pack = load_pack("guess-task")
-    limits = Sampling(max_new_tokens=100)
-    policy = ScriptedPolicy(list(said), tokenizer)
-    return Session(
-        policy, Chat(tokenizer), env, events.append, task, pack.rewards, sampling=limits
-    ), events
+    return open_chat(said, env, task=task, rewards=load_pack("guess-task").rewards)
 
 
 async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
     pack, task = guess()
-    env = make_env(config(), pack, task, None, 0)
+    env = await make_env(config(), pack, Job(task, 0), None)
     assert isinstance(env, ToolEnv)
     made, events = session(env, task, "10", "15", "19", "no", "12")
-    made.max_turns = 2
-    await made.begin(list(task.prompt))
+    made.talk.max_turns = 2
+    await made.begin()
 
     def said() -> list[str]:
         return [turn.messages[0]["content"] for turn in made.turns if turn.role == "user"]
@@ -273,7 +267,7 @@ async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
         said() == ["From 1 to 20.", "higher", "lower"]
         and "stopped after 2 turns" in events[-1]["text"]
     )
-    made.simulate = False
+    made.options.simulate = False
     await made.retry()
     assert made.turns[-1].messages[0]["content"] == "19"
     await made.user("Colder.")  # in the simulated user's place
@@ -283,28 +277,30 @@ async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
     with pytest.raises(UsageError):
         await made.as_tool("x")
     await made.ask_user()
-    assert made.over and [part.value for part in await made.score()][:1] == [1.0]
-    await made.close()
+    assert "ended the conversation" in events[-1]["text"] and [
+        part.value for part in await made.score()
+    ][:1] == [1.0]
+    await made.talk.close()
 
 
 async def test_undo_takes_the_simulated_user_back() -> None:
     pack, task = guess(5)
-    env = make_env(config(), pack, task, None, 0)
+    env = await make_env(config(), pack, Job(task, 0), None)
     assert isinstance(env, ToolEnv)
     made, events = session(env, task, "10", "7", "8", "5")
-    made.simulate = False
-    await made.begin(list(task.prompt))
+    made.options.simulate = False
+    await made.begin()
     await made.ask_user()
     await made.ask_user()
     assert [turn.reward for turn in made.turns if turn.role == "user"] == [None, 0.1, 0.1]
     await made.undo()
     await made.undo()
-    assert len(made.turns) == 3 and made.earned is None
+    assert len(made.turns) == 3 and made.talk.transcript.earned is None
     assert not [event for event in events if event["ev"] == "note"]
     await made.ask_user()
     assert made.turns[-2].messages[0]["content"] == "lower" and made.turns[-2].reward == 0.1
-    assert made.earned == pytest.approx(0.1)
-    await made.close()
+    assert made.talk.transcript.earned == pytest.approx(0.1)
+    await made.talk.close()
 
 
 async def test_an_environment_goes_back_with_its_user() -> None:
@@ -353,7 +349,7 @@ async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
     first = next(
         event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
     )
-    env = make_env(config(), pack, task, None, 0)
+    env = await make_env(config(), pack, Job(task, 0), None)
     wanted = (await env.reset(task))[-1]["content"]
     await env.close()
     assert code == 0 and first == wanted and "create table" in first

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "agentrl_cli"
 ORDER = (
     "_version types errors paths registry config hooks store chat models inference learning policies sandbox "
     "tools rewards envs tasks compat rollout agents evaluate analysis sft trainer runtime doctor "
-    "servers tui commands plugins __init__ __main__"
+    "chat_session tui commands plugins __init__ __main__"
 ).split()
 """Every package and top-level module; each imports only what stands to its left. DESIGN 2 says what each is for."""
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.tokenizer import tiny_template
 from agentrl_cli.config import Config
-from agentrl_cli.runtime import new_run, open_runtime
+from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 from textual.screen import Screen
 
-from agentrl_cli.servers.chat_session.child import call_object
+from agentrl_cli.chat_session.child import call_object
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.screen import ChatScreen

@@ -40,7 +40,6 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.servers.chat_session.session import Session
 from agentrl_cli.store import Store
 from agentrl_cli.store.images import short_runs
 from agentrl_cli.tasks import Pack
@@ -48,9 +47,10 @@ from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.base import as_result
 from agentrl_cli.tui.common.layout import result_notes
 from agentrl_cli.tui.common.load_episode import load_view, token_texts
-from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, Task, ToolResult
+from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, ToolResult
 from agentrl_cli.types.content import content_text, data_uri
 from tests.helpers.local import policy_of, tiny
+from tests.helpers.session import open_chat
 from tests.helpers.train import episodes_of, trainer_of, write_pack
 from tests.helpers.vision import CONTROL, FAMILIES, TEMPLATE, byte_tokenizer, png, vision_folder
 
@@ -555,29 +555,24 @@ async def test_a_chat_whose_tool_answers_with_a_picture(folder: Path) -> None:
     loaded = load_policy(str(folder), Config(), base=folder)
     directed: Any = Directed(loaded.policy, loaded.chat, [call(0)])
     env = ToolEnv([as_tool(look)])
-    events: list[dict[str, Any]] = []
-    session = Session(directed, loaded.chat, env, events.append, Task("t", "p", "", "chat", ()))
-    await session.begin([])
+    session, _ = open_chat(directed, env, chat=loaded.chat)
+    await session.begin()
     await session.user("Look.")
     assert [turn.role for turn in session.turns] == ["user", "assistant", "tool", "assistant"]
-    episode = session.episode()
+    episode = session.talk.episode()
     assert episode.images == (RED,)
     wanted = whole(loaded.model, episode.tokens.ids, episode.images)
     trained = np.flatnonzero(episode.tokens.trained_mask)
     exact = wanted[trained - 1, episode.tokens.ids[trained]].detach().numpy()
     assert len(trained) == 12 and np.abs(episode.tokens.logp_policy[trained] - exact).max() < 1e-4
     # A what-if goes on from the stored ids, and the picture is there again.
-    other = Session(
-        directed,
-        loaded.chat,
-        ToolEnv([as_tool(look)]),
-        events.append,
-        Task("t", "p", "", "chat", ()),
+    other, _ = open_chat(directed, ToolEnv([as_tool(look)]), chat=loaded.chat)
+    world = await other.talk.resume(episode, 3)
+    assert [again.same for again in world.reruns] == [True] and other.talk.episode().images == (
+        RED,
     )
-    world = await other.resume(episode, 3)
-    assert [again.same for again in world.reruns] == [True] and other.episode().images == (RED,)
-    await other.close()
-    await session.close()
+    await other.talk.close()
+    await session.talk.close()
     await loaded.policy.close()
 
 

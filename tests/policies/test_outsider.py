@@ -9,11 +9,11 @@ import httpx2
 import pytest
 import torch
 
+from agentrl_cli.agents.serve.server import open_server
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, ModelError, NotFound
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.servers.model_server.server import open_server
 from agentrl_cli.types import Episode
 from tests.helpers.train import episodes_of, trainer_of
 

@@ -15,17 +15,17 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat_session.open import _sandbox
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.runtime import new_run
 from agentrl_cli.sandbox import ExecResult, Sandbox
 from agentrl_cli.sandbox.runner_process import Process
-from agentrl_cli.servers.chat_session.open import _sandbox
 from agentrl_cli.store import Store
+from agentrl_cli.store.new_run import new_run
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import ToolContext, as_tool
 from agentrl_cli.tui.chat.view import ready_lines

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from agentrl_cli.chat_session.open import open_policy
+from agentrl_cli.chat_session.whatif import run as what_if
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config, inside
-from agentrl_cli.servers.chat_session.open import open_policy
-from agentrl_cli.servers.chat_session.whatif import run as what_if
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.maintenance import delete_run
 from agentrl_cli.store.migration import migrate

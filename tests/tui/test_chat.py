@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.chat_session.child import Server, run
+from agentrl_cli.chat_session.session import Session, save
 from agentrl_cli.envs.tool_env import ToolEnv
-from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.errors import UsageError
 from agentrl_cli.rewards import Reward
-from agentrl_cli.servers.chat_session.child import Server, run
-from agentrl_cli.servers.chat_session.session import Answer, Session
 from agentrl_cli.store import Store
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
@@ -31,7 +29,8 @@ from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
-from agentrl_cli.types import Origin, Outcome, Sampling, Task, ToolCall
+from agentrl_cli.types import Origin, Outcome, Task
+from tests.helpers.session import open_chat
 from tests.helpers.tui import until, until_text, visible
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*4.5"}}\n</tool_call>'
@@ -39,26 +38,12 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def session(replies: Sequence[str], **options: Any) -> tuple[Session, list[dict[str, Any]]]:
-    tokenizer = ByteTokenizer()
-    events: list[dict[str, Any]] = []
-    task = options.pop("task", Task("t/1", "t", "", "chat", ()))
-    policy = ScriptedPolicy(replies, tokenizer)
-    env = ToolEnv([as_tool("calculator")])
-    made = Session(
-        policy,
-        Chat(tokenizer),
-        env,
-        events.append,
-        task,
-        sampling=Sampling(max_new_tokens=500),
-        **options,
-    )
-    return made, events
+    return open_chat(replies, ToolEnv([as_tool("calculator")]), **options)
 
 
 async def test_a_turn_is_prompt_call_result_answer_and_ids_stay_what_was_sampled() -> None:
-    made, events = session([CALL, "54."])
-    await made.begin([SYSTEM])
+    made, events = session([CALL, "54."], prompt=[SYSTEM])
+    await made.begin()
     await made.user("12*4.5?")
     assert [turn.role for turn in made.turns] == [
         "system",
@@ -67,80 +52,46 @@ async def test_a_turn_is_prompt_call_result_answer_and_ids_stay_what_was_sampled
         "tool",
         "assistant",
     ]
-    episode = made.episode()
+    episode = made.talk.episode()
     spoken = [turn for turn in episode.turns if turn.role == "assistant"]
     sampled = episode.tokens.slice(spoken[0].start, spoken[0].end)
-    assert made.chat.decode(sampled.ids.tolist()) == CALL + "<|im_end|>"
+    assert made.talk.context.chat.decode(sampled.ids.tolist()) == CALL + "<|im_end|>"
     assert set(sampled.origin.tolist()) == {Origin.MODEL}
     assert episode.turns[3].results[0].text == "54"
     assert episode.trained_tokens == sum(turn.end - turn.start for turn in spoken)
     assert len([event for event in events if event["ev"] == "turn"]) == 5
     assert [turn.start for turn in episode.turns[1:]] == [turn.end for turn in episode.turns[:-1]]
-    await made.close()
+    await made.talk.close()
 
 
 async def test_what_a_person_writes_for_the_model_is_never_trained_and_its_calls_run() -> None:
     made, _ = session(["unused", "54."])
-    await made.begin([])
+    await made.begin()
     with pytest.raises(UsageError):
         await made.as_model("without a question")
     await made.user("12*4.5?")
-    assert made.messages[-1]["content"] == "unused"
+    assert made.talk.transcript.messages[-1]["content"] == "unused"
     await made.as_model(CALL)  # replaces the model's answer
-    forced = made.parts[1]
+    forced = made.talk.transcript.parts[1]
     assert set(forced.origin.tolist()) == {Origin.FORCED}
     assert [turn.role for turn in made.turns] == ["user", "assistant", "tool", "assistant"]
     assert made.turns[2].results[0].text == "54"
 
 
 async def test_undo_and_retry_take_turns_back_together_with_their_tokens() -> None:
-    made, events = session(["one", "two", "three"])
-    await made.begin([SYSTEM])
+    made, events = session(["one", "two", "three"], prompt=[SYSTEM])
+    await made.begin()
     await made.user("a")
-    before = made.ids
+    before = list(made.talk.transcript.ids)
     await made.user("b")
-    assert await made.undo() == 3 and made.ids == before
+    assert await made.undo() == 3 and made.talk.transcript.ids == before
     assert events[-1] == {"ev": "cut", "turns": 3}
     await made.retry()
-    assert made.messages[-1]["content"] == "three" and len(made.turns) == 3
+    assert made.talk.transcript.messages[-1]["content"] == "three" and len(made.turns) == 3
     await made.undo()
-    assert made.turns == [] and made.ids == []
+    assert made.turns == [] and made.talk.transcript.ids == []
     with pytest.raises(UsageError):
         await made.undo()
-
-
-@pytest.mark.parametrize(
-    ("answer", "roles"),
-    [
-        (Answer(run=True), ["user", "assistant", "tool", "assistant"]),
-        (Answer(run=False), ["user", "assistant"]),
-        (Answer(run=False, text="99"), ["user", "assistant", "tool", "assistant"]),
-    ],
-)
-async def test_calls_run_only_when_approved(answer: Answer, roles: list[str]) -> None:
-    asked: list[tuple[ToolCall, ...]] = []
-
-    async def approve(calls: tuple[ToolCall, ...]) -> Answer:
-        asked.append(calls)
-        return answer
-
-    made, _ = session([CALL, "done"], approve=approve)
-    await made.begin([])
-    await made.user("?")
-    assert [turn.role for turn in made.turns] == roles and asked[0][0].name == "calculator"
-    if answer.text:
-        assert made.turns[2].results[0].text == "99"
-
-
-async def test_a_tool_by_hand_is_not_part_of_the_conversation() -> None:
-    made, _ = session(["hi"])
-    await made.begin([])
-    await made.user("?")
-    assert (await made.call("calculator", {"expression": "6*7"})).text == "42"
-    assert (await made.call("calculator", {"nope": 1})).error == "bad_arguments"
-    with pytest.raises(NotFound):
-        await made.call("calc", {})
-    assert len(made.turns) == 2
 
 
 async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path: Path) -> None:
@@ -151,33 +102,35 @@ async def test_scored_by_the_pack_and_saved_as_an_episode_of_kind_chat(tmp_path:
         primary=True,
     )
     made, _ = session([CALL, "54."], task=task, rewards=[right])
-    await made.begin([])
+    await made.begin()
     await made.user("12*4.5?")
     assert [part.value for part in await made.score()] == [1.0]
     with Store.open(tmp_path / "s.db") as store:
-        saved = made.save(store)
-        assert made.save(store) == saved
+        saved = save(made, store)
+        assert save(made, store) == saved
         row, episode = store.episodes.row(saved), store.episodes.get(saved)
         assert row.kind == "chat" and row.outcome is Outcome.SOLVED and row.n_calls == 1
-        assert episode.tokens.ids.tolist() == made.ids
+        assert episode.tokens.ids.tolist() == made.talk.transcript.ids
         stored = store.tokenizers.get(row.tokenizer)
         assert stored is not None
         decoder = TokenTexts(stored.tokenizer_json)
-        assert decoder.text(episode.tokens.ids) == made.chat.decode(made.ids)
+        assert decoder.text(episode.tokens.ids) == made.talk.context.chat.decode(
+            made.talk.transcript.ids
+        )
 
 
 async def test_a_chat_without_task_takes_a_persons_score_and_one_without_score_is_no_failure(
     tmp_path: Path,
 ) -> None:
     made, _ = session(["hi"])
-    await made.begin([])
+    await made.begin()
     await made.user("?")
     with pytest.raises(UsageError):
         await made.score()
     with Store.open(tmp_path / "s.db") as store:
-        assert store.episodes.get(made.save(store)).outcome is Outcome.CANCELLED
+        assert store.episodes.get(save(made, store)).outcome is Outcome.CANCELLED
         made.give(0.25)
-        assert store.episodes.get(made.save(store)).reward == 0.25
+        assert store.episodes.get(save(made, store)).reward == 0.25
 
 
 async def serve(
@@ -235,13 +188,17 @@ async def test_a_wrong_model_pack_or_task_is_reported(
 
 
 async def test_an_answer_that_never_comes_does_not_hang(script: list[str]) -> None:
-    server = Server(io.StringIO())
-    asking = asyncio.create_task(server.ask(()))
+    server = Server(io.StringIO(), Path("c.db"))
+    server.session, _ = session([CALL])
+    await server.session.begin()
+    server.session.options.approve = server.ask
+    asking = asyncio.create_task(server.session.user("?"))
     await asyncio.sleep(0)
     lines: asyncio.Queue[str | None] = asyncio.Queue()
     lines.put_nowait(None)
     await server.serve(lines)
-    assert (await asking).run is False
+    await asking
+    assert [turn.role for turn in server.session.turns] == ["user", "assistant"]
 
 
 def test_commands_are_read() -> None:
@@ -378,7 +335,7 @@ def test_a_project_with_a_server_talks_to_it(
 
 
 async def test_a_chat_goes_on_from_a_stored_episode(tmp_path: Path) -> None:
-    from tests.analysis.test_whatif import fill as fill_calc
+    from tests.chat_session.test_whatif import fill as fill_calc
 
     db, script = tmp_path / "a.db", tmp_path / "script.json"
     script.write_text(json.dumps(["It is 3."]))

@@ -139,7 +139,7 @@ class LLMProxy:
 
     async def _serve(self, ready: asyncio.Future[str]) -> None:
         config, name = load_config((), (), None, self._flags())[0], self.model_list[0]["model_name"]
-        from agentrl_cli.servers.model_server.server import open_server
+        from agentrl_cli.agents.serve.server import open_server
 
         base = Path.cwd()
         async with open_server(config, base=base, db=default_db(base), watch=self._watch) as server:

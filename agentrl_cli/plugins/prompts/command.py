@@ -292,7 +292,7 @@ def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
 
 def _run(runtime: Runtime, plan: Plan) -> RunRow:
     """Return the newest search with these settings that did not finish, or a new one."""
-    from agentrl_cli.runtime import new_run
+    from agentrl_cli.store.new_run import new_run
 
     store, wanted = (
         runtime.store,

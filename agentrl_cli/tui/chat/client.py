@@ -20,7 +20,7 @@ class ChatClient:
     """A child process that chats, or another `module` with the same protocol. `events` ends with the process."""
 
     def __init__(
-        self, arguments: Sequence[str], module: str = "agentrl_cli.servers.chat_session.child"
+        self, arguments: Sequence[str], module: str = "agentrl_cli.chat_session.child"
     ) -> None:
         """`arguments` are those of `module`."""
         self.arguments = list(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl_cli.errors import UsageError
 
-MODULE = "agentrl_cli.servers.chat_session.whatif"
+MODULE = "agentrl_cli.chat_session.whatif"
 KEYS = {
     "turn": "--turn",
     "n": "--samples",

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.agents.runners.recorded import RecordedPolicy
-from agentrl_cli.analysis.whatif import Rerun, turns_before
 from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat_session.open import Past
+from agentrl_cli.chat_session.rerun import Rerun
 from agentrl_cli.errors import UsageError
 from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.rollout import Job, seed_of
+from agentrl_cli.rollout import Job
+from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.servers.chat_session.open import Past
 from agentrl_cli.types import Episode, RewardPart, ToolCall, ToolResult
 
 MISSING = ToolResult("(the agent did not answer this call)", "missing")
@@ -37,25 +38,16 @@ async def rerun_agent(
 
 
 async def sample_agent(
-    past: Past,
-    given: argparse.Namespace,
-    policy: Policy,
-    chat: Chat,
-    sandbox: Sandbox | None,
-    group: str,
-    sample: int,
+    past: Past, given: argparse.Namespace, context: RolloutContext, job: Job
 ) -> Episode:
     """Return an episode of the agent whose model answers as recorded up to a turn, and freely, or with a text, from
     there.
 
-    Raises UsageError if the turn is not the model's, or the agent does not come to it again.
+    Raises UsageError if the agent does not come to that turn again.
     """
-    turns_before(past.episode, given.turn)
-    edit = None if given.edit is None else chat.assistant_ids(given.edit)
-    recorded = RecordedPolicy(policy, past.episode, given.turn, edit=edit)
-    job = Job(
-        past.task, seed_of(given.seed, "whatif", sample), sample, group_id=group, kind="whatif"
-    )
+    edit = None if given.edit is None else context.chat.assistant_ids(given.edit)
+    recorded = RecordedPolicy(context.policy, past.episode, given.turn, edit=edit)
+    chat, sandbox = context.chat, context.sandbox
     episode = await _episode(past, recorded, chat, sandbox, job, given.temperature)
     if not recorded.reached:
         raise UsageError(

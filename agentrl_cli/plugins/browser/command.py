@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shlex
-import socket
 import sys
 from typing import Annotated
 
@@ -13,7 +12,6 @@ import typer
 from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import DbOption, ProjectOption, echo, narrate
 from agentrl_cli.commands.place import find_db
-from agentrl_cli.errors import UsageError
 
 
 def command(
@@ -43,29 +41,14 @@ def command(
 
         with Store.open(path, readonly=True) as store:
             run = store.runs.get(run).id
-    from agentrl_cli.servers.screens import address, make_server, serve
+    from agentrl_cli.plugins.browser.server import make_server, serve
 
     secret = token or secrets.token_urlsafe(24)
     code = f"from pathlib import Path; from agentrl_cli.tui.app import start; start(Path({str(path)!r}), {run!r})"
+    server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
 
     def listening() -> None:
-        echo(f"http://{address(host, port)}/?token={secret}")
+        echo(f"{server.address}/?token={secret}")
         narrate("Open this address in a browser; ctrl+c stops the server, trainings keep running.")
 
-    server = make_server(shlex.join([sys.executable, "-c", code]), host, port, secret)
-    _must_be_free(host, port)
     serve(server, listening)
-
-
-def _must_be_free(host: str, port: int) -> None:
-    """Raises UsageError if the port is taken, before the server is built."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UsageError(
-                f"Nothing can be served on port {port}: {error.strerror}.",
-                hint=f"Try --port {port + 1}.",
-            ) from error

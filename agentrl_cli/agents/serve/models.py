@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -92,11 +93,16 @@ class SharedEngine:
     _changing: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def turn(self, model: ServedModel) -> _Turn:
-        """Return a context in which the engine computes with a model's weights."""
-        return _Turn(self, model)
+    @asynccontextmanager
+    async def turn(self, model: ServedModel) -> AsyncIterator[None]:
+        """Compute with a model's weights meanwhile."""
+        await self._begin(model)
+        try:
+            yield
+        finally:
+            self._end()
 
-    async def begin(self, model: ServedModel) -> None:
+    async def _begin(self, model: ServedModel) -> None:
         """Wait for the model's weights. Requests are served in their order; those for one model together."""
         free = model is self._current and not self._waiting and not self._changing
         if free or self.activate is None:
@@ -111,32 +117,31 @@ class SharedEngine:
             if (
                 ready.done() and not ready.cancelled()
             ):  # admitted in the moment in which its client left
-                self.end()
+                self._end()
             raise
 
-    def end(self) -> None:
-        """A turn is over."""
+    def _end(self) -> None:
         self._running -= 1
         self._wake()
 
     async def exclusive(self, change: Callable[[], Awaitable[T]]) -> T:
         """Run `change` while no turn runs; those that come meanwhile wait."""
         async with self._lock:
-            return await self._alone(change)
+            self._changing = True
+            try:
+                while self._running:
+                    await asyncio.sleep(0.005)
+                return await change()
+            finally:
+                self._current, self._changing = None, False
+                self._wake()
 
-    async def _alone(self, change: Callable[[], Awaitable[T]]) -> T:
-        self._changing = True
-        try:
-            while self._running:
-                await asyncio.sleep(0.005)
-            return await change()
-        finally:
-            self._current = None
-            self._changing = False
-            self._wake()
+    async def close(self) -> None:
+        """Close the policy, which may be another than at first."""
+        await self.policy.close()
 
     def _wake(self) -> None:
-        """Admit the first that waits, and all that wait for the same model, if the engine can have its weights."""
+        """Admit the next request and any others for the same model, if its weights can be loaded."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
         if not self._waiting or self._changing:
@@ -148,27 +153,11 @@ class SharedEngine:
             assert self.activate is not None
             self.activate(model)
             self._current = model
-        left: deque[tuple[ServedModel, asyncio.Future[None]]] = deque()
         for asked, ready in self._waiting:
-            if asked is not model:
-                left.append((asked, ready))
-            elif not ready.done():
+            if asked is model and not ready.done():
                 ready.set_result(None)
                 self._running += 1
-        self._waiting = left
-
-
-class _Turn:
-    """`async with`: a turn of the shared engine."""
-
-    def __init__(self, engine: SharedEngine, model: ServedModel) -> None:
-        self._engine, self._model = engine, model
-
-    async def __aenter__(self) -> None:
-        await self._engine.begin(self._model)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._engine.end()
+        self._waiting = deque(each for each in self._waiting if each[0] is not model)
 
 
 class ServedModels:

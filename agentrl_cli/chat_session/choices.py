@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl_cli.envs.tool_env import Env
 from agentrl_cli.errors import NotFound
 from agentrl_cli.types import Task
 from agentrl_cli.types.content import content_text
@@ -19,10 +18,9 @@ WIDTH = 200
 
 @dataclass
 class Choices:
-    """The tasks of a pack, those offered last, and what makes the environment of one."""
+    """The tasks of a pack, and those offered last."""
 
     tasks: Sequence[Task]
-    make: Callable[[Task], Env]
     offered: list[Task] = field(default_factory=list)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 

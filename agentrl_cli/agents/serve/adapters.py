@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl_cli.agents.serve.models import ServedModel, SharedEngine
 from agentrl_cli.errors import ModelError
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
 from agentrl_cli.models.load import adapter_base, model_folder
 from agentrl_cli.policies.load import make_policy
-from agentrl_cli.servers.model_server.models import ServedModel, SharedEngine
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config

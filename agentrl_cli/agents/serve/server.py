@@ -24,14 +24,14 @@ from agentrl_cli.agents.gateway.request import bad
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session
 from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
+from agentrl_cli.agents.serve.adapters import Adapters
+from agentrl_cli.agents.serve.models import ServedModels, SharedEngine
+from agentrl_cli.agents.serve.recorder import KIND, Recorder
 from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.policies.load import load_policy
-from agentrl_cli.runtime import new_run
-from agentrl_cli.servers.model_server.adapters import Adapters
-from agentrl_cli.servers.model_server.models import ServedModels, SharedEngine
-from agentrl_cli.servers.model_server.recorder import KIND, Recorder
 from agentrl_cli.store import Store
+from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Tokens, Turn
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def open_server(
 
     `aliases` are further names of the model itself. `watch` makes, for a session's key, what is called with its turns.
     """
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         store = None
         if record or db.is_file():
             db.parent.mkdir(parents=True, exist_ok=True)
@@ -101,26 +101,20 @@ async def open_server(
         local = loaded.policy if isinstance(loaded.policy, LocalPolicy) else None
         holder = Adapters(loaded, local, config, base, store) if local is not None else None
         engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
-        try:
-            load, unload = (holder.load, holder.unload) if holder else (None, None)
-            models = ServedModels(loaded.name, engine, load, unload, aliases)
-            for given in adapters:
-                name, _, path = given.rpartition("=")
-                await models.add(name or path, path)
-            sessions = Sessions(
-                _maker(models, engine, loaded, config, recorder, watch),
-                recorder.end if recorder else None,
-            )
-            routes = list(_routes(models, base, store))
-            gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
-            for route in routes:
-                route.app = _allowed(gateway, route.app)
-            try:
-                yield ModelServer(gateway, models, sessions, run)
-            finally:
-                await sessions.close()
-        finally:
-            await engine.policy.close()
+        stack.push_async_callback(engine.close)
+        load, unload = (holder.load, holder.unload) if holder else (None, None)
+        models = ServedModels(loaded.name, engine, load, unload, aliases)
+        for given in adapters:
+            name, _, path = given.rpartition("=")
+            await models.add(name or path, path)
+        maker = _maker(models, engine, loaded, config, recorder, watch)
+        sessions = Sessions(maker, recorder.end if recorder else None)
+        stack.push_async_callback(sessions.close)
+        routes = list(_routes(models, base, store))
+        gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
+        for route in routes:
+            route.app = _allowed(gateway, route.app)
+        yield ModelServer(gateway, models, sessions, run)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,9 @@
-"""What if: rerun an episode's tool calls and compare them, recompute its rewards, reuse its first turns.
-
-Loads no model: continuing from a turn with a policy is servers/chat_session/whatif.py, in its own process.
-Results are stored as children of the episode (kind `whatif`, `parent_id`, `parent_turn`).
-"""
+"""Run a stored episode's tool calls again, compare and grade them, and continue from its first turns."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,12 +13,11 @@ from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step, as_env_error
 from agentrl_cli.errors import UsageError
 from agentrl_cli.learning.advantages import episode_advantage, grpo
 from agentrl_cli.learning.estimator_inputs import AdvantageInput
-from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.rollout.loop import LoopAttempt
 from agentrl_cli.rollout.world import run_reset, run_step
 from agentrl_cli.types import (
     Episode,
     Message,
-    RewardPart,
     StopReason,
     Task,
     Tokens,
@@ -90,8 +85,6 @@ class ReplayResult(NamedTuple):
     reruns: list[Rerun]
     earned: float | None
     """Sum of the environment's step rewards; None without any."""
-    over: bool
-    """Whether the environment ended the episode."""
 
 
 async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> ReplayResult:
@@ -105,7 +98,6 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
     out: list[Rerun] = []
     earned: float | None = None
     said = calls = 0
-    over = False
     parents = episode.parents
     for place, turn in enumerate(episode.turns):
         if turn.role != "assistant" or (until is not None and turn.index >= until):
@@ -113,7 +105,6 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
         if (turn.calls or env.talks) and not was_cut(turn.stop_reason):
             step = await step_of(env, AssistantTurn(_content(turn), turn.calls, said))
             earned = earned if step.reward is None else (earned or 0.0) + step.reward
-            over = step.terminated or not step.messages
             answers = next(
                 (episode.turns[n] for n, parent in enumerate(parents) if parent == place), None
             )
@@ -123,7 +114,7 @@ async def rerun_calls(episode: Episode, env: Env, until: int | None = None) -> R
             else:
                 out += _said_again(turn, step, answers)
         said += 1
-    return ReplayResult(out, earned, over)
+    return ReplayResult(out, earned)
 
 
 def was_cut(reason: str | None) -> bool:
@@ -131,8 +122,8 @@ def was_cut(reason: str | None) -> bool:
     return reason not in (None, StopReason.STOP, StopReason.STOP_STRING)
 
 
-async def opened(env: Env, task: Task) -> list[Message]:
-    """Reset an environment; returns its first messages. Exceptions of the task's code become EnvError."""
+async def open_world(env: Env, task: Task) -> list[Message]:
+    """Reset an environment. Returns its first messages. Exceptions of the task's code become EnvError."""
     try:
         return await run_reset(env, task)
     except Exception as error:
@@ -191,83 +182,47 @@ def _said_again(turn: Turn, step: Step, answers: Turn | None) -> list[Rerun]:
     ]
 
 
-def marked(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
+def mark_diverged(turns: Sequence[Turn], reruns: Sequence[Rerun]) -> list[Turn]:
     """Return the turns, marked if their answers differ in the rerun.
 
-    The mark is `metrics["diverged"]` on the result of a call, `diverged` on a message of a user or environment. The
-    text stays the recorded one, which the tokens spell; the flag DIVERGED reads the marks.
+    The mark is `metrics["diverged"]` on the result of a call, `diverged` on a message of a user or environment, or on
+    a turn that got no answer. The text stays the recorded one, which the tokens spell; the flag DIVERGED reads the
+    marks.
     """
-    again: dict[int, list[Rerun]] = {}
+    changed: dict[int, list[bool]] = {}
     for item in reruns:
-        again.setdefault(item.turn, []).append(item)
+        changed.setdefault(item.turn, []).append(not item.same)
     out: list[Turn] = []
     for place, turn in enumerate(turns):
         before = turns[place - 1] if place else None
-        asked = (
-            again.get(before.index, []) if before is not None and before.role == "assistant" else []
-        )
-        alone = turn.role == "assistant" and (
-            place + 1 == len(turns) or turns[place + 1].role == "assistant"
-        )
-        heard = (
-            again.get(turn.index, [])
-            if alone
-            else []
-            if turn.results or turn.role == "assistant"
-            else asked
-        )
-        results = [
-            replace(result, metrics=_mark(result.metrics, n < len(asked) and not asked[n].same))
-            for n, result in enumerate(turn.results)
-        ]
-        out.append(
-            replace(turn, results=tuple(results), diverged=any(not item.same for item in heard))
-        )
+        after = turns[place + 1] if place + 1 < len(turns) else None
+        asked = changed.get(before.index, []) if before and before.role == "assistant" else []
+        heard = [] if turn.results else asked
+        if turn.role == "assistant":
+            alone = after is None or after.role == "assistant"
+            heard = changed.get(turn.index, []) if alone else []
+        results = []
+        for n, result in enumerate(turn.results):
+            metrics = {k: v for k, v in result.metrics.items() if k != "diverged"}
+            if n < len(asked) and asked[n]:
+                metrics["diverged"] = 1.0
+            results.append(replace(result, metrics=metrics))
+        out.append(replace(turn, results=tuple(results), diverged=any(heard)))
     return out
 
 
-def _mark(metrics: Mapping[str, float], diverged: bool) -> dict[str, float]:
-    return {k: v for k, v in metrics.items() if k != "diverged"} | (
-        {"diverged": 1.0} if diverged else {}
-    )
+async def resume(attempt: LoopAttempt, chain: Episode, turn: int) -> ReplayResult:
+    """Put an attempt after the turns of a stored chain before turn `turn`, and its world into their state.
 
-
-async def rescore(
-    episode: Episode,
-    rewards: Sequence[Reward],
-    env: Env,
-    task: Task,
-    *,
-    sandboxed: bool,
-    weights: Mapping[str, float] | None = None,
-    earned: float | None = None,
-    decode: Callable[[Sequence[int]], str] | None = None,
-) -> tuple[RewardPart, ...]:
-    """Return the reward parts of the pack and the environment, as in a rollout, in an env after the episode's turns.
-
-    `weights`: as configured, over the pack's. `earned`: sum of the environment's step rewards.
-    Raises EnvError, SandboxFault.
+    Token ids are the stored ones; results whose calls answer otherwise now are marked. Raises UsageError if it is not
+    the model's turn there.
     """
-    said = [
-        _content(turn) for turn in episode.chain(episode.main).turns if turn.role == "assistant"
-    ]
-    tools = getattr(env, "context", None)
-    session = tools.session if sandboxed and tools is not None else None
-    context = RewardContext(
-        task,
-        said[-1] if said else "",
-        session,
-        tools.state if tools is not None else {},
-        decode=decode,
-    )
-    try:
-        parts = [*await score(episode, rewards, context), *await env.rewards()]
-    except Exception as error:
-        raise as_env_error(error) from error
-    if earned is not None:
-        parts.append(RewardPart("env", earned, 0.0))
-    given = weights or {}
-    return tuple(finite(replace(part, weight=given.get(part.name, part.weight))) for part in parts)
+    turns, parts = turns_before(chain, turn)
+    await open_world(attempt.env, attempt.job.task)
+    world = await rerun_calls(chain, attempt.env, until=turn)
+    attempt.transcript.restore(mark_diverged(turns, world.reruns), parts)
+    attempt.transcript.guard.tools = attempt.env.schemas
+    return world
 
 
 def chain_to(episode: Episode, turn: int) -> tuple[Episode, int, tuple[int, ...]]:

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from pydantic import ValidationError
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.chat_session.choices import Choices, short
+from agentrl_cli.chat_session.conversation import Emit
+from agentrl_cli.chat_session.session import Session
 from agentrl_cli.config import Config, load_config
-from agentrl_cli.envs.tool_env import Env, ToolEnv, as_env_error, tool_env
+from agentrl_cli.envs.tool_env import Env, as_env_error
 from agentrl_cli.errors import (
     AgentRLError,
     ConfigError,
@@ -31,17 +33,20 @@ from agentrl_cli.policies import Policy, backend_name
 from agentrl_cli.policies.remote.base import RemotePolicy
 from agentrl_cli.policies.remote.http import Endpoint
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.rollout.context import make_env
 from agentrl_cli.sandbox import Sandbox
-from agentrl_cli.servers.chat_session.choices import Choices
-from agentrl_cli.servers.chat_session.session import Emit, Session
 from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tasks.agent import read_agent
-from agentrl_cli.types import Episode, Message, Sampling, Task
+from agentrl_cli.types import Episode, Message, Task
 from agentrl_cli.types.plain import parse_json
 
 KEPT = 8
 """Checkpoints of a sandbox session that a chat keeps, so that /undo is immediate."""
+
+NO_PACK = Pack("chat", Path(), "", "", (), (), {}, {}, None, sandbox=False)
+"""The pack of a chat outside a project: no tools and no tasks."""
 
 SAID = "This is the scripted model: it repeats the replies it was given and knows nothing."
 
@@ -51,20 +56,18 @@ class Opened:
     """A session, its first event, and the resources to close at the end."""
 
     session: Session
-    prompt: list[Message]
     ready: dict[str, Any]
-    sandbox: Sandbox | None
-    past: Past | None = None
+    past: Past | None
     """The episode to continue, if any."""
-    choices: Choices | None = None
-    """The tasks of the pack."""
+    choices: Choices
 
     async def close(self) -> None:
-        """Closes session, policy and sandbox."""
-        await self.session.close()
-        await self.session.policy.close()
-        if self.sandbox is not None:
-            await self.sandbox.close()
+        """Close session, policy and sandbox."""
+        context = self.session.talk.context
+        await self.session.talk.close()
+        await context.policy.close()
+        if context.sandbox is not None:
+            await context.sandbox.close()
 
 
 @dataclass
@@ -83,9 +86,7 @@ class Past:
     """Decodes ids without control tokens, as verl's rewards see them; None without a stored tokenizer."""
 
     def keep(self, children: Sequence[Episode]) -> None:
-        """Stores episodes as children of this one."""
-        from agentrl_cli.store import Store
-
+        """Store episodes as children of this one."""
         with Store.open(self.db) as store:
             store.episodes.add(children, split=self.row.split, tokenizer=self.row.tokenizer)
 
@@ -96,12 +97,7 @@ def open_past(given: argparse.Namespace) -> Past:
     Without a model in `given`, that becomes the checkpoint nearest to the weights that sampled the episode.
     Raises NotFound if the episode, pack or task is missing, UsageError if the episode is still running.
     """
-    from agentrl_cli.store import Store
-
-    project = find_project(override=given.project)
-    base = project or Path.cwd()
-    files = ([project / PROJECT_FILE] if project else []) + list(getattr(given, "config", ()))
-    config, _ = load_config(files, getattr(given, "sets", ()), os.environ, {}, base=base)
+    base, config = _settings(given)
     with Store.open(given.db, readonly=True) as store:
         row = store.episodes.row(store.episodes.resolve(given.episode))
         episode, siblings = store.episodes.get(row.id), store.episodes.siblings(row.id)
@@ -114,35 +110,21 @@ def open_past(given: argparse.Namespace) -> Past:
             f"Episode {row.id} is still running.",
             hint="`agentrl replay` follows it; try again when it has ended.",
         )
-    for section in (
-        "rollout",
-        "model",
-        "rewards",
-    ):  # the run's settings, as far as this version still has them
+    # The run's settings, as far as this version still has them.
+    for section in ("rollout", "model", "rewards"):
         found = settings.get(section)
         if isinstance(found, Mapping):
             kind = type(getattr(config, section))
+            made = dict if kind is dict else kind.model_validate
             with contextlib.suppress(ValidationError):
-                setattr(
-                    config,
-                    section,
-                    dict(found) if kind is dict else kind.model_validate(dict(found)),
-                )
+                setattr(config, section, made(dict(found)))
     pack = _pack_of(row.pack, config, base)
-    if (
-        agent := (settings.get("task") or {}).get("agent")
-    ) is not None:  # of the run, over the pack's own
+    agent = (settings.get("task") or {}).get("agent")
+    if agent is not None:  # of the run, over the pack's own
         pack = replace(pack, agent=read_agent(agent, base, "task.agent"))
     if task is None:
-        task = next(
-            (
-                item
-                for split in _splits(pack)
-                for item in pack.tasks(split)
-                if item.id == row.task_id
-            ),
-            None,
-        )
+        rows = (item for split in _splits(pack) for item in pack.tasks(split))
+        task = next((item for item in rows if item.id == row.task_id), None)
     if task is None:
         raise NotFound(f"The task {row.task_id} is neither in the store nor in {pack.name}.")
     return Past(given.db, base, config, pack, task, episode, row, siblings, _decoder(kept))
@@ -195,107 +177,58 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
         )
 
 
-def make_env(
-    config: Config,
-    pack: Pack | None,
-    task: Task,
-    sandbox: Sandbox | None,
-    seed: int,
-    *,
-    keep: int = 0,
-) -> Env:
-    """Return the environment of one conversation, as in a rollout: the pack's own, else its tools and simulated user.
-
-    `keep`: number of the sandbox session's checkpoints to keep. A chat without a task has no simulated user, since the
-    task holds the user's goal.
-    """
-    if pack is None:
-        session = (
-            partial(sandbox.session, keep=keep, episode_seed=seed) if sandbox is not None else None
-        )
-        return tool_env(config.rollout, (), task, open_session=session, seed=seed)
-    own = getattr(pack.module, "make_env", None)
-    if own is not None and task.data:
-        try:
-            env: Env = own(task)
-        except Exception as error:
-            raise as_env_error(error) from error
-        return env
-    return tool_env(
-        config.rollout,
-        pack.tools_of(task),
-        task,
-        open_session=pack.open_session(sandbox, seed, keep=keep),
-        interaction=pack.interaction_of(task) if task.data else None,
-        seed=seed,
-    )
-
-
 async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
-    """Opens everything behind a chat. Raises an AgentRLError that names what is missing."""
-    project = find_project(override=given.project)
-    base = project or Path.cwd()
+    """Open everything behind a chat. Raises an AgentRLError that names what is missing."""
     past = open_past(given) if given.episode else None
     if past is not None:
-        config, task, prompt = past.config, past.task, list[Message]()
-        pack: Pack | None = past.pack
+        base, config, pack, task = past.base, past.config, past.pack, past.task
     else:
-        files = ([project / PROJECT_FILE] if project else []) + given.config
-        config, _ = load_config(files, given.sets, os.environ, {}, base=base)
-        pack = _pack(given.pack, config, project)
-        task, prompt = _task(given, pack)
+        base, config = _settings(given)
+        pack = _pack(given, config)
+        task = _task(given, pack)
     await reachable(given.model, config)
     policy, chat = open_policy(
         given.model, config, given.db, base=base, script=given.script, past=past
     )
-    if past is not None:
-        check_tokenizer(past, chat)
-    sandbox, note = await _sandbox(config, pack)
-    make = partial(make_env, config, pack, task, sandbox, given.seed, keep=KEPT)
+    sandbox: Sandbox | None = None
+
+    async def open_env(task: Task) -> Env:
+        # A chat without a task has no world of its own and no simulated user: the task holds the user's goal.
+        own = pack if task.data else replace(pack, module=None, interactions={})
+        try:
+            return await make_env(config, own, replace(job, task=task), sandbox, keep=KEPT)
+        except Exception as error:
+            raise as_env_error(error) from error
+
+    job = Job(task, given.seed, kind="chat")
     try:
-        env = make()
+        if past is not None:
+            check_tokenizer(past, chat)
+        sandbox, note = await _sandbox(config, pack)
+        packs, temperature = {pack.name: pack}, given.temperature
+        rollout = Rollout(policy, chat, packs, config, sandbox=sandbox, temperature=temperature)
+        env = await open_env(task)
     except BaseException:  # from the pack's code, or from a row that names something missing
         await policy.close()
         if sandbox is not None:
             await sandbox.close()
         raise
-    session = Session(
-        policy,
-        chat,
-        env,
-        emit,
-        task,
-        rewards=pack.rewards if pack is not None else (),
-        agent=pack.agent.text if pack is not None and pack.agent is not None else "",
-        weights=config.rewards,
-        folder=pack.dir if pack is not None else None,
-        remake=None if isinstance(env, ToolEnv) else make,
-        max_turns=max(config.rollout.max_turns, 8),
-        sampling=_sampling(given, config),
-        sandboxed=sandbox is not None,
-    )
-    first_event = _ready(session, given.model or config.model.name, note)
-    first_event |= {
-        "pack": pack.name if pack is not None else "",
+    session = Session(rollout.context, pack, job, env, emit, open_env)
+    choices = Choices(_rows(pack))
+    first_event = _ready(session, given.model or config.model.name, note) | {
+        "pack": "" if pack is NO_PACK else pack.name,
         "sandbox": getattr(sandbox, "level", None),
+        "task": task.id if given.task or past is not None else None,
     }
-    first_event["task"] = task.id if given.task or past is not None else None
-    choices = Choices(
-        _rows(pack), lambda row: make_env(config, pack, row, sandbox, given.seed, keep=KEPT)
-    )
     if not (given.task or given.episode):
         first_event["tasks"] = choices.offer()
-    return Opened(session, prompt, first_event, sandbox, past, choices)
-
-
-def _sampling(given: argparse.Namespace, config: Config) -> Sampling:
-    temperature = config.rollout.temperature if given.temperature is None else given.temperature
-    return config.rollout.sampling(temperature=temperature, seed=given.seed)
+    return Opened(session, first_event, past, choices)
 
 
 def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
     """Return the first event: model, pack, tools and settings."""
-    policy, tokenizer, env = session.policy, session.chat.tokenizer, session.env
+    policy, tokenizer = session.talk.context.policy, session.talk.context.chat.tokenizer
+    env = session.talk.env
     return {
         "ev": "ready",
         "model": model,
@@ -309,38 +242,41 @@ def _ready(session: Session, model: str, note: str) -> dict[str, Any]:
     }
 
 
-def _pack(names: Sequence[str], config: Config, project: Path | None) -> Pack | None:
-    """Return the named pack, else the project's first; None outside a project."""
-    if names:
-        return load_pack(names[0], base=project)
-    return (
-        load_pack(config.task.packs[0], base=project)
-        if project is not None and config.task.packs
-        else None
-    )
+def _settings(given: argparse.Namespace) -> tuple[Path, Config]:
+    """Return the project's folder, or the current one, and its settings with those that were given."""
+    project = find_project(override=given.project)
+    base = project or Path.cwd()
+    files = ([project / PROJECT_FILE] if project else []) + list(getattr(given, "config", ()))
+    config, _ = load_config(files, getattr(given, "sets", ()), os.environ, {}, base=base)
+    return base, config
 
 
-def _task(given: argparse.Namespace, pack: Pack | None) -> tuple[Task, list[Message]]:
-    """Return the task and the opening messages: a row's prompt, or a system message alone."""
-    if given.task:
-        if pack is None:
-            raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
-        tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
-        found = next((t for t in tasks if given.task in (t.id, t.id.partition("/")[2])), None)
-        if found is None:
-            raise NotFound.of(
-                f"task in {pack.name}", given.task, [task.id.partition("/")[2] for task in tasks]
-            )
-        return found, list(found.prompt)
-    system = given.system if given.system is not None else (pack.system if pack is not None else "")
-    prompt: list[Message] = [{"role": "system", "content": system}] if system else []
-    name = pack.name if pack is not None else "chat"
-    return Task(id=f"{name}/chat", pack=name, family="", split="chat", prompt=tuple(prompt)), prompt
+def _pack(given: argparse.Namespace, config: Config) -> Pack:
+    """Return the named pack, else the project's first; NO_PACK outside a project."""
+    project = find_project(override=given.project)
+    names = given.pack or (config.task.packs if project is not None else ())
+    return load_pack(names[0], base=project) if names else NO_PACK
 
 
-def _rows(pack: Pack | None) -> list[Task]:
+def _task(given: argparse.Namespace, pack: Pack) -> Task:
+    """Return the given task, or one without data whose prompt is a system message alone."""
+    if not given.task:
+        system = pack.system if given.system is None else given.system
+        prompt: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
+        return Task(f"{pack.name}/chat", pack.name, "", "chat", prompt)
+    if pack is NO_PACK:
+        raise NotFound("A task needs a pack.", hint="Name it with --pack NAME.")
+    tasks = [task for split in _splits(pack) for task in pack.tasks(split)]
+    found = next((task for task in tasks if given.task in (task.id, short(task))), None)
+    if found is None:
+        known = [short(task) for task in tasks]
+        raise NotFound.of(f"task in {pack.name}", given.task, known)
+    return found
+
+
+def _rows(pack: Pack) -> list[Task]:
     """Return the valid tasks of a pack; none if its data cannot be read, as a chat needs none."""
-    if pack is None:
+    if pack is NO_PACK:
         return []
     try:
         return [task for split in _splits(pack) for task in pack.read(split)[0]]
@@ -352,12 +288,10 @@ def _splits(pack: Pack) -> list[str]:
     return sorted(pack.splits())
 
 
-async def _sandbox(config: Config, pack: Pack | None) -> tuple[Sandbox | None, str]:
+async def _sandbox(config: Config, pack: Pack) -> tuple[Sandbox | None, str]:
     """Return the sandbox for the pack's tools, and a warning if none starts: the chat works without one."""
-    if pack is None or not pack.sandbox:
+    if not pack.sandbox:
         return None, ""
-    from agentrl_cli.sandbox import Sandbox
-
     try:
         sandbox = await Sandbox.open(config.sandbox)
         return sandbox, sandbox.warning
@@ -386,8 +320,8 @@ def open_policy(
         past is None or past.row.tokenizer != byte.hash
     )
     tokenizer = Tokenizer.load(folder) if bundled else byte
-    replies = _replies(script) if script is not None else None
-    policy = ScriptedPolicy(replies if replies is not None else (lambda key, ids: SAID), tokenizer)
+    replies = (lambda key, ids: SAID) if script is None else _replies(script)
+    policy = ScriptedPolicy(replies, tokenizer)
     return policy, Chat(tokenizer, "hermes", append_only=True)
 
 
@@ -417,7 +351,6 @@ async def reachable(name: str | None, config: Config) -> None:
 
 def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
     from agentrl_cli.policies.load import load_policy  # imports torch, only in this process
-    from agentrl_cli.store import Store
 
     if not db.is_file():
         loaded = load_policy(name, config, base=base)

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
-from agentrl_cli.analysis.whatif import advantages, chain_to, same_answer, turns_before
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
+from agentrl_cli.chat_session.open import nearest_checkpoint
+from agentrl_cli.chat_session.rerun import advantages, chain_to, same_answer
+from agentrl_cli.chat_session.whatif import parse_arguments, run
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.servers.chat_session.open import nearest_checkpoint
-from agentrl_cli.servers.chat_session.whatif import parse_arguments, run
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
@@ -164,22 +164,6 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-async def test_calls_run_again_answer_the_same_and_so_do_rewards(made: tuple[Path, str]) -> None:
-    db, episode = made
-    code, events = await child(db, episode, "--rerun")
-    assert code == 0 and events[-1] == {"ev": "done"}
-    reruns = [event for event in events if event["ev"] == "rerun"]
-    assert reruns and all(event["same"] and event["diff"] == [] for event in reruns)
-    rewards = next(event for event in events if event["ev"] == "rewards")
-    assert (
-        rewards["total_after"] == pytest.approx(rewards["total_before"])
-        and rewards["episode"] == ""
-    )
-    assert rewards["advantage_after"] == pytest.approx(
-        0.5**0.5, abs=1e-3
-    )  # as the trainer: sample deviation
-
-
 async def test_a_changed_world_shows_as_a_difference(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     episode = await asyncio.to_thread(fill, db)
@@ -294,41 +278,6 @@ async def test_a_reroll_of_a_branch_continues_its_path(
     assert code == 0 and all(event["same"] for event in events if event["ev"] == "rerun")
 
 
-async def test_an_edited_turn_is_forced_and_its_calls_run(
-    made: tuple[Path, str], script: Path
-) -> None:
-    db, episode = made
-    with Store.open(db, readonly=True) as store:
-        said = store.episodes.get(episode).turns[2]
-    text = f"{said.messages[0].get('content') or ''}<tool_call>\n{said.calls[0].raw.strip()}\n</tool_call>"
-    given = ["--turn", "2", "--model", "scripted", "--script", str(script), "--edit", text]
-    code, events = await child(db, episode, *given)
-    assert code == 0, events
-    found = next(event for event in events if event["ev"] == "child")
-    with Store.open(db, readonly=True) as store:
-        kept = store.episodes.get(found["episode"])
-    assert set(kept.tokens.slice(kept.turns[2].start, kept.turns[2].end).origin.tolist()) == {
-        Origin.FORCED
-    }
-    assert kept.turns[3].role == "tool" and kept.turns[3].results[0].error is None
-    assert kept.turns[4].messages[0]["content"] == "It is 3."
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--turn", "1", "--model", "scripted"], "not the model's"),
-        (["--turn", "0", "--model", "scripted"], "Cannot continue from turn"),
-        (["--turn", "99", "--model", "scripted"], "Cannot continue from turn"),
-    ],
-)
-async def test_mistakes_are_reported(
-    made: tuple[Path, str], arguments: list[str], said: str
-) -> None:
-    code, events = await child(*made, *arguments)
-    assert code == 2 and said in events[-1]["message"]
-
-
 def test_requests_are_read() -> None:
     assert whatif_arguments("rerun") == ["--rerun"]
     wanted = ["--turn", "2", "--samples", "4", "--temperature", "0.7", "--model", "a@best"]
@@ -350,15 +299,6 @@ def test_advantages_are_group_relative() -> None:
     value = 0.5 / (0.5**0.5 + 1e-4)  # the sample standard deviation, as the trainer's
     assert advantages([1.0, 0.0]) == pytest.approx([value, -value])
     assert advantages([2.0, 2.0]) == [0.0, 0.0] and advantages([]) == []
-
-
-def test_a_beginning_holds_whole_turns(made: tuple[Path, str]) -> None:
-    with Store.open(made[0], readonly=True) as store:
-        episode = store.episodes.get(made[1])
-    turns, parts = turns_before(episode, 2)
-    assert [turn.index for turn in turns] == [0, 1] and sum(map(len, parts)) == episode.turns[
-        2
-    ].start
 
 
 async def test_replay_asks_and_shows_what_came_of_it(made: tuple[Path, str]) -> None:

@@ -1,0 +1,342 @@
+"""The child process of what-ifs: JSON lines on stdout, the model and its tools behind them.
+
+    python -m agentrl_cli.chat_session.whatif --db FILE --episode ID --rerun
+    python -m agentrl_cli.chat_session.whatif --db FILE --episode ID --turn 2 --samples 4 [--model RUN@best] …
+
+Events: `ready`; for `--rerun` one `rerun` per recorded call and a `rewards`; for a re-roll one `child` per stored
+episode, and one `diverged` per recorded call whose result differs when run again; then `done`. An error is one
+`fatal`, and the exit status gives its kind. Only this protocol reaches stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TextIO
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat_session.agents import rerun_agent, sample_agent
+from agentrl_cli.chat_session.child import (
+    PART,
+    SHARED,
+    fatal,
+    fields_of,
+    parse,
+    protocol_stdout,
+    write_event,
+)
+from agentrl_cli.chat_session.open import (
+    Past,
+    check_tokenizer,
+    open_past,
+    open_policy,
+    reachable,
+)
+from agentrl_cli.chat_session.rerun import (
+    ReplayResult,
+    Rerun,
+    advantages,
+    chain_to,
+    open_world,
+    rerun_calls,
+    resume,
+    turns_before,
+)
+from agentrl_cli.envs.tool_env import as_env_error
+from agentrl_cli.errors import AgentRLError, EnvError
+from agentrl_cli.policies.protocols import Policy
+from agentrl_cli.rewards import score
+from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout.context import RolloutContext, make_env
+from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
+from agentrl_cli.rollout.loop import LoopAttempt
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, new_id
+
+
+class Continued(LoopAttempt):
+    """An attempt that begins with the turns of a stored episode before turn `turn`, or with a person's text there."""
+
+    world: ReplayResult | None = None
+    """What the recorded calls answered this time."""
+
+    def __init__(
+        self, context: RolloutContext, past: Past, job: Job, turn: int, edit: str | None
+    ) -> None:
+        super().__init__(context, past.pack, job)
+        self.chain, self.at, self.places = chain_to(past.episode, turn)
+        self.past, self.edit = past, edit
+        said = [item for item in self.chain.turns[: self.at] if item.role == "assistant"]
+        self.max_turns = max(self.max_turns, len(said) + 1 + (edit is not None))
+        self.prompt = said[0].start if said else self.chain.turns[self.at - 1].end
+
+    async def _begin(self) -> AgentState:
+        job = replace(self.job, seed=self.past.episode.seed)
+        self.env = await self.context.make_env(self.pack, job)
+        self.world = await resume(self, self.chain, self.at)
+        self.limit_response(self.prompt)
+        return AgentState.GENERATING if self.edit is None else self.write(self.edit)
+
+    def turn_seed(self, done: int) -> int:
+        """Return the seed of a turn, as a chat's."""
+        return seed_of(self.job.seed, done, 0)
+
+
+class Reroll(Rollout):
+    """A rollout whose episodes begin with the turns of a stored one, its agent's or the built-in loop's."""
+
+    def __init__(
+        self, request: WhatIf, policy: Policy, chat: Chat, sandbox: Sandbox | None
+    ) -> None:
+        self.request, self.past, given = request, request.past, request.given
+        packs, config, more = (
+            {self.past.pack.name: self.past.pack},
+            self.past.config,
+            given.temperature,
+        )
+        super().__init__(policy, chat, packs, config, sandbox=sandbox, temperature=more)
+
+    async def episode(self, job: Job) -> Episode:
+        """Sample and grade one episode from the turn on."""
+        past, given = self.past, self.request.given
+        if past.pack.agent is not None:
+            return await sample_agent(past, given, self.context, job)
+        attempt = Continued(self.context, past, job, given.turn, given.edit)
+        episode = (await attempt.run()).episode
+        for item in attempt.world.reruns if attempt.world is not None else ():
+            self.request.diverge(replace(item, turn=attempt.places[item.turn]))
+        return episode.with_(parent_id=past.episode.id, parent_turn=given.turn)
+
+
+class WhatIf:
+    """One request: an episode, what to try with it, and a writer for events."""
+
+    def __init__(self, given: argparse.Namespace, past: Past, out: TextIO) -> None:
+        self.given = given
+        self.past = past
+        self.out = out
+        self.diverged: set[tuple[int, int]] = set()
+        """(turn, call) of divergent calls before a re-roll that were already reported."""
+
+    def emit(self, ev: str, **fields: Any) -> None:
+        """Write one event."""
+        write_event(self.out, {"ev": ev, **fields})
+
+    async def run(self) -> None:
+        """Run the calls again, or re-roll."""
+        past, given = self.past, self.given
+        again, agent = given.rerun or given.verify, past.pack.agent is not None
+        sandbox = await Sandbox.open(past.config.sandbox) if past.pack.sandbox else None
+        note = sandbox.warning if sandbox is not None else ""
+        policy = None
+        try:
+            if agent or not again:
+                await reachable(given.model, past.config)
+                policy, chat = open_policy(
+                    given.model,
+                    past.config,
+                    past.db,
+                    base=past.base,
+                    script=given.script,
+                    past=past,
+                )
+                check_tokenizer(past, chat)
+            if again:
+                self.emit("ready", model="", weights="", note=note)
+                if policy is not None:
+                    self.compare(*await rerun_agent(past, policy, chat, sandbox))
+                    return
+                try:
+                    await self.rerun(sandbox)
+                except Exception as error:  # from the code of the task
+                    raise as_env_error(error) from error
+                return
+            assert policy is not None
+            model, weights = given.model or past.config.model.name, policy.weights_version
+            sampled = past.row.weights_version
+            self.emit("ready", model=model, weights=weights, note=note, sampled_by=sampled)
+            self.emit("from", **child_object(past.episode))
+            await self.reroll(policy, chat, sandbox)
+        finally:
+            if policy is not None:
+                await policy.close()
+            if sandbox is not None:
+                await sandbox.close()
+
+    async def rerun(self, sandbox: Sandbox | None) -> None:
+        """Run every recorded call again; then compute the rewards and the advantage they would give."""
+        past, episode, parts = self.past, self.past.episode, tuple[RewardPart, ...]()
+        env = await make_env(past.config, past.pack, Job(past.task, episode.seed), sandbox)
+        try:
+            await open_world(env, past.task)
+            reruns, earned = await rerun_calls(episode, env)
+            if not self.given.verify:
+                context = reward_context(
+                    episode, past.task, env, sandboxed=sandbox is not None, decode=past.decode
+                )
+                found = await score(episode, past.pack.rewards, context)
+                found += tuple(await world_parts(env, earned))
+                parts = weigh(found, past.config.rewards)
+        finally:
+            await env.close()
+        self.compare(reruns, parts)
+
+    def compare(self, reruns: Sequence[Rerun], parts: Sequence[RewardPart]) -> None:
+        """Write what each call answered now, and the rewards and the advantage that this would give."""
+        episode = self.past.episode
+        for item in reruns:
+            self.emit("rerun", **rerun_object(item))
+        if self.given.verify:
+            return
+        total = sum(part.value * part.weight for part in parts)
+        rewards = {row.id: row.reward for row in self.past.siblings} | {episode.id: total}
+        graded = {id_: reward for id_, reward in rewards.items() if reward is not None}
+        by_id = dict(zip(graded, advantages(list(graded.values())), strict=True))
+        after = by_id[episode.id] if len(graded) > 1 else None
+        same, child = all(item.same for item in reruns), ""
+        if same and parts and total != episode.reward:
+            child = self._keep_rescored(tuple(parts), after)
+        self.emit(
+            "rewards",
+            before=[
+                fields_of(part, (*PART, "primary", "fakeable")) for part in episode.reward_parts
+            ],
+            after=[fields_of(part, (*PART, "primary", "fakeable")) for part in parts],
+            total_before=episode.reward,
+            total_after=total,
+            advantage_before=episode.advantage,
+            advantage_after=after,
+            same=same,
+            episode=child,
+        )
+
+    def _keep_rescored(self, parts: tuple[RewardPart, ...], advantage: float | None) -> str:
+        """Store a child with the new rewards; only if no call diverged, since its tokens are the old ones."""
+        episode, now = self.past.episode, time.time()
+        primary = next((part.value for part in parts if part.primary), None)
+        outcome = Outcome.FAILED
+        if episode.outcome in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS):
+            outcome = episode.outcome
+        if primary is not None and primary >= 1.0:
+            outcome = Outcome.SOLVED
+        child = episode.with_(
+            id=new_id(), kind="whatif", parent_id=episode.id, parent_turn=len(episode.turns),
+            reward_parts=parts, group_id=f"whatif-{new_id()}", sample=0, fact="",
+            advantage=advantage, outcome=outcome, started=now, ended=now,
+        )  # fmt: skip
+        self.past.keep([child])
+        return child.id
+
+    async def reroll(self, policy: Policy, chat: Chat, sandbox: Sandbox | None) -> None:
+        """Sample `samples` episodes from the turn on, and store them with their advantages."""
+        past, given, old = self.past, self.given, self.past.episode
+        turns_before(*chain_to(old, given.turn)[:2])
+        group = f"whatif-{new_id()}"
+        jobs = [
+            Job(
+                past.task,
+                seed_of(given.seed, "whatif", n),
+                n,
+                group,
+                old.step,
+                old.run_id,
+                "whatif",
+            )
+            for n in range(max(given.samples, 1))
+        ]
+
+        def report(episode: Episode) -> None:
+            self.emit("progress", sample=episode.sample, reward=episode.reward)
+
+        self._keep(await Reroll(self, policy, chat, sandbox).run(jobs, report))
+
+    def diverge(self, item: Rerun) -> None:
+        """Report once that a recorded call answers otherwise now."""
+        if not item.same and (item.turn, item.call) not in self.diverged:
+            self.diverged.add((item.turn, item.call))
+            self.emit("diverged", **rerun_object(item))
+
+    def _keep(self, children: Sequence[Episode]) -> None:
+        """Store the children with their advantages. Raises EnvError if every one of them is an error."""
+        if all(child.outcome is not None and child.outcome.is_error for child in children):
+            raise EnvError(children[0].error)
+        graded = [child for child in children if child.graded]
+        found = advantages([child.graded_reward for child in graded])
+        values = {child.id: value for child, value in zip(graded, found, strict=True)}
+        children = [replace(child, advantage=values.get(child.id)) for child in children]
+        self.past.keep(children)
+        for child in children:
+            self.emit("child", **child_object(child))
+
+
+def rerun_object(item: Rerun) -> dict[str, Any]:
+    """Return a call that was run again, as JSON."""
+    before = item.before
+    return fields_of(item, ("call", "turn", "name", "arguments", "same", "diverged")) | {
+        "before": None if before is None else before.text,
+        "after": item.after.text,
+        "error_before": None if before is None else before.error,
+        "error_after": item.after.error,
+        "diff": item.diff(),
+        "seconds": item.after.seconds,
+    }
+
+
+def child_object(child: Episode) -> dict[str, Any]:
+    """Return a stored child, as JSON."""
+    return {
+        "episode": child.id,
+        "sample": child.sample,
+        "seed": child.seed,
+        "outcome": str(child.outcome),
+        "reward": child.reward,
+        "advantage": child.advantage,
+        "turns": len(child.turns),
+        "tokens": child.trained_tokens,
+        "flags": list(child.flags),
+        "text": str(child.turns[-1].messages[-1].get("content") or "")
+        if child.turns[-1].messages
+        else "",
+    }
+
+
+ARGUMENTS = SHARED | {
+    "--episode": {"required": True},
+    "--rerun": {"action": "store_true"},
+    "--verify": {"action": "store_true", "help": "only the calls; scores and stores nothing"},
+    "--samples": {"type": int, "default": 1},
+    "--edit": {},
+}
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the child's own arguments; the text of --edit may begin with a minus."""
+    given = list(argv)
+    if "--edit" in given[:-1]:
+        at = given.index("--edit")
+        given[at : at + 2] = [f"--edit={given[at + 1]}"]
+    return parse("whatif", ARGUMENTS, given)
+
+
+async def run(argv: Sequence[str], out: TextIO) -> int:
+    """Run the child. Returns the exit status."""
+    given = parse_arguments(argv)
+    try:
+        await WhatIf(given, open_past(given), out).run()
+    except AgentRLError as error:
+        return fatal(out, error)
+    write_event(out, {"ev": "done"})
+    return 0
+
+
+def main() -> int:
+    """Run the child on this process's stdout."""
+    return asyncio.run(run(sys.argv[1:], protocol_stdout()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Child processes and servers: chat session, what-if, tool server, screens in a browser."""

@@ -1,0 +1,112 @@
+"""Screens in a browser: no access without the token, nor by another name."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.agents.gateway.guard import allowed, is_loopback
+from agentrl_cli.errors import UsageError
+from agentrl_cli.plugins.browser.server import make_server
+from agentrl_cli.store import RunRow, Store
+from tests.helpers.processes import soon
+
+aiohttp = pytest.importorskip("aiohttp")
+unused_port = pytest.importorskip("aiohttp.test_utils").unused_port
+pytest.importorskip("textual_serve")
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("x", False),
+    ],
+)
+def test_loopback(host: str, inside: bool) -> None:
+    assert is_loopback(host) is inside
+    if not inside:
+        with pytest.raises(UsageError, match="other machines"):
+            make_server("true", host, 7575, "secret")
+
+
+def test_tokens_are_compared_whole() -> None:
+    assert allowed("abc", "abc") and not allowed("abc", "ab") and not allowed("abc", "")
+
+
+def children(pid: int) -> list[str]:
+    """Process ids of a process's children."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text().split()]
+
+
+async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) -> None:
+    """By the command: the address that it prints, keys to a screen, its end, and a port that is taken."""
+    with Store.open(tmp_path / "a.db") as store:
+        store.runs.add(RunRow("r", "served", status="finished"))
+    port = unused_port()
+    command = [sys.executable, "-m", "agentrl_cli", "screens", "--db", str(tmp_path / "a.db")]
+    command += ["--port", str(port), "--token", "secret"]
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(*command, **piped)
+    assert process.stdout is not None
+    base = f"http://127.0.0.1:{port}"
+    try:
+        assert (await process.stdout.readline()).decode().strip() == f"{base}/?token=secret"
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+
+            async def status(path: str, **headers: str) -> int:
+                async with session.get(base + path, headers=headers) as answer:
+                    return int(answer.status)
+
+            for path in ("/", "/ws", "/static/js/textual.js", "/?token=wrong", "/download/x"):
+                assert await status(path) == 403, path
+            assert await status("/?token=secret", Host="evil.example") == 403
+            assert await status("/?token=secret", Origin="http://evil.example") == 403
+            page = await session.get(f"{base}/?token=secret")
+            assert page.status == 200 and "token" not in str(page.url)
+            text = await page.text()
+            # Nothing is asked of other machines, and keys go to the screen without a click.
+            assert "https://" not in text and "textual.js" in text and "keys.focus()" in text
+            seen = b""
+            async with session.ws_connect(f"{base}/ws?width=100&height=30") as socket:
+
+                async def until(part: bytes) -> None:
+                    nonlocal seen
+                    while part not in seen:
+                        message = await socket.receive()
+                        assert isinstance(message.data, bytes | str), message
+                        data = message.data
+                        seen += data if isinstance(data, bytes) else data.encode()
+
+                await until(b"served")
+                await socket.send_json(["stdin", "?"])
+                await until(b"asks first")
+                assert children(process.pid)
+            assert await soon(lambda: not children(process.pid)), "a screen ends with its browser"
+        second = await asyncio.create_subprocess_exec(*command, **piped)
+        _, err = await second.communicate()
+        assert second.returncode == 2 and b"in use" in err and b"Traceback" not in err
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        assert process.returncode == 0 and out == b"" and b"secret" not in err
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_the_old_form_says_what_to_type() -> None:
+    command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "my-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "agentrl screens my-run" in done.stderr
