@@ -15,7 +15,7 @@ JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ray lint types check docs screens clean need need-sandbox
+.PHONY: help demo test test-core test-ray lint types check docs screens clean need need-sandbox
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ demo: need-sandbox $(VENV)/.base  ## learn a tool in minutes: init, train, evalu
 test: $(VENV)/.dev $(TEMPLATES)  ## the whole suite, offline once installed
 	@$(NEED) bubblewrap || echo "The strong sandbox is not tested." >&2
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not ray" $(ARGS)
+
+test-core: $(VENV)/.dev $(TEMPLATES)  ## the core's suite in a copy without any plugin
+	rm -rf .cache/core && $(BIN)/python -m tests.helpers.core .cache/core -q -n $(JOBS) --dist worksteal -m "not ray" $(ARGS)
 
 test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2

@@ -52,15 +52,20 @@ def is_bundled(name: str) -> bool:
     )
 
 
+def shipped_packs() -> dict[str, Path]:
+    """Return the folders of the packs that ship by their names: those of `tasks/`, and of a plugin's `tasks/`."""
+    folders = (packs_dir(), *_PACKAGE.glob("plugins/*/tasks"))
+    found = (path.parent for folder in folders for path in folder.glob("*/task.yaml"))
+    return {folder.name: folder for folder in sorted(found, key=lambda folder: folder.name)}
+
+
 def pack_path(name: str, base: Path | None = None) -> Path | None:
     """Return the folder of a pack by its name, or by a path relative to `base` (default: the working folder).
 
     None without such a folder with a `task.yaml`.
     """
-    if "/" not in name and not name.startswith("."):
-        shipped = packs_dir() / name
-        if (shipped / "task.yaml").is_file():
-            return shipped
+    if shipped := shipped_packs().get(name):
+        return shipped
     given = (base or Path.cwd()) / Path(name).expanduser()
     return given.resolve() if (given / "task.yaml").is_file() else None
 
@@ -80,8 +85,8 @@ def find_pack(name: str, base: Path | None = None) -> Path:
 
 
 def pack_names() -> list[str]:
-    """Return the names of the built-in packs, sorted."""
-    return sorted(path.parent.name for path in packs_dir().glob("*/task.yaml"))
+    """Return the names of the packs that ship, sorted."""
+    return list(shipped_packs())
 
 
 def find_project(start: Path | None = None, override: Path | None = None) -> Path | None:

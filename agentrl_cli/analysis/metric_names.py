@@ -1,4 +1,4 @@
-"""Names of the metrics of a step. They follow TRL; what a run logs beside them keeps its own name."""
+"""Names of the metrics of a step. They are those common elsewhere; what a run logs beside them keeps its own name."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
 def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
     """Tasks in two splits, which would make an evaluation measure memory.
 
-    None if the author gave one source to both splits (verl's `val_files`), or an environment makes the rows.
+    None if the author gave one source to both splits, or an environment makes the rows.
     """
     seen: dict[str, Task] = {}
     for task in () if pack.rows is not None else tasks:

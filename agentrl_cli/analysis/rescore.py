@@ -21,8 +21,9 @@ from agentrl_cli.learning.advantages import estimate as estimate_advantages
 from agentrl_cli.learning.dispositions import CUT, decide
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, turn_lengths
 from agentrl_cli.learning.turn_advantages import token_paths
-from agentrl_cli.registry import adapter, resolve
+from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import Reward, RewardContext, finite, score
+from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rollout.greedy import KIND, SUFFIX
 from agentrl_cli.rollout.greedy import rewards as rewards_of
 from agentrl_cli.store import Score, Store
@@ -87,7 +88,7 @@ def reward_of(text: str, base: Any, weights: Mapping[str, float]) -> Reward:
             hint="A reward is `def name(episode, ctx): return number`.",
         )
     name = name or str(getattr(function, "__name__", type(function).__name__))
-    return Reward(name, _two(adapter("reward")(function)), weights.get(name, 1.0))
+    return Reward(name, _two(adapt_reward(function)), weights.get(name, 1.0))
 
 
 def _two(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """What a template writes between the model's stop token and the next generation.
 
-That is the separator after the stop token (`\\n` after `<|im_end|>`, whose loss was verl#6921), the new messages and
+That is the separator after the stop token (`\\n` after `<|im_end|>`), the new messages and
 the generation prompt. It is found by rendering a short dummy conversation that ends in a marked assistant turn,
 followed by the new messages, and taking everything after that turn's stop token. It is encoded together with the stop
 token before it, so its first merge is the one that a full rendering would have.

@@ -144,7 +144,7 @@ def pictured(
 ) -> tuple[list[Message], tuple[bytes, ...]]:
     """Messages whose images are named by hash and measured, and the images in order.
 
-    Those of tool results come before the text, as in verl, or, unless the template shows them `in_results`, in a user
+    Those of tool results come before the text, or, unless the template shows them `in_results`, in a user
     message after the results. Paths are relative to `folder`. Raises PolicyError if a prompt has images and the
     model reads none, EnvError if a tool's result has, or if an image cannot be read.
     """

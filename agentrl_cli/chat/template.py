@@ -202,7 +202,7 @@ def _plain_call(call: Mapping[str, Any], arguments_as_text: bool) -> dict[str, A
 
 
 class _Generation(Extension):
-    """`{% generation %} … {% endgeneration %}`, which marks trained text in TRL's templates, renders its body."""
+    """`{% generation %} … {% endgeneration %}`, which marks trained text in some templates, renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 

@@ -83,7 +83,7 @@ class Past:
     row: EpisodeRow
     siblings: list[EpisodeRow]
     decode: Callable[[Sequence[int]], str] | None = None
-    """Decodes ids without control tokens, as verl's rewards see them; None without a stored tokenizer."""
+    """Decodes ids without control tokens, as rewards see them; None without a stored tokenizer."""
 
     def keep(self, children: Sequence[Episode]) -> None:
         """Store episodes as children of this one."""

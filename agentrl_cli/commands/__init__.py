@@ -90,11 +90,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "agentrl_cli.commands.rescore:command",
         "A run under other rewards, without generating",
     ),
-    "import": (
-        "Run",
-        "agentrl_cli.commands.import_model:command",
-        "Another project's model (minimind), and back",
-    ),
     "merge": (
         "Run",
         "agentrl_cli.commands.merge:command",

@@ -23,10 +23,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "agentrl bench tools --model tiny --model RUN@best --json",
     ),
     "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
-    "import": (
-        "agentrl import minimind full_sft.pth warm",
-        "agentrl import minimind warm back.pth",
-    ),
     "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),

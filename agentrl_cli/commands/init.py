@@ -20,7 +20,8 @@ from agentrl_cli.commands.common import (
     warn,
 )
 from agentrl_cli.errors import ConfigError, NotFound, SandboxUnavailable, UsageError, writing
-from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, packs_dir
+from agentrl_cli.paths import PROJECT_FILE, find_pack, is_bundled, pack_names, shipped_packs
+from agentrl_cli.registry.plugins import offers
 
 NOT_COPIED = {"__pycache__", ".pytest_cache", "runs", PROJECT_FILE}
 """Files and folders of a pack (or of another project) that a new project does not start with."""
@@ -65,8 +66,9 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="SOURCE",
-        help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json, mcp:COMMAND, verifiers:PACKAGE or "
-        "inspect:PACKAGE@TASK; repeatable.",
+        help="Make it from rows.jsonl (.csv …), tool.py, agent.py, openapi.json, mcp:COMMAND"
+        + "".join(f", {name}:PACKAGE" for name in offers("programs"))
+        + "; repeatable.",
     ),
 ]
 PythonOption = Annotated[
@@ -74,7 +76,7 @@ PythonOption = Annotated[
     typer.Option(
         "--python",
         metavar="PATH",
-        help="Interpreter that has verifiers or inspect_ai; default: this.",
+        help="Interpreter that has the package of --from NAME:PACKAGE; default: this.",
     ),
 ]
 LevelOption = Annotated[
@@ -187,8 +189,8 @@ def _report(
 
 def _list(as_json: bool) -> None:
     rows = [
-        {"name": name, "description": _head(packs_dir() / name).get("description", "")}
-        for name in pack_names()
+        {"name": name, "description": _head(folder).get("description", "")}
+        for name, folder in shipped_packs().items()
     ]
     if as_json:
         echo_json(rows)

@@ -78,9 +78,7 @@ ShareOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(
-        "--data", metavar="FILE", help="Conversations of a JSONL file, e.g. minimind's or OpenAI's."
-    ),
+    typer.Option("--data", metavar="FILE", help="Conversations of a JSONL file, e.g. OpenAI's."),
 ]
 TeacherOption = Annotated[
     str | None,

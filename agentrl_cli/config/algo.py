@@ -65,7 +65,7 @@ class AlgoConfig(Section):
     )
     aggregation: str = Field(
         default="auto",
-        description="token_mean, seq_mean, seq_mean_norm, seq_mean_token_sum, episode_mean, verl's name of one"
+        description="token_mean, seq_mean, seq_mean_norm, seq_mean_token_sum, episode_mean, or another trainer's name"
         " (seq-mean-token-sum …), or module:object; auto: that of the loss's or the estimator's paper, else token_mean."
         " If an agent's episodes branch, token_mean weighs tokens, seq_* branches, episode_mean rollouts",
     )

@@ -19,10 +19,10 @@ from pydantic_core import ErrorDetails
 from agentrl_cli.config.algo import CHOICES, option_keys
 from agentrl_cli.config.choice import OLD, option_names
 from agentrl_cli.config.models import Config, fields, keys, sections
-from agentrl_cli.config.verl import translated
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path, portable
+from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 
 _LOG = logging.getLogger(__name__)
@@ -59,13 +59,13 @@ def load_config(
     """
     stored: dict[str, Value] = {}
     for name, value in (run or {}).items():
-        stored.update(translated(flatten(name, value, "run")))
+        stored.update(_translate(flatten(name, value, "run")))
     layers = [
         stored,
-        *(translated(read_yaml(path)) for path in files),
-        translated(_from_env(env or {})),
+        *(_translate(read_yaml(path)) for path in files),
+        _translate(_from_env(env or {})),
     ]
-    layers += [translated(_from_set(text)) for text in sets]
+    layers += [_translate(_from_set(text)) for text in sets]
     layers = [_rename(layer) for layer in layers]
     given = {
         key: str(value) if isinstance(value, Path) else value
@@ -89,6 +89,13 @@ def load_config(
         choice, option = OLD[old.removeprefix("algo.")]
         sources[f"algo.{choice}.{option}"] = f"{merged[old].source} ({old})"
     return config, sources
+
+
+def _translate(layer: dict[str, Value]) -> dict[str, Value]:
+    """Return a layer with the settings that plugins know by other names under ours."""
+    for target in offers("layers").values():
+        layer = resolve("layers", {}, target)(layer)
+    return layer
 
 
 def _rename(layer: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""`interaction:` of task.yaml to makers of simulated users: a file in verl's form (`interaction.yaml`), or entries.
+"""`interaction:` of task.yaml to makers of simulated users: a file with a list of entries, or entries.
 
 interaction:
   - {name: guess, function: "agentrl_cli.envs.user_simulator:GuessNumber"}
@@ -17,7 +17,8 @@ from typing import Any
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.user_simulator import INTERACTIONS, Maker, Ruled, Scripted, Simulated
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import adapter, resolve
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.adapters import adapt, foreign_imports
 from agentrl_cli.rewards.llm_client import Asked
 
 KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
@@ -84,12 +85,12 @@ def _maker(where: Path, entry: Any) -> tuple[str, Maker]:
 
 def _of_object(where: Path, name: str, target: str, config: dict[str, Any]) -> Maker:
     """Return a class, of this project or another, or a function, by its path."""
-    with adapter("modules")(where.parent) as modules:
-        path = target if target in INTERACTIONS else modules.target(target, "verl.interactions")
+    with foreign_imports(where.parent) as named:
+        path = target if target in INTERACTIONS else named(target, "interactions")
         found = resolve("interactions", INTERACTIONS, path, base=where.parent)
     if not isinstance(found, type):
         return partial(Ruled, found)
-    maker: Maker | None = adapter("interaction")(found, {"name": name, **config})
+    maker: Maker | None = adapt("interaction", found, {"name": name, **config})
     if maker is not None:
         return maker
     try:

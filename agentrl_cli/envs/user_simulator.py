@@ -45,11 +45,11 @@ class Interaction(Protocol):
 Maker = Callable[[], Interaction]
 
 
-def kwargs_of(task: Task) -> Mapping[str, Any]:
-    """`interaction_kwargs` of a row, which verl keeps in `extra_info`."""
+def kwargs_of(task: Task, name: str = "interaction_kwargs") -> Mapping[str, Any]:
+    """Return a mapping of a row by its name, at its top or in `extra_info`; an empty one without it."""
     extra = task.data.get("extra_info")
-    inner = extra.get("interaction_kwargs") if isinstance(extra, dict) else None
-    found = task.data.get("interaction_kwargs") or inner
+    inner = extra.get(name) if isinstance(extra, Mapping) else None
+    found = task.data.get(name) or inner
     return found if isinstance(found, Mapping) else {}
 
 

@@ -1,7 +1,7 @@
 """A batch of episodes as padded tensors under the field's names, for code that wants the usual rectangle.
 
 Training here never pads (packing.py); this is for other trainers and notebooks. Prompts are
-padded on the left and responses on the right, as verl has them, so that `input_ids` is the two side by side.
+padded on the left and responses on the right, so that `input_ids` is the two side by side.
 
 Not here: groups and losses.
 """

@@ -21,11 +21,12 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from agentrl_cli.learning.attention import Block, Packing, packed_forward
 from agentrl_cli.learning.fused_layer import After, Before, Heads, Projection
 from agentrl_cli.learning.packing import Packed
+from agentrl_cli.registry.plugins import offers
 
 _LOG = logging.getLogger(__name__)
 _TRUSTED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """Models whose numbers were compared, and whether they agreed."""
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "minimind"}
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", *offers("imports")}
 """`model_type` of the architectures whose decoder layers are this block."""
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Most that a hidden state may differ from the model's own, relative to the largest."""

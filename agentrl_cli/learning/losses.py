@@ -376,10 +376,10 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 }
 
 
-VERL: Mapping[str, str] = {
+OTHER_NAMES: Mapping[str, str] = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "seq_mean",
     "seq-mean-token-sum": "seq_mean_token_sum",
     "seq-mean-token-sum-norm": "seq_mean_norm",
 }
-"""verl's names of aggregations (`loss_agg_mode`) → the names here."""
+"""Names of aggregations elsewhere → the names here."""

@@ -35,7 +35,7 @@ class Objective:
     clipped: Tensor
     """[M] int8: 0, 1 if the ratio was clipped, MASKED or FAR."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Shares and means over all trained tokens, under TRL's names where it has one."""
+    """Return shares and means over all trained tokens, under the names common elsewhere."""
 
 
 def objective(

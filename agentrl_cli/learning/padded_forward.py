@@ -133,7 +133,7 @@ def _states(decoder: Any, rows: list[Tensor], length: int, **given: Any) -> Tens
     out = decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given})
     return cast(
         Tensor, out[0] if isinstance(out, tuple) else out.last_hidden_state
-    )  # minimind's own code
+    )  # a model's own code may return a tuple
 
 
 def _stacked(rows: list[Tensor], length: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl_cli.config import Config
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.learning import advantages, losses
-from agentrl_cli.learning.losses import AGGREGATIONS, VERL, Aggregation, LossConfig
+from agentrl_cli.learning.losses import AGGREGATIONS, OTHER_NAMES, Aggregation, LossConfig
 from agentrl_cli.registry import resolve
 
 
@@ -29,9 +29,9 @@ def loss_config(config: Config) -> LossConfig:
 
 
 def aggregation_name(algo: AlgoConfig) -> str:
-    """What `algo.aggregation` means, by its name here or verl's: `auto` is that of the loss's or estimator's paper."""
+    """What `algo.aggregation` means, by any of its names: `auto` is that of the loss's or estimator's paper."""
     if algo.aggregation != "auto":
-        return VERL.get(algo.aggregation, algo.aggregation)
+        return OTHER_NAMES.get(algo.aggregation, algo.aggregation)
     paired = (
         losses.find(algo.loss.name).aggregation or advantages.find(algo.advantage.name).aggregation
     )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Update:
-    """What a step did: metrics under TRL's names where it has one, and signals by episode id."""
+    """What a step did: metrics under the names common elsewhere, and signals by episode id."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     signals: dict[str, TrainSignals] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from agentrl_cli.models.quantise import quantization
 from agentrl_cli.models.save import quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
+from agentrl_cli.registry.plugins import offers
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -175,16 +176,18 @@ def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
         if isinstance(value, str)
     ]
     files = sorted({f"{value.partition('.')[0]}.py" for value in own})
-    minimind = "minimind" in str(given.get("model_type", ""))
-    if (not files and not minimind) or given.get(
-        "model_type"
-    ) in CONFIG_MAPPING:  # transformers has its code
+    named = str(given.get("model_type", ""))
+    kinds = [name for name in offers("imports") if name in named]
+    if (not files and not kinds) or named in CONFIG_MAPPING:  # transformers has its code
         return {}
     if files and config.trust_remote_code:
         return {"trust_remote_code": True}
-    what = f"runs code of its own, {', '.join(files)}" if files else "is in minimind's own form"
+    what = f"runs code of its own, {', '.join(files)}" if files else f"is in {kinds[0]}'s own form"
     hints = ["read it, then set model.trust_remote_code=true"] * bool(files)
-    hints += [f"import it without its code: agentrl import minimind {folder} OUT"] * minimind
+    hints += [
+        f"import it without its code: {offers('imports')[name]}".replace("SOURCE", str(folder))
+        for name in kinds
+    ]
     text = "; or ".join(hints)
     raise ModelError(f"The model in {folder} {what}.", hint=f"{text[0].upper()}{text[1:]}.")
 

@@ -40,15 +40,6 @@ def resolve(
     raise NotFound.of(_one(kind), name, sorted({*table, *offered, *points}), hint=hint)
 
 
-ADAPTERS = "agentrl_cli.compat:ADAPTERS"
-"""The table of what reads other projects' files. `compat` stands above the rooms that need it, so it is named here."""
-
-
-def adapter(kind: str) -> Any:
-    """What reads a kind of object of other projects (see `compat.ADAPTERS`). Raises NotFound."""
-    return resolve("adapters", _load("adapters", ADAPTERS, None), kind)
-
-
 def dotted_target(name: str, folder: Path) -> str:
     """Return a dotted class name as `resolve` takes it: a file beside the configuration goes before a module.
 

@@ -23,6 +23,11 @@ imports nothing of agentrl, which is being imported. The kinds:
                 `agentrl doctor --cluster` prints, by the name of the option: (name, ok | warn | fail, detail,
                 what to do) for each check
     screens     name to a Textual screen; a run of a kind that has the name of a screen opens it
+    layers      name to a function of one layer of settings, {dotted key: Value}, that returns it under our keys
+    forms       name to a `tasks.forms.Form`: how a row of another project is recognised and converted
+    adapters    kind to how other projects' files of that kind are read (`registry.adapters`)
+    programs    name to a `ForeignAgent`, for `agentrl init --from NAME:PACKAGE`
+    imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
 """
@@ -36,14 +41,20 @@ from functools import cache
 from typing import Any
 
 PLUGINS: dict[str, str] = {
+    "verl": "agentrl_cli.plugins.verl:OFFERS",  # the forms of its rows and rewards are the narrowest: asked first
+    "minimind": "agentrl_cli.plugins.minimind:OFFERS",
+    "datasets": "agentrl_cli.plugins.datasets:OFFERS",
     "browser": "agentrl_cli.plugins.browser:OFFERS",
     "engines": "agentrl_cli.plugins.engines:OFFERS",
+    "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
     "ray": "agentrl_cli.plugins.ray:OFFERS",
+    "trl": "agentrl_cli.plugins.trl:OFFERS",
+    "verifiers": "agentrl_cli.plugins.verifiers:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",
 }
-"""Name to the mapping of a plugin that ships with the package."""
+"""Name to the mapping of a plugin that ships. Of two that recognise the same file, the first reads it."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,7 +92,7 @@ def offers(kind: str) -> dict[str, Any]:
     """Return everything that plugins offer of a kind, by name. A name that two offer is the first one's."""
     found: dict[str, Any] = {}
     for offered in load_plugins().values():
-        found = {**offered.get(kind, {}), **found}
+        found |= {key: value for key, value in offered.get(kind, {}).items() if key not in found}
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agentrl_cli.paths import find_project, packs_dir, runs_dir
+from agentrl_cli.paths import find_project, runs_dir, shipped_packs
 
 MARK = ".met"
 _say: Callable[[str], None] | None = None
@@ -31,7 +31,7 @@ def saying(say: Callable[[str], None]) -> Iterator[None]:
 
 def meet(folder: Path) -> None:
     """Called before a pack's code runs; warns if it is new."""
-    if _say is None or folder.is_relative_to(packs_dir()):
+    if _say is None or folder in shipped_packs().values():
         return
     project = find_project(folder)
     place = project or folder

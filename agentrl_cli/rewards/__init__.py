@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, raised
-from agentrl_cli.registry import adapter
 from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.registry.threads import call, contained
+from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.types import Episode, RewardPart
 
@@ -31,8 +31,7 @@ __all__ = ["Reward", "RewardContext", "Scored", "finite", "score"]
 class Reward:
     """One part: `function(episode, ctx)` returns its value, which is multiplied by `weight`.
 
-    Functions with verl's signature (data_source, solution_str, ground_truth, extra_info) or TRL's (prompts,
-    completions, …) are called as in those projects.
+    A function with the signature of another project's is called as in that project (`registry.adapters`).
     """
 
     name: str
@@ -43,7 +42,7 @@ class Reward:
     """Maximum seconds of one call, as the machine gave them; None: up to the episode's limit."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", adapter("reward")(self.function))
+        object.__setattr__(self, "function", adapt_reward(self.function))
 
 
 async def score(

@@ -37,7 +37,7 @@ class RewardContext:
     reason: str = ""
     """Why the primary part could not be given, see `ungraded`."""
     decode: Callable[[Sequence[int]], str] | None = None
-    """Ids to the text that verl's reward functions see: special tokens left out."""
+    """Ids to the text that functions of a response see: special tokens left out."""
 
     def response(self, episode: Episode) -> str:
         """Everything after the prompt as one text, tool results included; of an episode that branches its main one."""

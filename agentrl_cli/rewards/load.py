@@ -1,7 +1,7 @@
 """Makes a Reward from an entry under `rewards:` of task.yaml.
 
 exact: {weight: 1.0, primary: true}                              a function of task.py (REWARDS)
-score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path; also verl's and TRL's signatures
+score: {function: "reward.py:compute_score", kwargs: {k: 1}}     any path, also with another project's signature
 helpful: {judge: {url: "http://127.0.0.1:8000/v1", model: qwen, budget_calls: 1000}}
 liked: {model: {name: my/reward-model, squash: sigmoid}}
 proof: {timeout: 5, main_thread: true}     seconds of one call; for code that sets signals and hides its failure to
@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import adapter, resolve
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.adapters import foreign_imports
 from agentrl_cli.registry.threads import stay_in_loop
 from agentrl_cli.rewards import Reward
+from agentrl_cli.rewards.adapt import adapt_reward
 
 KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
 
@@ -67,11 +69,11 @@ def _function(
             raise NotFound.of(f"reward in {folder / 'task.py'} (REWARDS)", name, functions)
         found = functions[name]
     else:
-        with adapter("modules")(folder):
+        with foreign_imports(folder):
             found = resolve("rewards", {}, str(value["function"]), base=folder)
     if value.get("main_thread"):
         stay_in_loop(found)
-    return adapter("reward")(found, value.get("kwargs"))
+    return adapt_reward(found, value.get("kwargs"))
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.threads import call, in_thread
+from agentrl_cli.registry.threads import in_thread
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored
@@ -50,7 +49,7 @@ def gsm8k(episode: Episode, ctx: RewardContext) -> Scored:
 
 
 def contains(episode: Episode, ctx: RewardContext) -> Scored:
-    """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers (minimind's rule)."""
+    """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers."""
     wanted = _expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
     numbers = {number.replace(",", "") for number in _NUMBER.findall(ctx.final_text)}
@@ -140,21 +139,6 @@ def code_of(text: str) -> str:
     """Return the last fenced block of a text, else the text."""
     found = _FENCE.findall(text)
     return str(found[-1]) if found else text
-
-
-async def environment(episode: Episode, ctx: RewardContext) -> Any:
-    """`get_reward()` of a TRL environment; None, so not applicable, if this episode's has none."""
-    if "environment" not in ctx.state:
-        raise EnvError("The episode has no environment with get_reward().")
-    return await environment_reward(ctx.state)
-
-
-async def environment_reward(state: MutableMapping[str, Any]) -> Any:
-    """`get_reward()` of the episode's environment, called once; None if it has none."""
-    if "environment_reward" not in state:
-        get = getattr(state["environment"], "get_reward", None)
-        state["environment_reward"] = None if get is None else await call(get)
-    return state["environment_reward"]
 
 
 def interaction(episode: Episode, ctx: RewardContext) -> float:

@@ -1,9 +1,9 @@
-"""Conversations of a JSONL file as demonstrations: minimind's, OpenAI's, TRL's, ShareGPT's and Alpaca's rows.
+"""Conversations of a JSONL file as demonstrations: OpenAI's, ShareGPT's, Alpaca's and others' rows.
 
-{"conversations": [{"role": …, "content": …, "tools": "[…]", "tool_calls": "[…]"}, …]}     minimind
+{"conversations": [{"role": …, "content": …, "tools": "[…]", "tool_calls": "[…]"}, …]}
 {"conversations": [{"from": "human", "value": …}, …]}                                       ShareGPT
-{"messages": […], "tools": […]}                                                             OpenAI, TRL
-{"prompt": text or messages, "completion": text or messages}                                TRL
+{"messages": […], "tools": […]}                                                             OpenAI
+{"prompt": text or messages, "completion": text or messages}
 {"instruction": …, "input": …, "output": …}                                                 Alpaca
 """
 

@@ -12,14 +12,14 @@ from agentrl_cli.errors import DataError, EnvError
 Row = dict[str, Any]
 
 PLACES = re.compile(r"(<image>|<video>)")
-"""Where verl's rows have the media of the prompt."""
+"""Where a text has the media of the prompt."""
 
 
 def with_media(row: Row) -> Row:
     """Return a row whose `images` (or `image`) and `videos` are parts of its prompt.
 
-    They fill the parts without content of their own, else the texts `<image>` and `<video>` as in verl, else stand
-    before the text of the first user message as in TRL.
+    They fill the parts without content of their own, else the texts `<image>` and `<video>`, else stand before the
+    text of the first user message.
     """
     images = _listed(row.pop("images", None)) + _listed(
         row.get("image") if _is_media(row.get("image")) else None
@@ -66,7 +66,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_media(value: Any) -> bool:
-    """Whether a column `image` holds an image: TRL's rows have one; other rows may have a text of their own there."""
+    """Whether a column `image` holds an image: rows may have a text of their own there."""
     return (
         is_image(value)
         or isinstance(value, bytes)

@@ -196,7 +196,7 @@ class Pack:
         return tasks, bad
 
     def _refused(self, row: Mapping[str, Any]) -> str:
-        """What a tool finds wrong with a row, or an image that is not there; empty if nothing."""
+        """Return what a tool finds wrong with a row, or an image that is missing; empty if nothing."""
         return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(
             row["prompt"], self.dir
         )
@@ -240,14 +240,11 @@ class Pack:
         if self.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
         messages = templated(messages, self.template)
-        left_out = (
-            ("tools",) if isinstance(prompt, str) else ("prompt", "tools")
-        )  # a text is TRL's standard format
+        left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")
         data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None
-        of = (
-            f"{split}/" if split in self.variants else ""
-        )  # its rows may be those of a split, in another form
+        # Rows of a variant may be those of a split, in another form.
+        of = f"{split}/" if split in self.variants else ""
         return Task(
             id=f"{self.name}/{of}{row['id']}",
             pack=self.name,
@@ -276,14 +273,8 @@ class Pack:
     @property
     def imports(self) -> tuple[str, ...]:
         """Packages that its sandbox sessions, or its tools in them, need besides the standard library."""
-        return tuple(
-            sorted(
-                {
-                    *self.session.get("imports", ()),
-                    *(n for tool in self.tools for n in tool.imports),
-                }
-            )
-        )
+        named = {name for tool in self.tools for name in tool.imports}
+        return tuple(sorted({*self.session.get("imports", ()), *named}))
 
     def open_session(
         self, sandbox: Sandbox | None, seed: int | None = None, **more: Any
@@ -293,11 +284,8 @@ class Pack:
         """
         if sandbox is None:
             return None
-        return partial(
-            sandbox.session,
-            **{"episode_seed": seed, **self.session, "imports": self.imports},
-            **more,
-        )
+        given = {"episode_seed": seed, **self.session, "imports": self.imports}
+        return partial(sandbox.session, **given, **more)
 
     @property
     def solver(self) -> bool:

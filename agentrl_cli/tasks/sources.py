@@ -4,7 +4,7 @@
 
     data:
       train: data/train.parquet
-      test: {path: rows.json, form: verl, limit: 200}
+      test: {path: rows.json, form: messages, limit: 200}
       heldout: {hub: openai/gsm8k, config: main, split: test}   # or a folder of files, or of save_to_disk
       fresh: {generate: "task.py:generate", seed: 7, count: 1000}
       mine: {dataset: "task.py:Rows", args: {size: 10}}
@@ -34,7 +34,7 @@ from agentrl_cli.errors import (
     raised,
 )
 from agentrl_cli.registry import resolve
-from agentrl_cli.tasks.forms import FORMS
+from agentrl_cli.tasks.forms import all_forms
 from agentrl_cli.types.plain import parse_json
 
 Numbered = tuple[int, Mapping[str, Any] | str]
@@ -98,8 +98,8 @@ def source_of(folder: Path, split: str, value: Any) -> Source:
             f"{where} has unknown keys: {', '.join(unknown)}.",
             hint=f"Besides {kind}: {_list(kind)}.",
         )
-    if str(value.get("form", "auto")) not in ("auto", *FORMS):
-        known = NotFound.of("form", str(value["form"]), ["auto", *FORMS])
+    if str(value.get("form", "auto")) not in ("auto", *all_forms()):
+        known = NotFound.of("form", str(value["form"]), ["auto", *all_forms()])
         raise ConfigError(f"{where}: {known.message}", hint=known.hint)
     for key in ("limit", "count"):
         if value.get(key) is not None and not (isinstance(value[key], int) and value[key] > 0):

@@ -11,7 +11,8 @@ from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.envs.load import load_interactions
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.paths import find_pack
-from agentrl_cli.registry import adapter, load_file, resolve, trust
+from agentrl_cli.registry import load_file, resolve, trust
+from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.sandbox.options import read_options
@@ -66,10 +67,8 @@ def load_pack(name: str | Path, *, base: Path | None = None) -> Pack:
         raise NotFound(
             f"{error.message} There is no {folder / 'task.py'} to look in.", hint=error.hint
         ) from error
-    sections = (
-        adapter("data")(folder, _section(folder, spec, "data")),
-        _section(folder, spec, "variants"),
-    )
+    splits = _section(folder, spec, "data")
+    sections = (adapt("data", folder, splits) or splits, _section(folder, spec, "variants"))
     data, variants = (
         {str(name): source_of(folder, str(name), value) for name, value in section.items()}
         for section in sections
@@ -183,9 +182,7 @@ def _rewards(
 
 def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
     """Return the tools of a pack: `names` are tools of its task.py, built-in tools, paths, or files like tools.yaml."""
-    schemas = [
-        schema for schema in own if isinstance(schema, Mapping)
-    ]  # minimind's TOOLS are these
+    schemas = [schema for schema in own if isinstance(schema, Mapping)]  # of a table's functions
     extra = {
         tool.name: tool
         for tool in map(as_tool, (value for value in own if not isinstance(value, Mapping)))
@@ -202,12 +199,10 @@ def _tools(folder: Path, names: Any, own: Sequence[Any]) -> list[Tool]:
             tools.append(extra[name])
         else:
             found = resolve("tools", TOOLS, name, base=folder)
-            table = isinstance(found, Mapping)
-            tools += (
-                adapter("table")(f"{folder / 'task.yaml'}: {name}", found, schemas)
-                if table
-                else [as_tool(found)]
-            )
+            made = None
+            if isinstance(found, Mapping):
+                made = adapt("table", f"{folder / 'task.yaml'}: {name}", found, schemas)
+            tools += made or [as_tool(found)]
     tools = [tool.at(folder) for tool in tools]
     for number, tool in enumerate(tools):
         if tool.name in {other.name for other in tools[:number]}:

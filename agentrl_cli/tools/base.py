@@ -294,7 +294,7 @@ def as_result(value: Any) -> ToolResult:
     """Return a tool function's return value as a ToolResult: texts unchanged, None as empty, the rest as JSON.
 
     An image is a PIL image, the bytes of one, the `Path` of its file, a `data:image/` URL, or a block `{"type":
-    "image", "image": …}` in a list of content blocks, as TRL's tools return them. Raises EnvError if it cannot be read,
+    "image", "image": …}` in a list of content blocks. Raises EnvError if it cannot be read,
     TypeError if the value has no text form: the model is not shown an object's address.
     """
     if isinstance(value, ToolResult):

@@ -1,11 +1,10 @@
-"""Tools from `tools.yaml`: verl's form, the short form, MCP servers, TRL environments.
+"""Tools from `tools.yaml`: classes, the short form, MCP servers, HTTP services, environments.
 
     tools:
-      - class_name: my_tools.Lookup                    # verl: a BaseTool, unchanged
+      - class_name: my_tools.Lookup                    # a Tool, or a class of another project
         config: {type: native, rate_limit: 5}
         tool_schema: {type: function, function: {name: …, description: …, parameters: {…}}}
-      - class_name: verl.tools.mcp_base_tool.MCPBaseTool
-        config: {type: mcp}
+      - config: {type: mcp}                            # servers of a file, and a selection of their tools
         mcp: {mcp_servers_config_path: servers.json, tool_selected_list: [search]}
       - name: add                                      # short: a function, or a built-in tool, with another text
         description: Add two numbers.
@@ -16,7 +15,7 @@
         config: {database: data/shop.db, writable: true}
       - mcp: {time: {command: python, args: [server.py]}, web: {url: "http://127.0.0.1:8000/mcp"}}
       - openapi: {file: openapi.json, server: "http://127.0.0.1:8000"}      # an HTTP service: see openapi.py
-      - environment: "task.py:Counter"                 # TRL: a class, or {name: class}: the row's `environment` picks
+      - environment: "task.py:Counter"                 # a class, or {name: class}: the row's `environment` picks
 
 Paths are relative to the file's folder.
 """
@@ -32,7 +31,8 @@ from typing import Any
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.registry import adapter, resolve
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.adapters import adapt, foreign_imports
 from agentrl_cli.tools import TOOLS, Tool, as_tool
 from agentrl_cli.tools.openapi import openapi_tools
 from agentrl_cli.types import ToolSchema
@@ -103,7 +103,9 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
     elif entry.get("openapi") is not None:
         found = openapi_tools(where, entry["openapi"], folder)
     elif entry.get("environment") is not None:
-        found = adapter("environment")(where, entry["environment"], folder)
+        found = adapt("environment", where, entry["environment"], folder)
+        if found is None:
+            raise ConfigError(f"{where}: no plugin of this installation reads `environment`.")
     elif entry.get("class_name") is not None:
         found = [_classed(where, entry, dict(config), folder)]
     else:
@@ -114,15 +116,15 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
 def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
     """`class_name`: another project's tool, or a Tool that takes the config as keywords."""
     name = str(entry["class_name"])
-    with adapter("modules")(folder) as modules:
-        kind = resolve("tools", {}, modules.target(name, "verl.tools"), base=folder)
-        tool: Tool | None = adapter("tool")(kind, config, entry.get("tool_schema"), where)
+    with foreign_imports(folder) as target:
+        kind = resolve("tools", {}, target(name, "tools"), base=folder)
+        tool: Tool | None = adapt("tool", kind, config, entry.get("tool_schema"), where)
         if tool is not None:
             return tool
     config.pop("type", None)
     if isinstance(kind, type) and issubclass(kind, Tool):
         return _made(where, kind, config)
-    raise ConfigError(f"{where}: {name} is neither a verl BaseTool nor a Tool.")
+    raise ConfigError(f"{where}: {name} is neither a Tool nor a class that a plugin reads as one.")
 
 
 def _short(
@@ -194,7 +196,7 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
-    """MCP servers by name, or from verl's server file with a selection of tools."""
+    """MCP servers by name, or from a server file with a selection of their tools."""
     from agentrl_cli.tools.mcp import mcp_tools
 
     given = dict(entry.get("mcp") or {})

@@ -4,7 +4,7 @@ The index is bm25s's (https://github.com/xhluca/bm25s), built at the first searc
 CJK text are its characters and pairs of characters. Documents are JSONL rows with `contents` or `text` (optionally `id`
 and `title`), or the .txt and .md files of a folder, split
 into groups of paragraphs. A retriever answers POST {"queries", "topk", "return_scores"} with {"result": [[{"document",
-"score"}]]}, as in Search-R1 and verl.
+"score"}]]}, as in Search-R1.
 """
 
 from __future__ import annotations

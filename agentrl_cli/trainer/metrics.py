@@ -1,4 +1,4 @@
-"""The numbers of a step, under TRL's names if it has one, and the CPU time of this process with its sandbox."""
+"""The numbers of a step, and the CPU time of this process with its sandbox."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class ToolResult:
     done: bool = False
     """True if the tool ends the episode (`submit`, `finish`)."""
     value: Any = None
-    """The list that the tool returned, for rewards that read it as TRL gives it; None for any other value."""
+    """The list that the tool returned, for rewards that take it as it is; None for any other value."""
 
     @property
     def isolation(self) -> str:

@@ -19,20 +19,15 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.commands import main
 from agentrl_cli.config import load_config
 from agentrl_cli.config.yamlfile import load_yaml, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
-from agentrl_cli.plugins.verl_tool.app import ToolServer
-from agentrl_cli.plugins.verl_tool.journal import Journal
-from agentrl_cli.plugins.verl_tool.trajectories import Trajectories
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import compile_filter, compile_sort, fields
 from agentrl_cli.store.queries import grep, run_query
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tasks.sources import source_of
-from agentrl_cli.tools import tool
 from agentrl_cli.types import Episode, Outcome, Tokens, Turn
 from tests.helpers.train import write_pack
 
@@ -423,116 +418,6 @@ def test_rows_at_random(tmp_path: Path) -> None:
 
 
 # --- bodies of the tool server ---------------------------------------------------------------------------------------
-
-
-def bodies() -> Iterator[tuple[str, bytes]]:
-    """(path, body) of requests that must not be answered with 500."""
-    for path in ("/v1/open", "/v1/call", "/v1/rewards", "/v1/close", "/get_observation"):
-        for body in (
-            b"",
-            b"\xff",
-            b"[]",
-            b"5",
-            b"[" * 100_000,
-            b'{"a":' * 100_000,
-            b'{"trajectory": "\\ud800"}',
-        ):
-            yield path, body
-    tools: Any
-    seed: Any
-    for tools in (5, "add", {"add": 1}, [5], [[]], [None], "", True):
-        yield "/v1/open", json.dumps({"tools": tools}).encode()
-    for task in (5, [1], {"data": 5}, {"prompt": 5}, {"prompt": ["x"]}, {"pack": [1]}):
-        yield "/v1/open", json.dumps({"task": task}).encode()
-    for seed in ("x", None, -1, 1.5, True, 10**30, []):
-        yield "/v1/open", json.dumps({"seed": seed}).encode()
-    for extra in (5, [5], "x", {"a": 1}, [[["a", 1]]], [None]):
-        given = {"trajectory_ids": ["a"], "actions": ["x"], "extra_fields": extra}
-        yield "/get_observation", json.dumps(given).encode()
-    rng = random.Random(18)
-    values: list[Any] = [
-        None,
-        5,
-        "",
-        "a",
-        "b",
-        [],
-        {},
-        ["a"],
-        [5],
-        [None],
-        {"a": 1},
-        True,
-        -1,
-        1e300,
-        "\ud800",
-        [[]],
-    ]
-    values += [
-        [{"trajectory": "a", "key": "k", "name": "add", "arguments": {"a": 1}}],
-        [{"finish": 1}],
-        [{"key": []}],
-    ]
-    keys = [
-        "trajectory",
-        "tools",
-        "task",
-        "seed",
-        "calls",
-        "trajectories",
-        "trajectory_ids",
-        "actions",
-        "extra_fields",
-    ]
-    for _ in range(800):
-        path = rng.choice(
-            [
-                "/v1/open",
-                "/v1/call",
-                "/v1/rewards",
-                "/v1/close",
-                "/get_observation",
-                "/get_observation",
-            ]
-        )
-        chosen = rng.sample(keys, rng.randint(1, 4)) + (
-            ["trajectory_ids", "actions"] if "get" in path else []
-        )
-        yield path, json.dumps({key: rng.choice(values) for key in chosen}).encode()
-
-
-async def test_bodies(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
-    from aiohttp.test_utils import TestClient, TestServer
-
-    @tool
-    def add(a: int) -> str:
-        """Add one.
-
-        Args:
-            a: A number.
-        """
-        return str(a + 1)
-
-    journal = Journal(tmp_path / "j.db")
-    trajectories = Trajectories([add], journal)
-    server = ToolServer(trajectories, load_parser("hermes"), token="")
-    wrong: dict[int, int] = {}
-    try:
-        async with TestClient(TestServer(server.app())) as client:
-            for path, body in bodies():
-                async with client.post(path, data=body) as answer:
-                    said = await answer.json()
-                    assert answer.status < 500, (path, body[:200], said)
-                    assert answer.status == 200 or said["error"]["message"], (path, body[:200])
-                    wrong[answer.status] = wrong.get(answer.status, 0) + 1
-            actions = {"extra_fields": 5, "trajectory_ids": ["a"], "actions": ["x"]}
-            assert (await client.post("/get_observation", json=actions)).status == 400
-            assert (await client.post("/v1/open", json={"tools": 5})).status == 400
-    finally:
-        await trajectories.shutdown(0.1)
-        journal.close()
-    assert wrong[200] > 40 and wrong[400] > 200
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config import load_config
 from agentrl_cli.doctor import sandbox_level
-from agentrl_cli.paths import pack_names, packs_dir
+from agentrl_cli.paths import find_pack, pack_names, packs_dir
 
 
 def init(*args: str) -> int:
@@ -35,9 +35,9 @@ def test_every_pack_becomes_a_valid_project(
         "agentrl check",
         "agentrl train --watch",
     ]
-    for path in (packs_dir() / pack).rglob("*"):
+    for path in find_pack(pack).rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
-            assert (folder / path.relative_to(packs_dir() / pack)).read_bytes() == path.read_bytes()
+            assert (folder / path.relative_to(find_pack(pack))).read_bytes() == path.read_bytes()
     project = open_project(folder)
     expected, _ = load_config(sets=[f"task.packs=[{pack}]"])
     own = Path(expected.model.name)  # the pack's adapter, or the bundled model

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl_cli.envs.tool_env import AssistantTurn, ToolEnv
-from agentrl_cli.plugins.verl_tool.journal import Journal
-from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tools import as_tool
 from agentrl_cli.types import Message, Task, ToolCall
@@ -133,19 +130,3 @@ async def test_undo_takes_the_session_of_a_chat_back(sandbox: Sandbox) -> None:
     await made.undo()
     assert [e["text"] for e in events if e["ev"] == "note"] == ["what send did stays done"]
     await made.talk.close()
-
-
-async def test_a_tool_server_that_restarts_draws_the_same_numbers_again(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    code = {"code": "import random; random.random()"}
-    seen = []
-    for key in ("a", "b"):
-        journal = Journal(tmp_path / "j.db")
-        server = Trajectories([as_tool("run_python")], journal, open_session=sandbox.session)
-        await server.open("t", {"seed": 4})
-        seen.append((await server.call(Call("t", key, "run_python", code)))["result"]["text"])
-        await server.shutdown(0.1)
-        journal.close()
-    fresh = await sandbox.session(seed=4)
-    assert [(await fresh.cell(code["code"])).text() for _ in seen] == seen

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.registry.plugins import PLUGINS
+from tests.helpers.core import FOLDERS, ROOT, delete_plugins
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl_cli"
-FOLDERS = sorted(
-    path.name for path in (PACKAGE / "plugins").iterdir() if (path / "__init__.py").is_file()
-)
 NAMED = re.compile(r"agentrl_cli[./]plugins[./](\w+)")
 LINES = 15
 """Lines of a plugin's README."""
@@ -34,6 +31,12 @@ def test_every_plugin_has_its_line_its_page_and_its_tests() -> None:
         page = (PACKAGE / "plugins" / name / "README.md").read_text(encoding="utf-8")
         assert page.startswith(f"# {name}\n") and len(page.splitlines()) <= LINES, name
         assert list((ROOT / "tests" / "plugins" / name).glob("test_*.py")), name
+
+
+def test_no_test_of_the_core_names_a_plugin() -> None:
+    """So that `make test-core` can run them all without any."""
+    kept = (path for path in (ROOT / "tests").rglob("*.py") if "plugins" not in path.parts)
+    assert [str(path) for path in kept if names_of_plugins(path)] == []
 
 
 def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
@@ -58,7 +61,7 @@ from agentrl_cli.registry.plugins import load_plugins
 
 assert agentrl_cli.__file__.startswith(sys.argv[1]) and sorted(load_plugins()) == sys.argv[2].split()
 for module in pkgutil.walk_packages(agentrl_cli.__path__, "agentrl_cli."):
-    if not module.name.endswith("__main__") and ".workers." not in module.name:  # those run in another interpreter
+    if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 for name in commands():
     load_command(name)
@@ -73,12 +76,7 @@ def test_without_a_plugin_the_rest_can_be_imported_and_used(missing: str, tmp_pa
     for name in ("tasks", "sandbox", "runs"):
         (tmp_path / name).symlink_to(ROOT / name)
     deleted = FOLDERS if missing == "all of them" else [missing]
-    registry = tmp_path / "agentrl_cli" / "registry" / "plugins.py"
-    lines = registry.read_text(encoding="utf-8").splitlines(keepends=True)
-    for name in deleted:
-        shutil.rmtree(tmp_path / "agentrl_cli" / "plugins" / name)
-        lines = [line for line in lines if f'"agentrl_cli.plugins.{name}:OFFERS"' not in line]
-    registry.write_text("".join(lines), encoding="utf-8")
+    delete_plugins(tmp_path, deleted)
     left = " ".join(sorted(set(FOLDERS) - set(deleted)))
     command = [sys.executable, "-c", WITHOUT, str(tmp_path), left]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -56,7 +56,7 @@ FILES = {
 }
 OTHER = {"task.prompt", "store.runs"}
 """A text that `agentrl optimize` improves, and an attribute in Python."""
-FOREIGN = re.compile(r"agentrl_cli/(plugins/lightning|compat|config/verl)|docs/lightning")
+FOREIGN = re.compile(r"agentrl_cli/plugins/(lightning|verl)|docs/lightning")
 """Texts that name other projects' settings."""
 Place = tuple[str, str, bool]
 

@@ -202,7 +202,7 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
 
 
 def test_rows_with_images_and_videos(tmp_path: Path) -> None:
-    """verl's texts, TRL's columns, OpenAI's parts; a video's frames; the store keeps the bytes of a prompt once."""
+    """Texts, columns, OpenAI's parts; a video's frames; the store keeps the bytes of a prompt once."""
     (tmp_path / "red.png").write_bytes(RED)
     moving = io.BytesIO()
     frames = [Image.new("RGB", (8, 8), (n * 20, 0, 0)) for n in range(10)]
@@ -210,11 +210,11 @@ def test_rows_with_images_and_videos(tmp_path: Path) -> None:
     (tmp_path / "moves.png").write_bytes(moving.getvalue())
     uri = data_uri(BLUE)
     said = [{"role": "user", "content": "a <image>b<video>"}]
-    verl = {"data_source": "x", "prompt": said, "images": [{"bytes": RED}]}
+    texts = {"prompt": said, "images": [{"bytes": RED}]}
     rows: list[dict[str, Any]] = [
-        {"id": "verl", **verl, "videos": [{"video": "moves.png", "max_frames": 3}]},
+        {"id": "texts", **texts, "videos": [{"video": "moves.png", "max_frames": 3}]},
         {
-            "id": "trl",
+            "id": "column",
             "prompt": [{"role": "system", "content": "s"}, {**said[0], "content": "u"}],
             "image": PIL(BLUE),
         },
@@ -284,7 +284,7 @@ async def test_images_of_tools_follow_in_a_user_message_if_the_template_shows_th
 
 
 def test_what_functions_answer_as_pictures() -> None:
-    """A PIL image, and TRL's content blocks; a list that only looks like blocks stays JSON."""
+    """A PIL image, and content blocks; a list that only looks like blocks stays JSON."""
     image = Image.new("RGB", (24, 16), (255, 0, 0))
     assert as_result(image) == ToolResult("", images=(RED,))
     blocks = [

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 
 from agentrl_cli.config.yamlfile import load_yaml
-from agentrl_cli.paths import pack_names, packs_dir
+from agentrl_cli.paths import find_pack, pack_names
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks import load_pack
 from recipes.tiny_tools.recipe import Plan
@@ -144,12 +144,12 @@ def test_no_row_of_a_pack_is_in_it() -> None:
     """Over every 16th row that the recipe trains on: no question of any split, and no 13 words in a row of one."""
     questions, grams = set(), set()
     for name in pack_names():
-        for path in sorted((packs_dir() / name / "data").glob("*.jsonl")):
+        for path in sorted((find_pack(name) / "data").glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
                 asked = (
                     fields.get("prompt") or fields["conversations"][1]["content"]
-                )  # minimind's form
+                )  # conversations
                 questions.add(" ".join(asked.split()))
                 for text in fields.values():
                     grams |= set(thirteens(text)) if isinstance(text, str) else set()

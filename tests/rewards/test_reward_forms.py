@@ -1,10 +1,10 @@
-"""Reward functions of verl and TRL unchanged, rewards by rule, by a judge, by a reward model."""
+"""Rewards by path, by rule, by a judge, by a reward model."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config, SandboxConfig
+from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, NotFound
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, rules, score
@@ -22,116 +22,20 @@ from agentrl_cli.rewards.llm_client import Asked, ask
 from agentrl_cli.rewards.load import load_reward
 from agentrl_cli.rewards.model import RewardModel
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Origin, Outcome, Task, Tokens, ToolResult, Turn
+from agentrl_cli.types import Outcome, Task
+from tests.helpers.rewards import TASK, context, episode, value
 from tests.helpers.web import completion, served
 
-TASK = Task(
-    "p/1",
-    "p",
-    "math",
-    "train",
-    ({"role": "user", "content": "2 + 3?"},),
-    {"data_source": "gsm8k", "ground_truth": "5", "extra_info": {"index": 7}, "solution": "5"},
-)
 
-
-def episode() -> Episode:
-    """Asked, called a tool, answered 5; ids 0…8, the model's own are 1, 2, 5 and 6."""
-    origin = [
-        Origin.USER,
-        Origin.MODEL,
-        Origin.MODEL,
-        Origin.TOOL,
-        Origin.TOOL,
-        Origin.MODEL,
-        Origin.MODEL,
-    ]
-    call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    turns = (
-        Turn(0, "user", tuple(TASK.prompt), 0, 1),
-        Turn(1, "assistant", (said,), 1, 3),
-        Turn(
-            2,
-            "tool",
-            ({"role": "tool", "content": "5"},),
-            3,
-            5,
-            results=(ToolResult("5", reward=0.25),),
-        ),
-        Turn(3, "assistant", ({"role": "assistant", "content": "It is 5."},), 5, 7),
-    )
-    return Episode("e", "p/1", turns=turns, tokens=Tokens.given(range(7), origin), step=4)
-
-
-def context(**changes: Any) -> RewardContext:
-    plain = {"final_text": "It is 5.", "decode": lambda ids: " ".join(map(str, ids)), **changes}
-    return RewardContext(TASK, **plain)
-
-
-async def value(
-    function: Callable[..., Any], ctx: RewardContext | None = None
-) -> tuple[float, str]:
-    (part,) = await score(episode(), [Reward("r", function)], ctx or context())
-    return part.value, part.detail
-
-
-# --- verl and TRL ----------------------------------------------------------------------------------------------------
-
-
-async def test_verls_compute_score() -> None:
-    def compute_score(
-        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
-    ) -> float:
-        assert (data_source, solution_str, ground_truth) == ("gsm8k", "1 2 3 4 5 6", "5")
-        assert extra_info == {"index": 7, "num_turns": 4, "rollout_reward_scores": [0.25]}
-        return 0.5
-
-    async def named(
-        data_source: str, solution_str: str, ground_truth: str, **kwargs: Any
-    ) -> dict[str, Any]:
-        return {"score": 1, "acc": True, "extra": sorted(kwargs)}
-
-    assert await value(compute_score) == (0.5, "")
-    assert await value(named) == (1.0, "acc True, extra ['extra_info']")
-    with pytest.raises(EnvError, match="needs `score`"):
-        await value(lambda solution_str, ground_truth: {"acc": 1})
-
-
-async def test_without_a_tokenizer_the_response_is_its_texts() -> None:
-    def compute_score(solution_str: str, ground_truth: str) -> float:
-        return float(solution_str == "\n5\nIt is 5.")
-
-    assert await value(compute_score, context(decode=None)) == (1.0, "")
-
-
-async def test_trls_reward_functions() -> None:
-    def accuracy(completions: Any, solution: list[str], **kwargs: Any) -> list[float]:
-        assert kwargs["prompts"] == [list(TASK.prompt)] and kwargs["completion_ids"] == [
-            [1, 2, 3, 4, 5, 6]
-        ]
-        assert [message["role"] for message in completions[0]] == ["assistant", "tool", "assistant"]
-        assert kwargs["trainer_state"].global_step == 4 and kwargs["ground_truth"] == ["5"]
-        kwargs["log_metric"]("seen", 1)
-        return [float(solution[0] in completions[0][-1]["content"])]
-
-    async def slow(completions: Any) -> list[float | None]:
-        await asyncio.sleep(0)
-        return [None]
-
-    assert await value(accuracy) == (1.0, "seen 1")
-    assert await score(episode(), [Reward("r", slow)], context()) == ()  # not applicable: no part
-    with pytest.raises(EnvError, match="a list of one number"):
-        await value(lambda completions: [1.0, 2.0])
+async def test_the_response_is_its_ids_decoded_or_without_a_tokenizer_its_texts() -> None:
+    assert context().response(episode()) == "1 2 3 4 5 6"
+    assert context(decode=None).response(episode()) == "\n5\nIt is 5."
 
 
 async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from verl.utils.rollout_trace import rollout_trace_op\n"
-        "@rollout_trace_op\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):\n    return scale\n"
+        "def compute_score(episode, ctx, scale=1.0):\n    return scale\n"
     )
     reward = load_reward(
         tmp_path, "r", {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}, {}
@@ -143,23 +47,6 @@ async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
         load_reward(tmp_path, "r", {"wait": 1}, {})
     with pytest.raises(ConfigError, match="more than one"):
         load_reward(tmp_path, "r", {"function": "mine.py:compute_score", "judge": {}}, {})
-
-
-async def test_in_a_rollout_verls_function_sees_the_response_without_control_tokens() -> None:
-    seen: list[str] = []
-
-    def compute_score(
-        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
-    ) -> float:
-        seen.append(solution_str)
-        return float(ground_truth in solution_str)
-
-    row = {"prompt": [{"role": "user", "content": "2 + 3?"}], "reward_model": {"ground_truth": "5"}}
-    pack = Pack.of("p", [row], [Reward("r", compute_score)])
-    chat = Chat(ByteTokenizer())
-    rollout = Rollout(ScriptedPolicy(["It is 5."], chat.tokenizer), chat, {"p": pack}, Config())
-    done = await rollout.episode(Job(pack.tasks("train")[0], 1))
-    assert done.outcome is Outcome.SOLVED and seen[0].strip() == "It is 5."
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -188,46 +75,6 @@ async def test_rules() -> None:
     with pytest.raises(EnvError, match="has no gt or"):
         await value(rules.contains, RewardContext(Task("p/1", "p", "", "train", TASK.prompt), "5"))
     assert rules.code_of("a\n```python\nx = 1\n```\nb") == "x = 1\n" and rules.code_of("x") == "x"
-
-
-HUMANEVAL = {
-    "task_id": "HumanEval/9000",
-    "prompt": "import math\n\n\ndef half(n):\n    return n / 2\n\n\ndef area(r: float) -> float:\n"
-    '    """ Half of a circle of radius r.\n    >>> round(area(1), 2)\n    1.57\n    """\n',
-    "entry_point": "area",
-    "canonical_solution": "    return half(math.pi * r * r)\n",
-    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert abs(candidate(1) - 1.5708) < 1e-3\n"
-    "    assert candidate(0) == 0\n",
-}
-
-
-async def test_humanevals_tests_decide_in_the_sandbox() -> None:
-    """The published form: what the prompt begins may be continued, or written again without its imports."""
-    pack = Pack.of("he", [HUMANEVAL], [Reward("passes", rules.humaneval)], sandbox=True)
-    (task,) = pack.tasks("train")
-    whole = "def area(r):\n    return half(math.pi * r * r)\n"
-    said = {
-        HUMANEVAL["canonical_solution"]: 1.0,
-        f"I would write:\n```python\n{whole}```\nas asked.": 1.0,
-        f"```python\nimport math\n{whole}```": 1.0,
-        "```python\ndef area(r):\n    return 0\n```": 0.0,
-        "```python\nprint('passed')\nraise SystemExit\ndef area(r):\n    return 0\n```": 0.0,
-        "no code": 0.0,
-    }
-    async with await Sandbox.open(SandboxConfig(workers=1, wall=2.0)) as sandbox:
-        session = await sandbox.session(seed=0)
-
-        async def open_session() -> Any:
-            return session
-
-        for text, expected in said.items():
-            ctx = RewardContext(task, text, open_session)
-            (part,) = await score(episode(), pack.rewards, ctx)
-            assert (part.value, part.fakeable) == (expected, True), (text, part)
-            assert bool(part.detail) == (expected == 0.0)
-        await session.close()
-    with pytest.raises(EnvError, match="has no entry_point"):
-        await value(rules.humaneval, context(final_text="x"))
 
 
 # --- judge -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -14,14 +13,12 @@ import pytest
 
 from agentrl_cli.commands import main
 from agentrl_cli.commands.rescore import packages
-from agentrl_cli.config import Config, RolloutConfig, SandboxConfig
+from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency
-from agentrl_cli.plugins.verl_tool.journal import Journal
-from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.tasks import Pack, load_pack
-from agentrl_cli.tools import as_tool, tool
+from agentrl_cli.tools import tool
 from tests.helpers.sandbox import open_sandbox
 
 TASK_PY = "def right(episode, ctx): return 1.0\nREWARDS = {'right': right}\n"
@@ -200,30 +197,6 @@ def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
     config = Config()
     config.task.packs = ["made", "code-task", "missing"]
     assert packages(config, tmp_path) == ("numpy",)
-
-
-async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rollout(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
-        more: dict[str, Any] = {
-            "open_session": sandbox.session,
-            "limits": RolloutConfig(max_observation_chars=60),
-        }
-        more["sessions"] = {"quick": {"wall": 0.4}, "other": {"wall": 2.5}}
-        server = Trajectories([as_tool("run_python")], journal, **more)
-        try:
-            for pack, says in (("quick", "timed out after 0.4 s"), ("other", "")):
-                await server.open(pack, {"task": {"pack": pack}})
-                code = "import time; time.sleep(0.8)"
-                answer = await server.call(Call(pack, "1", "run_python", {"code": code}))
-                assert says in answer["result"]["text"], answer
-                answer = await server.call(
-                    Call(pack, "2", "run_python", {"code": "print('x' * 500)"})
-                )
-                assert answer["result"]["truncated"] and len(answer["result"]["text"]) < 100
-        finally:
-            await server.shutdown()
 
 
 ODD: list[dict[str, Any]] = [

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.errors import StoreError
-from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.maintenance import delete_run, prune, status
@@ -157,8 +156,12 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         fork = store.runs.add(
             RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3)
         )
-        Prompts(store).add(PromptRow("r0", "p", None, "seed", {}))
-        Prompts(store).add(PromptRow("r0", "q", "p", "gepa", {}))
+        for id, parent in (("p", None), ("q", "p")):
+            store.db.execute(
+                "INSERT INTO prompts (run_id, id, parent_id, origin, parts, scores, at)"
+                " VALUES ('r0', ?, ?, 'seed', '{}', '{}', 1.0)",
+                (id, parent),
+            )
         store.episodes.add(
             made(f"e{run}{n}", run_id=run, group_id="g", sample=n)
             for run in ("r0", "r1")

@@ -103,9 +103,7 @@ def test_rows_become_tasks(tmp_path: Path) -> None:
     )
     assert b.prompt[0]["role"] == "system" and b.prompt[1]["content"] == "Say bee."
     assert d.prompt[0]["content"] == "Own."  # its own system message stays
-    assert (
-        a.data["answer"] == "ant" and a.data["prompt"] == "Say ant."
-    )  # a text: TRL's standard format
+    assert a.data["answer"] == "ant" and a.data["prompt"] == "Say ant."  # a text
     assert [tool.name for tool in pack.tools_of(a)] == ["calculator", "shout"]
     assert [tool.name for tool in pack.tools_of(c)] == ["shout"]
     assert pack.solution(a) == [{"role": "assistant", "content": "ant"}]

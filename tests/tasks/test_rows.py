@@ -1,4 +1,4 @@
-"""Rows of other projects, from every kind of file, and from code; a bad one is reported with its place."""
+"""Rows in several forms, from every kind of file, and from code; a bad one is reported with its place."""
 
 from __future__ import annotations
 
@@ -29,41 +29,13 @@ SCHEMA = {
     "type": "function",
     "function": {"name": "lookup", "description": "Look.", "parameters": {"type": "object"}},
 }
-VERL: dict[str, Any] = {
-    "data_source": "openai/gsm8k",
-    "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "2 + 3?"}],
-    "ability": "math",
-    "reward_model": {"style": "rule", "ground_truth": "5"},
-    "extra_info": {
-        "split": "train",
-        "index": 0,
-        "need_tools_kwargs": True,
-        "tools_kwargs": {"lookup": {"create_kwargs": {"ground_truth": "5"}}},
-        "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},
-    },
-}
 MESSAGES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Look up a."}],
     "tools": [SCHEMA],
     "tool_choice": {"type": "function", "function": {"name": "lookup"}},
 }
-MINIMIND: dict[str, Any] = {
-    "conversations": [
-        {"role": "system", "content": "", "tools": json.dumps([SCHEMA])},
-        {"role": "user", "content": "Look up a."},
-        {"role": "assistant", "content": "placeholder"},
-    ],
-    "gt": ["42"],
-}
-HUMANEVAL = {
-    "task_id": "HumanEval/0",
-    "prompt": "def one():\n",
-    "entry_point": "one",
-    "canonical_solution": "    return 1\n",
-    "test": "def check(candidate):\n    assert candidate() == 1\n",
-}
 GSM8K = {"question": "How many?", "answer": "2 + 1000 = <<2+1000=1002>>\n#### 1,002"}
-TRL = {"prompt": [{"role": "user", "content": "Say a."}], "solution": "a"}
+OWN = {"prompt": [{"role": "user", "content": "Say a."}], "solution": "a"}
 
 
 @pytest.fixture
@@ -92,28 +64,8 @@ def with_data(folder: Path, **data: Any) -> Path:
 
 
 def test_forms_are_distinguished() -> None:
-    rows = (VERL, MESSAGES, MINIMIND, HUMANEVAL, GSM8K, TRL)
-    assert [detect(row) for row in rows] == [
-        "verl",
-        "messages",
-        "minimind",
-        "humaneval",
-        "gsm8k",
-        "own",
-    ]
+    assert [detect(row) for row in (MESSAGES, GSM8K, OWN)] == ["messages", "gsm8k", "own"]
     assert detect({**GSM8K, "prompt": "p"}) == "own"  # a pack's row may well have a question, too
-
-
-def test_verl_rows(folder: Path) -> None:
-    plain, without, single = tasks(
-        folder, VERL, {**VERL, "use_tool": False}, {**VERL, "agent_name": "single_turn_agent"}
-    )
-    assert plain.id == f"{plain.pack}/train-00001" and plain.family == "openai/gsm8k"
-    assert plain.prompt == tuple(VERL["prompt"])
-    assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == VERL["extra_info"]
-    assert (plain.tools, without.tools, single.tools) == (("lookup",), (), ()), (
-        "those of its tools_kwargs"
-    )
 
 
 def test_messages_rows(folder: Path) -> None:
@@ -135,36 +87,21 @@ def test_messages_rows(folder: Path) -> None:
     assert second.tools is None and second.prompt[0]["role"] == "system"
 
 
-def test_minimind_rows(folder: Path) -> None:
-    (task,) = tasks(folder, MINIMIND)
-    assert [message["role"] for message in task.prompt] == [
-        "system",
-        "user",
-    ]  # the pack's own system message
-    assert task.tools == ("lookup",) and task.data["gt"] == ["42"]
-
-
-def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
-    code, count, say = tasks(folder, HUMANEVAL, GSM8K, TRL)
-    assert (
-        code.data["id"] == "HumanEval-0"
-        and "```python\ndef one():\n```" in code.prompt[-1]["content"]
-    )
-    assert code.data["code_prompt"] == "def one():\n" and code.data["entry_point"] == "one"
+def test_gsm8k_and_own_rows(folder: Path) -> None:
+    count, say = tasks(folder, GSM8K, OWN)
     assert count.prompt[-1]["content"] == "How many?" and count.data["answer"] == "1002"
     assert count.data["solution"] == GSM8K["answer"]
-    assert say.data["solution"] == "a" and say.id.endswith("train-00003")
+    assert say.data["solution"] == "a" and say.id.endswith("train-00002")
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({**VERL, "reward_model": "rule"}, "must be objects"),
-        ({**VERL, "prompt": []}, "must be a list of messages"),
-        ({**VERL, "images": ["no.png"]}, "no.png does not exist"),
-        ({**TRL, "image": {"bytes": 3}}, "An image is a int"),
-        ({**TRL, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
-        ({**TRL, "images": ["https://a.b/c.png"]}, "is not downloaded"),
+        ({"messages": []}, "must be a list of messages"),
+        ({**OWN, "images": ["no.png"]}, "no.png does not exist"),
+        ({**OWN, "image": {"bytes": 3}}, "An image is a int"),
+        ({**OWN, "prompt": "<image> or <image>", "images": ["a.png"]}, "2 places for 1 images"),
+        ({**OWN, "images": ["https://a.b/c.png"]}, "is not downloaded"),
         ({**MESSAGES, "tools": [{"function": {}}]}, "a schema in `tools` has no name"),
         (
             {**MESSAGES, "tools": [{"function": {"name": "look"}}], "tool_choice": "auto"},
@@ -176,12 +113,7 @@ def test_humaneval_gsm8k_and_trl_rows(folder: Path) -> None:
         ),
         ({**MESSAGES, "tools": [], "tool_choice": "required"}, "but the task has no tools"),
         ({**MESSAGES, "tool_choice": {"function": {"name": "x"}}}, "names 'x', which is not"),
-        ({**TRL, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
-        (
-            {**MINIMIND, "conversations": MINIMIND["conversations"][:2]},
-            "the last one a placeholder",
-        ),
-        ({"conversations": []}, "at least two messages"),
+        ({**OWN, "tool_choice": {"function": {"name": "x"}}}, "names 'x'; the tools are lookup"),
         ({**GSM8K, "question": 3}, "`question` must be a text"),
         (
             {
@@ -200,7 +132,7 @@ def test_bad_rows_of_every_form_are_reported_with_file_and_line(
     folder: Path, row: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DataError) as caught:
-        tasks(folder, TRL, row)
+        tasks(folder, OWN, row)
     assert (
         caught.value.message.startswith(f"{folder}/data/train.jsonl:2: ")
         and words in caught.value.message
@@ -208,8 +140,8 @@ def test_bad_rows_of_every_form_are_reported_with_file_and_line(
 
 
 def test_a_form_may_be_said(folder: Path) -> None:
-    with pytest.raises(DataError, match="must be objects"):
-        normal({"prompt": [], "extra_info": 3}, "verl")
+    with pytest.raises(DataError, match="needs the field 'problem'"):
+        normal({"prompt": []}, "math")
     (folder / "rows.jsonl").write_text(json.dumps({**GSM8K, "prompt": "p", "id": "1"}) + "\n")
     with_data(folder, train={"path": "rows.jsonl", "form": "gsm8k", "limit": 1})
     assert load_pack(folder).tasks("train")[0].data["answer"] == "1002"
@@ -219,7 +151,7 @@ def test_a_form_may_be_said(folder: Path) -> None:
 
 
 def test_json_files(folder: Path) -> None:
-    (folder / "data" / "train.json").write_text(json.dumps([VERL, TRL]))
+    (folder / "data" / "train.json").write_text(json.dumps([MESSAGES, OWN]))
     (folder / "data" / "test.json").write_text(json.dumps({"version": 1, "data": [GSM8K, 3]}))
     pack = load_pack(folder)
     assert pack.splits() == ["train", "test"] and len(pack.tasks("train")) == 2
@@ -234,11 +166,12 @@ def test_parquet_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
-    other = {**VERL, "extra_info": {"tools_kwargs": {"other": {"create_kwargs": {"a": 1}}}}}
-    parquet.write_table(pyarrow.Table.from_pylist([VERL, other]), folder / "data" / "train.parquet")
+    one = {**OWN, "extra_info": {"index": 0, "tools_kwargs": {"lookup": {"a": "5"}}}}
+    other = {**OWN, "extra_info": {"tools_kwargs": {"other": {"create_kwargs": {"a": 1}}}}}
+    parquet.write_table(pyarrow.Table.from_pylist([one, other]), folder / "data" / "train.parquet")
     first, second = load_pack(folder).tasks("train")
     assert (
-        first.data["extra_info"] == VERL["extra_info"]
+        first.data["extra_info"] == one["extra_info"]
     )  # fields of the other row are not nulls of this one
     assert second.data["extra_info"] == other["extra_info"]
     (folder / "data" / "train.parquet").write_bytes(b"PAR1 no")
@@ -386,7 +319,7 @@ def test_other_files_are_refused(folder: Path) -> None:
 
 
 def test_rows_of_a_script_may_have_any_form() -> None:
-    pack = Pack.of("mine", [GSM8K, TRL], [Reward("exact", lambda episode, ctx: 1.0)])
+    pack = Pack.of("mine", [GSM8K, OWN], [Reward("exact", lambda episode, ctx: 1.0)])
     assert [task.prompt[-1]["content"] for task in pack.tasks("train")] == ["How many?", "Say a."]
 
 

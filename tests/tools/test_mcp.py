@@ -220,10 +220,9 @@ def test_a_server_that_dies_is_quoted(folder: Path) -> None:
         )
 
 
-async def test_verls_file_of_servers_with_a_selection(folder: Path) -> None:
+async def test_a_file_of_servers_with_a_selection(folder: Path) -> None:
     (folder / "servers.json").write_text(json.dumps({"mcpServers": {"small": stdio()}}))
     entry = {
-        "class_name": "verl.tools.mcp_base_tool.MCPBaseTool",
         "config": {"type": "mcp"},
         "mcp": {"mcp_servers_config_path": "servers.json", "tool_selected_list": ["add"]},
     }

@@ -2,8 +2,8 @@
 
     /v1/…                                                   the episode is named by key, header or body, or not at all
     /e/{key}/v1/…                                           by the address alone
-    /rollout/{id}/attempt/{a}/v1/…                          as Agent-Lightning 0.x's proxy has it
-    /proxy/rollout/{id}/attempt/{a}/mode/{m}/openai/v1/…    as Agent-Lightning 1.0's
+    /rollout/{id}/attempt/{a}/v1/…                          also for agents that know a rollout and an attempt
+    /proxy/rollout/{id}/attempt/{a}/mode/{m}/openai/v1/…    the same, with a mode
 
 Under each: chat/completions, completions, responses, messages, messages/count_tokens, models; `v1` may be left out.
 POST {address}/end ends an episode, with `{"reward": 0.5}` or without. A key that this process opened (`Sessions.open`)

@@ -132,7 +132,7 @@ class EpisodeServer:
     async def _event(self, request: Request) -> Response:
         """Return a reward:
 
-        `{"reward": 0.5}`, or Agent-Lightning's `{"event_type": "reward", "data": {"value": 0.5}}`.
+        `{"reward": 0.5}`, or, as an event, `{"event_type": "reward", "data": {"value": 0.5}}`.
         """
         try:
             body = await json_body(request)
@@ -208,9 +208,7 @@ def _reward_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
         return body
     data = body.get("data")
     if body["event_type"] != "reward" or not isinstance(data, Mapping):
-        raise bad(
-            'Of Agent-Lightning\'s events only {"event_type": "reward", "data": {"value": NUMBER}} is taken.'
-        )
+        raise bad('Of events only {"event_type": "reward", "data": {"value": NUMBER}} is taken.')
     return {"reward": data.get("value")}
 
 

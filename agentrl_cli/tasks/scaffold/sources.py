@@ -5,7 +5,7 @@ tool.py                                 typed functions with docstrings
 agent.py  agent.py:function             a program that calls a model (docs/agents.md)
 openapi.json  openapi.yaml              the operations of an HTTP service
 mcp:COMMAND …  mcp:http://…             the tools of an MCP server
-verifiers:PACKAGE  inspect:PACKAGE@TASK tasks, tools and scorers of a verifiers taskset, of an Inspect eval
+NAME:PACKAGE  NAME:PACKAGE@TASK         tasks, tools and scorers of another project, if a plugin has its name
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import yaml
 
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
-from agentrl_cli.registry import adapter, load_file
+from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.scaffold.draft import Draft
@@ -33,8 +34,6 @@ from agentrl_cli.tools.openapi import operations, server_of
 
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
-FOREIGN = ("verifiers", "inspect")
-"""Projects whose environments run as they are."""
 MOST_ROWS = 1000
 """Rows taken of such an environment, which may have no end."""
 FOREIGN_AGENT = '''\
@@ -42,11 +41,11 @@ FOREIGN_AGENT = '''\
 
 from pathlib import Path
 
-from agentrl_cli.compat.programs import Foreign
+from {module} import {kind}
 
 HERE = Path(__file__).parent
 
-solve = Foreign({given}).solve
+solve = {kind}({given}).solve
 '''
 OWN = {
     "task.py",
@@ -78,7 +77,7 @@ def add_source(draft: Draft, source: str, python: str = "") -> None:
     if source.startswith("mcp:"):
         return _mcp(draft, source.removeprefix("mcp:"))
     kind, _, name = source.partition(":")
-    if kind in FOREIGN:
+    if kind in offers("programs"):
         return _foreign(draft, kind, name, python)
     file, _, function = source.partition(":")
     path = Path(file).expanduser()
@@ -186,16 +185,16 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     """`PACKAGE`, `PACKAGE@TASK`, and options after a question mark: `?key=value&key=value`, the values as in YAML."""
     place, _, query = name.partition("?")
     package, _, task = place.partition("@")
+    program = resolve("programs", {}, kind)
     if not package or draft.files or draft.rows or draft.tools:
-        shown = "verifiers:PACKAGE, inspect:PACKAGE@TASK"
         raise UsageError(
-            f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=shown
+            f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=program.shown
         )
     options = {
         key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)
     }
-    if kind == "verifiers":
-        options = {"taskset": options} if options else {}
+    if options and program.options_under:
+        options = {program.options_under: options}
     given: dict[str, Any] = {
         "task": task,
         "python": _path(python, os.sep in python),
@@ -203,15 +202,16 @@ def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
     }
     given = {key: value for key, value in given.items() if value}
     about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
-    draft.rows = adapter("program")(kind, named, **given).rows(MOST_ROWS)
+    draft.rows = program(named, **given).rows(MOST_ROWS)
     if not draft.rows:
         raise DataError(f"{about} has no tasks.")
-    words = [
-        repr(kind),
-        _code(named, draft),
-        *(f"{key}={_code(value, draft)}" for key, value in given.items()),
-    ]
-    text = FOREIGN_AGENT.format(about=about, given=", ".join(words).replace("'", '"'))
+    words = [_code(named, draft), *(f"{key}={_code(value, draft)}" for key, value in given.items())]
+    text = FOREIGN_AGENT.format(
+        about=about,
+        given=", ".join(words).replace("'", '"'),
+        module=program.__module__,
+        kind=program.__name__,
+    )
     draft.files["agent.py"] = text.encode()
     draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
     # Their prompts have the schemas of many tools.

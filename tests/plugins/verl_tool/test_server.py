@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from agentrl_cli.chat.parsers import load_parser
-from agentrl_cli.compat.trl import environment_tools
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _boxed
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
+from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rollout import Job
 from agentrl_cli.tools import Tool, ToolContext, as_tool, tool
 from agentrl_cli.types import Outcome, ToolResult
@@ -420,7 +420,7 @@ async def test_what_a_world_says_at_its_beginning_comes_from_the_server(tmp_path
             """Read."""
             return self.count
 
-    ours = environment_tools("here", Counter, tmp_path)
+    ours = adapt("environment", "here", Counter, tmp_path)
     async with (
         served(tmp_path, ours) as (server, address),
         connect(address, token="secret", patience=5) as remote,

@@ -1,1 +1,0 @@
-"""Programs that the interpreter of another project runs (compat/programs.py): they import nothing of this package."""

@@ -1,0 +1,19 @@
+"""A task of Inspect: its samples as rows, and an agent that plays them.
+
+solve = Inspect("inspect_evals", task="gsm8k", python="/envs/inspect/bin/python").solve
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl_cli.agents.programs import ForeignAgent
+
+
+class Inspect(ForeignAgent):
+    """`options` are the task's arguments; `score` names the scorer that is the reward, `NAME` or `NAME/KEY`."""
+
+    name = "inspect"
+    worker = Path(__file__).with_name("worker.py")
+    needs = "inspect_ai openai"
+    shown = "inspect:PACKAGE@TASK"

@@ -1,0 +1,22 @@
+"""minimind's files as they are: agent scripts, rows and weights; and the pack minimind-task."""
+
+from __future__ import annotations
+
+HERE = "agentrl_cli.plugins.minimind"
+OFFERS = {
+    "adapters": {
+        "table": f"{HERE}.files:table_tools",
+        "reward": f"{HERE}.files:adapt_reward",
+    },
+    "forms": {"minimind": f"{HERE}.rows:FORM"},
+    "commands": {
+        "import": ("Run", f"{HERE}.command:command", "Another project's model (minimind), and back")
+    },
+    "examples": {
+        "import": (
+            "agentrl import minimind full_sft.pth warm",
+            "agentrl import minimind warm back.pth",
+        )
+    },
+    "imports": {"minimind": "agentrl import minimind SOURCE OUT"},
+}

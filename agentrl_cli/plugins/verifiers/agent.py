@@ -1,0 +1,20 @@
+"""A taskset of verifiers: its rows, and an agent that plays them.
+
+solve = Verifiers("wordle").solve
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl_cli.agents.programs import ForeignAgent
+
+
+class Verifiers(ForeignAgent):
+    """`options` are its environment's configuration: `taskset`, its roles …"""
+
+    name = "verifiers"
+    worker = Path(__file__).with_name("worker.py")
+    needs = "verifiers uv"
+    options_under = "taskset"
+    shown = "verifiers:PACKAGE"

@@ -1,0 +1,70 @@
+"""A pack of a few files, played by a scripted model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack, load_pack
+from agentrl_cli.types import Episode
+
+CHAT = Chat(ByteTokenizer())
+
+TASK = '''
+def right(episode, ctx):
+    return float(ctx.final_text.endswith("5"))
+
+REWARDS = {"right": right}
+
+def add(a: float, b: float) -> float:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+'''
+
+
+def pack(folder: Path, spec: dict[str, Any], rows: list[dict[str, Any]], **files: str) -> Pack:
+    (folder / "data").mkdir()
+    (folder / "task.py").write_text(TASK + files.pop("task", ""))
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    whole = {"name": "p", "sandbox": False, "rewards": {"right": {"primary": True}}, **spec}
+    (folder / "task.yaml").write_text(json.dumps(whole))
+    (folder / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_pack(folder)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return CHAT.parser.example(name, arguments)
+
+
+async def play(
+    made: Pack, said: list[str], *, store: Store | None = None, **settings: Any
+) -> Episode:
+    config = Config()
+    config.rollout.max_tokens = 20_000
+    for key, value in settings.items():
+        setattr(config.rollout, key, value)
+    rollout = Rollout(ScriptedPolicy(said, CHAT.tokenizer), CHAT, {"p": made}, config, store=store)
+    return await rollout.episode(Job(made.tasks("train")[0], 1))
+
+
+def answers(episode: Episode) -> list[str]:
+    return [
+        str(turn.messages[0]["content"]) for turn in episode.turns if turn.role in ("tool", "user")
+    ][1:]
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {"prompt": [{"role": "user", "content": "2 + 3?"}], **more}

@@ -1,0 +1,90 @@
+"""Agents of other projects: a worker that counts its imports, and published ones with a scripted model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.agents.programs import ForeignAgent
+from agentrl_cli.agents.runners import AgentRollout
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job
+from agentrl_cli.tasks import load_pack
+from agentrl_cli.types import Episode
+
+CHAT = Chat(ByteTokenizer())
+
+
+def agent_of(file: Path) -> type[ForeignAgent]:
+    """Return the agent of a worker in this interpreter."""
+    return type("Other", (ForeignAgent,), {"name": "other", "worker": file, "needs": "other"})
+
+
+LATE = """
+import asyncio, json, os, sys, urllib.request
+from pathlib import Path
+sys.path.insert(0, os.path.dirname(__file__))
+
+class Worker:
+    def __init__(self, config):
+        self.config = config
+    def rows(self, limit):
+        assert Path(self.config["package"]).is_file()
+        return [{"id": "r", "prompt": "?", "sample": 0}]
+    def rehearse(self):
+        import large
+    async def run(self, request):
+        import large
+        await asyncio.sleep(self.config["options"].get("start", 0))
+        body = json.dumps({"messages": [{"role": "user", "content": "?"}]}).encode()
+        head = {"authorization": "Bearer " + request["api_key"], "content-type": "application/json"}
+        asked = urllib.request.Request(request["base_url"] + "/chat/completions", body, head)
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked).read()
+        await asyncio.sleep(self.config["options"].get("after", 0))
+        return {"reward": 1.0}
+
+WORKER, FORKED = Worker, True
+"""
+LARGE = "open(__file__ + '.imported', 'a').write('x')\n"
+
+
+def rehearsed(folder: Path) -> Path:
+    """A worker of which each run imports a module that counts its imports."""
+    (folder / "late.py").write_text(LATE)
+    (folder / "large.py").write_text(LARGE)
+    (folder / "eval.py").write_text("")
+    return folder / "late.py"
+
+
+async def episode_of(folder: Path) -> Episode:
+    pack = load_pack(folder)
+    rollout = AgentRollout(
+        ScriptedPolicy(["Hi."], CHAT.tokenizer), CHAT, {pack.name: pack}, Config()
+    )
+    return await rollout.episode(Job(pack.tasks("train")[0], 0))
+
+
+async def play_published(source: str, modules: str, said: list[str], folder: Path) -> Episode:
+    """Return an episode of a project made by `init --from SOURCE`, with the interpreter that has the modules."""
+    kind = source.partition(":")[0].upper()
+    python = os.environ.get(f"{kind}_PYTHON", sys.executable)
+    code = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    if subprocess.run([python, "-c", code, *modules.split()], check=False).returncode:
+        pytest.skip(
+            f"{modules} are not installed, and {kind}_PYTHON names no interpreter with them"
+        )
+    assert main(["init", str(folder), "--from", source, "--python", python]) == 0
+    pack = load_pack(folder)
+    every = (task for split in pack.splits() for task in pack.tasks(split))
+    first = min(every, key=lambda task: task.data["sample"])
+    config = Config.model_validate({"rollout": {"max_tokens": 32000, "max_new_tokens": 200}})
+    policy = ScriptedPolicy(said, CHAT.tokenizer)
+    return await AgentRollout(policy, CHAT, {pack.name: pack}, config).episode(Job(first, 0))

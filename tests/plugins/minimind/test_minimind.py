@@ -1,0 +1,381 @@
+"""minimind's model, rows, tools and rewards as they are, from its weights to its own loader again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config
+
+from agentrl_cli.commands import main
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import DataError, ModelError
+from agentrl_cli.learning.forward import way_of
+from agentrl_cli.models.load import load_model
+from agentrl_cli.paths import bundled_model, find_pack
+from agentrl_cli.plugins.minimind.model import convert
+from agentrl_cli.registry import load_file
+from agentrl_cli.tasks.forms import normal
+from agentrl_cli.tasks.spec import load_pack
+from agentrl_cli.types import Outcome
+from tests.helpers.packs import call, play
+
+HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
+"""minimind's 2-layer configuration."""
+
+
+class Norm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Layer(nn.Module):
+    """A block of model_minimind.py, with its names of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = HIDDEN // HEADS
+        attention = nn.Module()
+        attention.q_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        attention.k_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
+        attention.v_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
+        attention.o_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        attention.q_norm, attention.k_norm = Norm(width), Norm(width)
+        self.self_attn = attention
+        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
+        self.mlp = nn.Module()
+        self.mlp.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.mlp.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.mlp.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        own: Any = self.self_attn
+        h, n = self.input_layernorm(x), x.shape[1]
+
+        def heads(values: torch.Tensor) -> torch.Tensor:
+            return values.view(1, n, -1, HIDDEN // HEADS).transpose(1, 2)
+
+        def turned(values: torch.Tensor) -> torch.Tensor:
+            first, second = values.chunk(2, -1)
+            return values * cos + torch.cat((-second, first), -1) * sin
+
+        q = turned(own.q_norm(heads(own.q_proj(h))))
+        k = turned(own.k_norm(heads(own.k_proj(h)))).repeat_interleave(HEADS // GROUPS, 1)
+        v = heads(own.v_proj(h)).repeat_interleave(HEADS // GROUPS, 1)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + own.o_proj(out.transpose(1, 2).reshape(1, n, HIDDEN))
+        mlp: Any = self.mlp
+        h = self.post_attention_layernorm(x)
+        out = mlp.down_proj(nn.functional.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+        summed: torch.Tensor = x + out
+        return summed
+
+
+class MiniMind(nn.Module):
+    """model_minimind.py's MiniMindForCausalLM, written again: same names, same formulas."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(vocabulary, HIDDEN)
+        self.model.layers = nn.ModuleList([Layer(), Layer()])
+        self.model.norm = Norm(HIDDEN)
+        self.lm_head = nn.Linear(HIDDEN, vocabulary, bias=False)
+        self.model.embed_tokens.weight = self.lm_head.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        width, inner = HIDDEN // HEADS, self.model
+        rates = 1.0 / (1e6 ** (torch.arange(0, width, 2).float() / width))
+        angles = torch.outer(torch.arange(ids.shape[1]), rates).repeat(1, 2)
+        x: Any = inner.embed_tokens(ids)  # type: ignore[operator]
+        for layer in inner.layers:  # type: ignore[union-attr]
+            x = layer(x, angles.cos(), angles.sin())
+        logits: torch.Tensor = self.lm_head(inner.norm(x))  # type: ignore[operator]
+        return logits
+
+
+SYSTEM = {
+    "role": "system",
+    "content": "",
+    "tools": json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "calculate_math",
+                    "description": "计算数学表达式",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"expression": {"type": "string"}},
+                    },
+                },
+            }
+        ]
+    ),
+}
+CALLS = json.dumps([{"name": "calculate_math", "arguments": {"expression": "2+3"}}])
+SFT = [
+    {"role": "user", "content": "2+3?", "reasoning_content": "", "tools": "", "tool_calls": ""},
+    {"role": "assistant", "content": "", "tool_calls": CALLS},
+    {"role": "tool", "content": '{"result": "5"}'},
+    {"role": "assistant", "content": "5"},
+]
+AGENT: dict[str, Any] = {
+    "conversations": [SYSTEM, SFT[0], {"role": "assistant", "content": ""}],
+    "gt": ["5"],
+}
+CODE = """
+import math
+import torch
+
+TOOLS = [{"type": "function", "function": {"name": "calculate_math", "description": "d", "parameters": {
+    "type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}}}]
+MOCK_RESULTS = {
+    "calculate_math": lambda args: {"result": str(eval(str(args.get("expression", "0")), {"__builtins__": {}}))},
+    "get_current_time": lambda args: None,
+}
+
+def calculate_rewards(prompts, completions, gt_batch, tools_batch, num_gen, reward_model=None, device="cuda",
+                      turn_outputs_batch=None, unfinished_batch=None):
+    rewards = torch.zeros(len(completions), device=device)
+    for idx, response in enumerate(completions):
+        gt, calls = gt_batch[idx // num_gen], sum(turn.count("<tool_call>") for turn in turn_outputs_batch[idx])
+        names = {tool["function"]["name"] for tool in tools_batch[idx // num_gen]}
+        rewards[idx] += 0.5 if calls == len(gt) and names == {"calculate_math"} else -0.5
+        rewards[idx] += 2.5 * sum(text in response for text in gt) / len(gt) - 0.5 * unfinished_batch[idx]
+    return rewards
+"""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """minimind's `out/agent_128.pth` beside its `model/` with a tokenizer."""
+    root = tmp_path_factory.mktemp("minimind")
+    (root / "model").mkdir()
+    (root / "out").mkdir()
+    for path in bundled_model().iterdir():
+        if path.name.startswith(("tokenizer", "chat_template", "special")):
+            (root / "model" / path.name).write_bytes(path.read_bytes())
+    vocabulary = json.loads((bundled_model() / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    torch.save(MiniMind(vocabulary).state_dict(), root / "out" / "agent_128.pth")
+    return root / "out" / "agent_128.pth"
+
+
+@pytest.mark.slow
+def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert main(["import", "minimind", str(native), str(tmp_path / "hf")]) == 0
+    weights = torch.load(native, weights_only=True)
+    own = MiniMind(weights["lm_head.weight"].shape[0])
+    own.load_state_dict(weights)
+    ids = torch.arange(5, 45)[None]
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": SFT}) + "\n")
+    project = tmp_path / "p"
+    assert (
+        main(
+            [
+                "init",
+                "--min-level",
+                "ns",
+                "minimind-task",
+                str(project),
+                "--model",
+                str(tmp_path / "hf"),
+            ]
+        )
+        == 0
+    )
+    at = ["--project", str(project), "--set", "model.device=cpu"]
+    assert (
+        main(
+            [
+                "sft",
+                str(tmp_path / "tuned"),
+                "--data",
+                str(tmp_path / "rows.jsonl"),
+                "--steps",
+                "2",
+                *at,
+            ]
+        )
+        == 0
+    )
+    few = [
+        "--set",
+        "rollout.prompts_per_step=1",
+        "--set",
+        "rollout.group_size=2",
+        "--set",
+        "model.append_only=true",
+    ]
+    few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.drop_zero_variance=false"]
+    assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
+    assert main(["eval", "--limit", "1", "-k", "1", *at, *few]) == 0
+    assert main(["chat", "--model", str(tmp_path / "tuned"), "--say", "1+1?", "--json", *at]) == 0
+    assert main(["merge", "last", str(tmp_path / "merged"), "--project", str(project)]) == 0
+    assert main(["import", "minimind", str(tmp_path / "merged"), str(tmp_path / "back.pth")]) == 0
+    own.load_state_dict(torch.load(tmp_path / "back.pth", weights_only=True))
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert torch.allclose(own(ids), trained(ids).logits, atol=0.05), "half precision"
+
+
+def test_what_cannot_be_imported_is_named(
+    native: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(
+        {"model.layers.0.mlp.experts.0.gate_proj.weight": torch.zeros(1)}, tmp_path / "moe.pth"
+    )
+    assert main(["import", "minimind", str(tmp_path / "moe.pth"), str(tmp_path / "x")]) != 0
+    assert "mixture of experts" in capsys.readouterr().err
+    folder = tmp_path / "native"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "minimind", "num_attention_heads": HEADS})
+    )
+    (folder / "pytorch_model.bin").write_bytes(native.read_bytes())
+    assert main(["doctor", "--template", "--model", str(folder)]) != 0
+    assert convert(folder, tmp_path / "y", native.parent.parent / "model") > 0
+
+
+NATIVE = """
+import torch
+from torch import nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class MiniMindConfig(PretrainedConfig):
+    model_type = "minimind"
+
+    def __init__(self, hidden_size=64, num_hidden_layers=2, vocab_size=300, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden_size, self.num_hidden_layers, self.vocab_size = hidden_size, num_hidden_layers, vocab_size
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(2))
+        self.scale = None
+
+    def forward(self, input_ids, use_cache=False, **kwargs):
+        if self.scale is None:  # made in the first forward
+            self.scale = torch.ones(1)
+        hidden = self.embed_tokens(input_ids) * self.scale
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).cumsum(1).tanh()
+        return hidden, [None, None], 0.0
+
+
+class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = MiniMindConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Model(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, use_cache=False, **kwargs):
+        hidden, past, _ = self.model(input_ids, use_cache=use_cache)
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden), hidden_states=hidden)
+"""
+
+
+def test_its_own_code_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
+    """The form of model_minimind.py: its decoder returns a tuple, and makes a table in its first forward."""
+    (tmp_path / "model_minimind.py").write_text(NATIVE)
+    module = load_file(tmp_path / "model_minimind.py")
+    module.MiniMindForCausalLM(module.MiniMindConfig()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "MiniMindConfig", "AutoModelForCausalLM": "MiniMindForCausalLM"}
+    config["auto_map"] = {name: f"model_minimind.{kind}" for name, kind in classes.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"runs code of its own, model_minimind\.py") as refused:
+        load_model(tmp_path, ModelConfig(), base=tmp_path)
+    assert (
+        "model.trust_remote_code=true" in refused.value.hint
+        and "import minimind" in refused.value.hint
+    )
+    model = load_model(tmp_path, ModelConfig(trust_remote_code=True, device="cpu"), base=tmp_path)
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert way_of(model) == "padded"
+
+
+def test_a_run_of_minimind_3_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 768,
+        "num_hidden_layers": 8,
+        "vocab_size": 6400,
+        "intermediate_size": 2432,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 96,
+        "tie_word_embeddings": True,
+    }
+    Qwen3Config(**sizes, **heads, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    assert (
+        main(
+            ["train", "--dry-run", "--model", str(tmp_path), "--set", "task.packs=[minimind-task]"]
+        )
+        == 0
+    )
+    assert "63,9" in capsys.readouterr().err, "minimind-3 has 64 million parameters"
+
+
+async def test_its_tools_rewards_and_rows(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(CODE)
+    (tmp_path / "task.yaml").write_text(
+        "name: p\nsandbox: false\ntools: ['task.py:MOCK_RESULTS']\n"
+        "rewards: {r: {primary: true, function: 'task.py:calculate_rewards'}}\n"
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(AGENT) + "\n")
+    pack = load_pack(tmp_path)
+    (task,) = pack.tasks("train")
+    (shown,) = pack.tools_of(task)
+    assert shown.schema["function"]["description"] == "计算数学表达式", "the row's schema"
+    done = await play(pack, [call("calculate_math", expression="2+3"), "It is 5."])
+    assert [r.text for t in done.turns for r in t.results] == ['{"result": "5"}']
+    assert done.outcome is Outcome.SOLVED and done.reward_parts[0].value == 3.0
+    rlaif = normal(
+        {"conversations": [{"content": "Hello"}, {"content": "Hi"}, {"content": "More"}]}
+    )
+    assert [message["role"] for message in rlaif["prompt"]] == ["user", "assistant"]
+    for said, words in (
+        (AGENT["conversations"][:2], "the last one a placeholder"),
+        ([], "at least"),
+    ):
+        with pytest.raises(DataError, match=words):
+            normal({"conversations": said})
+
+
+def test_the_pack_that_ships_is_whole() -> None:
+    """Its own test is that of a project made from it; no other runs it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_task.py"]
+    done = subprocess.run(
+        command, cwd=find_pack("minimind-task"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    published = Path(__file__).with_name("schemas.jsonl").read_text(encoding="utf-8")
+    tools = {f"minimind-task/{tool.name}": tool.schema for tool in load_pack("minimind-task").tools}
+    lines = [json.dumps({name: schema}, ensure_ascii=False) for name, schema in tools.items()]
+    assert lines == published.splitlines(), "part of the prompt that trained models know"

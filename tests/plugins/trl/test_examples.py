@@ -1,0 +1,298 @@
+"""The examples of TRL's GRPO documentation and its grpo_agent.py: TRL's own rewards on the same completions.
+
+TRL itself is asked where it is installed (`pip install trl==1.16.*`); without it the documented values are the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import signal
+import sqlite3
+import threading
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tasks.spec import load_pack
+from agentrl_cli.types import Episode, Outcome
+from tests.helpers.packs import call
+
+IDS: list[Any] = []
+"""What the last reward was given, to be shown to TRL."""
+
+
+def longer(completion_ids: Any, **kwargs: Any) -> list[float]:
+    """Example 1."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def characters(completions: Any, **kwargs: Any) -> list[float]:
+    """Example 1.1."""
+    return [float(len(completion)) for completion in completions]
+
+
+def formatted(completions: Any, **kwargs: Any) -> list[float]:
+    """Example 2, for conversations."""
+    contents = [completion[0]["content"] for completion in completions]
+    return [
+        1.0 if re.match(r"^<think>.*?</think><answer>.*?</answer>$", text) else 0.0
+        for text in contents
+    ]
+
+
+def referenced(completions: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
+    """Example 3, for texts."""
+    found = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
+    contents = [match.group(1) if match else "" for match in found]
+    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth, strict=True)]
+
+
+def of_task(prompts: Any, completions: Any, task: Any, **kwargs: Any) -> list[float | None]:
+    """Example 4."""
+    return [
+        float(prompt == "What is 2+2?") if t == "math" else None
+        for prompt, t in zip(prompts, task, strict=True)
+    ]
+
+
+async def later(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+    """Example 5."""
+    await asyncio.sleep(0)
+    return [1.0 if completion else 0.0 for completion in completions]
+
+
+def of_columns(task: Any, ground_truth: Any, **kwargs: Any) -> list[float]:
+    """Columns alone: two positions, as a function of AgentRL's has."""
+    return [float(len(a) + len(b)) for a, b in zip(task, ground_truth, strict=True)]
+
+
+def of_state(trainer_state: Any, log_metric: Any, **kwargs: Any) -> list[float]:
+    log_metric("step", trainer_state.global_step)
+    return [float(len(kwargs["completions"][0]))]
+
+
+def keep(**kwargs: Any) -> list[float]:
+    IDS.append(kwargs)
+    return [0.0]
+
+
+TEXT = {"prompt": "What is 2+2?", "ground_truth": "4", "task": "math"}
+CHAT = {**TEXT, "prompt": [{"role": "user", "content": "What is 2+2?"}]}
+ANSWER = r" The solution is \boxed{4}."
+THOUGHT = "<think>Two and two.</think><answer>4</answer>"
+CASES: list[tuple[Any, dict[str, Any], str]] = [
+    (longer, TEXT, ANSWER),
+    (characters, TEXT, ANSWER),
+    (formatted, CHAT, THOUGHT),
+    (referenced, TEXT, ANSWER),
+    (referenced, TEXT, r"\boxed{5}"),
+    (of_task, TEXT, ANSWER),
+    (of_task, {**TEXT, "task": "code"}, ANSWER),
+    (later, TEXT, ANSWER),
+    (later, CHAT, ANSWER),
+    (of_columns, TEXT, ANSWER),
+    (of_state, CHAT, ANSWER),
+    (characters, CHAT, ANSWER),
+]
+KNOWN = [None, 27.0, 1.0, 1.0, 0.0, 1.0, None, 1.0, 1.0, 5.0, 1.0, 1.0]
+"""What the documentation's functions give; the number of tokens is the tokenizer's."""
+
+
+async def play(pack: Pack, replies: list[str], **fields: Any) -> Episode:
+    chat = Chat(ByteTokenizer())
+    rollout = Rollout(
+        ScriptedPolicy(replies, chat.tokenizer), chat, {pack.name: pack}, Config(), **fields
+    )
+    return await rollout.episode(Job(pack.tasks("train")[0], 1))
+
+
+def by_trl(function: Any, row: dict[str, Any], given: dict[str, Any]) -> float | None:
+    """The reward that GRPOTrainer computes for a prompt and a completion; None if it computes none."""
+    from trl import GRPOTrainer  # type: ignore[import-not-found,unused-ignore]
+
+    loop = asyncio.new_event_loop()
+    same = SimpleNamespace(device="cpu", gather=lambda tensor: tensor, is_main_process=False)
+    trainer = SimpleNamespace(
+        accelerator=same, reward_funcs=[function], reward_processing_classes=[None], reward_func_names=["r"],
+        state=SimpleNamespace(global_step=0), args=SimpleNamespace(report_to=[]), environments=None, async_loop=loop,
+        _log_completion_extra=lambda name, values: None, _log_metric=lambda name, value: None,
+    )  # fmt: skip
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        tensor = GRPOTrainer._calculate_rewards(
+            trainer, [row], given["prompts"], given["completions"], given["completion_ids"]
+        )
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    value = float(tensor[0, 0])
+    return None if math.isnan(value) else value
+
+
+async def test_the_documentations_examples_give_trls_rewards() -> None:
+    for (function, row, reply), known in zip(CASES, KNOWN, strict=True):
+        IDS.clear()
+        pack = Pack.of("p", [row], [Reward("keep", keep), Reward("r", function, primary=True)])
+        done = await play(pack, [reply])
+        found = {part.name: part.value for part in done.reward_parts}.get("r")
+        assert done.outcome is not Outcome.ENV_ERROR, done.error
+        assert found == known or function is longer, function.__name__
+        if function is longer:
+            assert found == len(ByteTokenizer().encode(reply)) + 1, (
+                "its tokens and the end of the turn"
+            )
+        if find_spec("trl") is not None:
+            theirs = await asyncio.to_thread(by_trl, function, row, IDS[0])
+            assert found == theirs, function.__name__
+
+
+# --- grpo_agent.py ---------------------------------------------------------------------------------------------------
+
+
+def query_reward(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+    """The evidence part of the script's reward: lists are hits, texts are not."""
+    rewards = []
+    for completion, wanted in zip(completions, answer, strict=False):
+        hits: list[Any] = []
+        queries = [
+            c["function"]["arguments"]["sql_command"]
+            for t in completion
+            for c in t.get("tool_calls") or ()
+        ]
+        for turn in completion:
+            if turn.get("role") == "tool" and isinstance(turn.get("content"), list):
+                hits.extend(turn["content"])
+        where = sum(" where " in query.lower() for query in queries) * 0.4
+        rewards.append(where + (2.0 if bool(hits) == (wanted == "yes") else -1.5))
+    return rewards
+
+
+@contextmanager
+def limit(seconds: int) -> Any:
+    def expired(number: int, frame: Any) -> None:
+        raise RuntimeError(f"Operation timed out after {seconds} seconds")
+
+    signal.signal(signal.SIGALRM, expired)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+async def test_grpo_agents_tool_uses_signals_and_its_lists_stay_lists(tmp_path: Path) -> None:
+    database = tmp_path / "biogrid.db"
+    with sqlite3.connect(database) as made:
+        made.execute("CREATE TABLE interactions AS SELECT 'JNKK' AS gene, 9606 AS taxon")
+
+    def query_biogrid(sql_command: str) -> list[tuple[Any, ...]]:
+        """Execute a read-only SQL command on the BioGRID database.
+
+        Args:
+            sql_command: The SQL command to execute.
+        """
+        with limit(5), sqlite3.connect(f"file:{database}?mode=ro", uri=True) as found:
+            return found.execute(sql_command).fetchall()
+
+    row = {"prompt": [{"role": "user", "content": "Does the gene JNKK interact?"}], "answer": "yes"}
+    pack = Pack.of("p", [row], [Reward("q", query_reward)], tools=[query_biogrid])
+    asked = call("query_biogrid", sql_command="SELECT * FROM interactions WHERE gene = 'JNKK'")
+    with Store.open(tmp_path / "s.db") as store:
+        done = await play(pack, [asked, "*yes*"], store=store)
+        assert [r.text for t in done.turns for r in t.results] == ['[["JNKK", 9606]]']
+        assert done.reward_parts[0].value == pytest.approx(2.4)
+        (again,) = store.episodes.get(done.id).turns[2].results
+        assert again.value == [["JNKK", 9606]], "a rescore reads the same list"
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+OWNER = '''
+class Guess:
+    """Owns its data: reset() gives the prompt."""
+
+    def reset(self, **kwargs) -> str:
+        self.tries = 0
+        return "Guess a number from 1 to 3."
+
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: From 1 to 3.
+        """
+        self.tries += 1
+        self.right = number == 2
+        return "right" if self.right else "wrong"
+
+    def get_reward(self) -> float:
+        return float(self.right) / self.tries
+
+
+class Echo:
+    def reset(self, prompt=None) -> None:
+        self.said = ""
+
+    def guess(self, text: str) -> str:
+        """Say a text.
+
+        Args:
+            text: Which.
+        """
+        self.said = text
+        return text
+'''
+
+
+def project(folder: Path, spec: dict[str, Any], rows: str = "") -> Pack:
+    (folder / "task.py").write_text(OWNER)
+    (folder / "task.yaml").write_text(yaml.safe_dump({"name": "p", "sandbox": False, **spec}))
+    if rows:
+        (folder / "data").mkdir()
+        (folder / "data" / "train.jsonl").write_text(rows)
+    return load_pack(folder)
+
+
+async def test_an_environment_owns_its_data_and_its_reward(tmp_path: Path) -> None:
+    pack = project(tmp_path, {"tools": [{"environment": "task.py:Guess"}]})
+    assert len(pack.tasks("train")) == 64
+    done = await play(pack, [call("guess", number=1), call("guess", number=2), "Two."])
+    assert done.turns[0].messages[-1]["content"] == "Guess a number from 1 to 3."
+    assert {part.name: part.value for part in done.reward_parts} == {
+        "environment": 0.5,
+        "tool:guess": 0.5,
+    }
+
+
+async def test_a_row_is_shown_the_tools_of_its_environment_alone(tmp_path: Path) -> None:
+    spec = {"tools": [{"environment": {"guess": "task.py:Guess", "echo": "task.py:Echo"}}]}
+    pack = project(tmp_path, spec, '{"environment": "echo"}\n{"environment": "guess"}\n')
+    schemas = [
+        tool.schema["function"] for task in pack.tasks("train") for tool in pack.tools_of(task)
+    ]
+    assert [list(schema["parameters"]["properties"]) for schema in schemas] == [
+        ["text"],
+        ["number"],
+    ]
+    done = await play(pack, [call("guess", text="a"), "x"])
+    assert done.turns[2].results[0].text == "a" and done.outcome is Outcome.UNGRADED
+    (tmp_path / "data" / "train.jsonl").write_text('{"environment": "other"}\n')
+    (bad,) = pack.read("train")[1]
+    assert bad.text == "`environment` is 'other', which is not one of echo, guess."

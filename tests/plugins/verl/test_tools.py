@@ -1,0 +1,359 @@
+"""verl's tools, interactions, settings, rewards and rows, where verl is not installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.errors import ConfigError, DataError, EnvError, NotFound
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward, score
+from agentrl_cli.rewards.load import load_reward
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.store import Store
+from agentrl_cli.tasks import Pack
+from agentrl_cli.tasks.forms import detect, normal
+from agentrl_cli.tools import ToolContext
+from agentrl_cli.types import Outcome
+from tests.helpers.packs import answers, call, pack, play, row
+from tests.helpers.rewards import context, episode, value
+
+VERL = '''
+import logging
+from typing import Any, Optional, Tuple
+from uuid import uuid4
+
+from verl.interactions.base import BaseInteraction
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.rollout_trace import rollout_trace_op
+
+
+class Gsm8kTool(BaseTool):
+    """Written against https://verl.readthedocs.io/en/latest/sglang_multiturn/multiturn.html"""
+
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._instance_dict = {}
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return self.tool_schema
+
+    async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs):
+        if instance_id is None:
+            instance_id = str(uuid4())
+        if ground_truth is None:
+            ground_truth = kwargs.get("create_kwargs", {}).get("ground_truth", None)
+        self._instance_dict[instance_id] = {"response": "", "ground_truth": ground_truth, "reward": 0.0}
+        return instance_id, ToolResponse()
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> Tuple[ToolResponse, float, dict]:
+        answer = parameters.get("answer", "")
+        self._instance_dict[instance_id]["response"] = answer if isinstance(answer, str) else str(answer)
+        reward = await self.calc_reward(instance_id)
+        step = 0.0 if reward > self._instance_dict[instance_id]["reward"] else -0.05
+        self._instance_dict[instance_id]["reward"] = reward
+        return ToolResponse(text=f"Current parsed {answer=} {reward=} {self.config['note']}"), step, {"tries": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        state = self._instance_dict[instance_id]
+        return 1.0 if state["response"] == state["ground_truth"] else 0.0
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instance_dict[instance_id]
+
+
+class Gsm8kInteraction(BaseInteraction):
+    def __init__(self, config: dict):
+        super().__init__(config)
+        self._instance_dict = {}
+
+    async def start_interaction(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs):
+        if instance_id is None:
+            instance_id = str(uuid4())
+        self._instance_dict[instance_id] = {"ground_truth": ground_truth, "reward": 0.0}
+        return instance_id
+
+    async def generate_response(self, instance_id: str, messages: list, **kwargs) -> tuple[bool, str, float, dict]:
+        content = next(item["content"] for item in reversed(messages) if item.get("role") == "assistant")
+        if content.endswith(self._instance_dict[instance_id]["ground_truth"]):
+            return True, "Your response is correct!", 1.0, {}
+        return False, "Your response is incorrect! " + self.config["hint"], 0.0, {}
+
+    async def finalize_interaction(self, instance_id: str, **kwargs) -> None:
+        del self._instance_dict[instance_id]
+'''
+
+TOOLS = """
+tools:
+  - class_name: "my_verl.Gsm8kTool"
+    config: {type: native, note: noted}
+    tool_schema:
+      type: "function"
+      function:
+        name: "calc_gsm8k_reward"
+        description: "A tool for calculating the reward of gsm8k."
+        parameters:
+          type: "object"
+          properties: {answer: {type: "string", description: "The answer."}}
+          required: ["answer"]
+"""
+
+INTERACTIONS = """
+interaction:
+  - name: "gsm8k"
+    class_name: "my_verl.Gsm8kInteraction"
+    config: {hint: "Again."}
+"""
+
+# --- verl ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_verl_tool_and_interaction_run_unchanged(tmp_path: Path) -> None:
+    kwargs = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "5"}}}
+    extra = {
+        "tools_kwargs": kwargs,
+        "interaction_kwargs": {"name": "gsm8k", "query": "q", "ground_truth": "5"},
+    }
+    made = pack(
+        tmp_path,
+        {"tools": ["tools.yaml"], "interaction": "interaction.yaml"},
+        [row(reward_model={"ground_truth": "5"}, extra_info=extra)],
+        tools__yaml=TOOLS,
+        interaction__yaml=INTERACTIONS,
+        my_verl__py=VERL,
+    )
+    assert (
+        "verl" not in sys.modules
+        and "verl.tools.base_tool" not in sys.modules
+        and str(tmp_path) not in sys.path
+    )
+    (tool,) = made.tools
+    assert tool.schema["function"]["parameters"]["required"] == ["answer"]
+    said = [call(tool.name, answer="4"), call(tool.name, answer="5"), "It is 4", "It is 5"]
+    with Store.open(tmp_path / "s.db") as store:
+        done = await play(made, said, store=store)
+        kept = store.episodes.get(done.id)
+    assert done.outcome is Outcome.SOLVED
+    assert answers(done) == [
+        "Current parsed answer='4' reward=0.0 noted",
+        "Current parsed answer='5' reward=1.0 noted",
+        "Your response is incorrect! Again.",
+        "Your response is correct!",
+    ]
+    results = [result for turn in done.turns for result in turn.results]
+    assert [result.reward for result in results] == [-0.05, 0.0] and results[0].metrics == {
+        "tries": 1.0
+    }
+    parts = {part.name: part.value for part in done.reward_parts}
+    assert parts["tool:calc_gsm8k_reward"] == 1.0 and parts["interaction"] == 1.0
+    users = [turn for turn in kept.turns if turn.role == "user"]
+    assert [turn.reward for turn in users] == [
+        None,
+        0.0,
+        1.0,
+    ]  # the task, then what the user thought of each turn
+    assert tool.wrapped._instance_dict == {}  # type: ignore[attr-defined]  # released
+
+
+KEYWORDS = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+SEEN = []
+
+
+class Look(BaseTool):
+    async def create(self, instance_id=None, **kwargs):
+        SEEN.append(("create", kwargs["create_kwargs"]))
+        return "i", ToolResponse()
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        SEEN.append(("execute", kwargs["zoom"], kwargs["agent_data"].task.id))
+        from PIL import Image
+        return ToolResponse(text="seen", image=[Image.new("RGB", (8, 4))]), None, None
+
+    async def calc_reward(self, instance_id, **kwargs):
+        SEEN.append(("calc_reward", kwargs))
+        return 0.5
+
+    async def release(self, instance_id, **kwargs):
+        SEEN.append(("release", kwargs))
+"""
+
+
+async def test_a_verl_tool_gets_the_rows_keywords_and_may_show_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    own = {
+        f"{name}_kwargs": {"zoom": name} for name in ("create", "execute", "calc_reward", "release")
+    }
+    tools = (
+        TOOLS.replace("my_verl.Gsm8kTool", "looks.Look")
+        .replace("calc_gsm8k_reward", "look")
+        .replace("answer", "at")
+    )
+    extra = {"tools_kwargs": {"look": own}, "need_tools_kwargs": True}
+    made = pack(
+        tmp_path,
+        {"tools": ["tools.yaml"]},
+        [row(extra_info=extra)],
+        tools__yaml=tools,
+        looks__py=KEYWORDS,
+    )
+    (tool,) = made.tools
+    ctx = ToolContext(made.tasks("train")[0])
+    state = await tool.create(ctx)
+    result = await tool.call(state, {"at": "left"})
+    assert (
+        result.text == "seen" and result.reward is None and result.images[0].startswith(b"\x89PNG")
+    )
+    assert await tool.reward(state) == 0.5
+    await tool.release(state)
+    wrapped: Any = tool
+    seen = type(wrapped.wrapped).create.__globals__["SEEN"]
+    assert seen == [
+        ("create", {"zoom": "create"}),
+        ("execute", "execute", made.tasks("train")[0].id),
+        ("calc_reward", {"zoom": "calc_reward"}),
+        ("release", {"zoom": "release"}),
+    ]
+
+
+def test_the_stand_ins_do_not_hide_what_is_missing(tmp_path: Path) -> None:
+    broken = VERL.replace("verl.tools.schemas", "verl.tools.shemas")
+    with pytest.raises((EnvError, NotFound, ModuleNotFoundError)) as caught:
+        pack(tmp_path, {"tools": ["tools.yaml"]}, [row()], tools__yaml=TOOLS, my_verl__py=broken)
+    assert "shemas" in str(caught.value) and "verl" not in sys.modules
+
+
+async def test_a_row_that_names_no_interaction_of_the_pack(tmp_path: Path) -> None:
+    made = pack(
+        tmp_path,
+        {"interaction": "interaction.yaml"},
+        [row(interaction_kwargs={"name": "gsm9k"})],
+        interaction__yaml=INTERACTIONS,
+        my_verl__py=VERL,
+    )
+    done = await play(made, ["5"])
+    assert done.outcome is Outcome.ENV_ERROR and "gsm9k" in done.error
+
+
+# --- verl's keys -----------------------------------------------------------------------------------------------------
+
+
+def test_verls_keys_become_ours_and_say_so(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "actor_rollout_ref:\n  rollout:\n    response_length: 300\n    multi_turn:\n      max_assistant_turns: 3\n"
+        "      max_user_turns: 2\n      max_parallel_calls: 1\n      max_tool_response_length: 900\n"
+        "      tool_response_truncate_side: left\n"
+    )
+    config, sources = load_config([tmp_path / "a.yaml"], base=tmp_path)
+    rollout = config.rollout
+    assert (rollout.max_turns, rollout.max_user_turns, rollout.max_parallel_calls) == (3, 2, 1)
+    assert (rollout.max_observation_chars, rollout.max_observation_tokens) == (900, 900)
+    assert (rollout.truncate_side, rollout.response_tokens) == (
+        "right",
+        300,
+    )  # verl names the side that stays
+    assert sources["rollout.max_turns"] == f"file:{tmp_path}/a.yaml:5 (verl: max_assistant_turns)"
+    again, _ = load_config([tmp_path / "a.yaml"], ["rollout.max_assistant_turns=9"], base=tmp_path)
+    assert again.rollout.max_turns == 9
+    ours, _ = load_config(
+        [tmp_path / "a.yaml"], ["rollout.max_observation_tokens=50"], base=tmp_path
+    )
+    assert ours.rollout.max_observation_tokens == 50
+    with pytest.raises(ConfigError, match=r"a\.yaml:5: unknown key actor_rollout_ref"):
+        (tmp_path / "a.yaml").write_text(
+            "\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n"
+        )
+        load_config([tmp_path / "a.yaml"], base=tmp_path)
+
+
+async def test_verls_compute_score() -> None:
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    ) -> float:
+        assert (data_source, solution_str, ground_truth) == ("gsm8k", "1 2 3 4 5 6", "5")
+        assert extra_info == {"index": 7, "num_turns": 4, "rollout_reward_scores": [0.25]}
+        return 0.5
+
+    async def named(
+        data_source: str, solution_str: str, ground_truth: str, **kwargs: Any
+    ) -> dict[str, Any]:
+        return {"score": 1, "acc": True, "extra": sorted(kwargs)}
+
+    assert await value(compute_score) == (0.5, "")
+    assert await value(named) == (1.0, "acc True, extra ['extra_info']")
+    with pytest.raises(EnvError, match="needs `score`"):
+        await value(lambda solution_str, ground_truth: {"acc": 1})
+
+
+async def test_in_a_rollout_verls_function_sees_the_response_without_control_tokens() -> None:
+    seen: list[str] = []
+
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    ) -> float:
+        seen.append(solution_str)
+        return float(ground_truth in solution_str)
+
+    row = {"prompt": [{"role": "user", "content": "2 + 3?"}], "reward_model": {"ground_truth": "5"}}
+    pack = Pack.of("p", [row], [Reward("r", compute_score)])
+    chat = Chat(ByteTokenizer())
+    rollout = Rollout(ScriptedPolicy(["It is 5."], chat.tokenizer), chat, {"p": pack}, Config())
+    done = await rollout.episode(Job(pack.tasks("train")[0], 1))
+    assert done.outcome is Outcome.SOLVED and seen[0].strip() == "It is 5."
+
+
+ROW: dict[str, Any] = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": "2 + 3?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {
+        "split": "train",
+        "index": 0,
+        "need_tools_kwargs": True,
+        "tools_kwargs": {"lookup": {"create_kwargs": {"ground_truth": "5"}}},
+        "interaction_kwargs": {"name": "gsm8k", "ground_truth": "5"},
+    },
+}
+
+
+def test_rows(tmp_path: Path) -> None:
+    tools = [{"name": "lookup", "function": "task.py:add", "description": "Look."}]
+    single = {"agent_name": "single_turn_agent"}
+    made = pack(tmp_path, {"tools": tools}, [ROW, {**ROW, "use_tool": False}, {**ROW, **single}])
+    plain, without, single_turn = made.tasks("train")
+    assert detect({**ROW, "entry_point": "f", "test": "t"}) == "verl", "before any other form"
+    assert plain.id == "p/train-00001" and plain.family == "openai/gsm8k"
+    assert plain.prompt == tuple(ROW["prompt"])
+    assert plain.data["ground_truth"] == "5" and plain.data["extra_info"] == ROW["extra_info"]
+    found = [plain.tools, without.tools, single_turn.tools]
+    assert found == [("lookup",), (), ()], "those of its tools_kwargs"
+    for changed, words in (
+        ({"reward_model": "rule"}, "must be objects"),
+        ({"prompt": []}, "must be a list of messages"),
+        ({"agent_name": "their_agent"}, "one of verl's own agent loops"),
+    ):
+        with pytest.raises(DataError, match=words):
+            normal({**ROW, **changed})
+
+
+async def test_a_reward_of_verl_s_names_loads_with_its_decorators(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from verl.utils.rollout_trace import rollout_trace_op\n"
+        "@rollout_trace_op\n"
+        "def compute_score(data_source, solution_str, ground_truth, scale=1.0, **kwargs):\n    return scale\n"
+    )
+    spec = {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}
+    reward = load_reward(tmp_path, "r", spec, {})
+    (part,) = await score(episode(), [reward], context())
+    assert part.value == 0.25, "with **kwargs it is verl's, not one of a row's columns"
