@@ -15,7 +15,7 @@ JOBS   ?= auto
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-ray lint types check docs screens clean need need-sandbox
+.PHONY: help demo test test-core test-ray attacks lint types check docs screens clean need need-sandbox
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ test-core: $(VENV)/.dev $(TEMPLATES)  ## the core's suite in a copy without any 
 test-ray: $(VENV)/.dev  ## workers on a Ray cluster of three nodes; installs Ray (80 MB)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]' || echo "Ray cannot be installed here." >&2
 	$(BIN)/python -m pytest -q -m ray $(ARGS) tests/plugins/ray
+
+LEVEL  ?= ns
+attacks: $(VENV)/.dev  ## all hostile programs against the sandbox; LEVEL=docker, landlock
+	$(BIN)/python -m tests.sandbox.attacks $(LEVEL)
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.analysis.memory_fit import fit
-from agentrl_cli.analysis.memory_plan import Plan, plan
 from agentrl_cli.config import Config
 from agentrl_cli.inference.memory import live_rows
+from agentrl_cli.trainer.memory_fit import fit
+from agentrl_cli.trainer.memory_plan import Plan, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES, PAGE = ROOT / "benchmarks/shapes.json", ROOT / "docs/gpu.md"

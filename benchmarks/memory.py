@@ -107,10 +107,10 @@ class Training:
 
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from agentrl_cli.analysis.memory_plan import plan
         from agentrl_cli.learning.update import Learner
         from agentrl_cli.models.adapter import add_adapter
         from agentrl_cli.policies.load import make_policy
+        from agentrl_cli.trainer.memory_plan import plan
 
         load: Any = AutoModelForCausalLM
         model = load.from_config(AutoConfig.from_pretrained(folder)).float()
@@ -234,7 +234,7 @@ def status(name: str) -> float:
 
 def measure_plan(names: list[str]) -> list[dict[str, Any]]:
     """Both phases of every case: planned, measured, and the error."""
-    from agentrl_cli.analysis.memory_plan import plan
+    from agentrl_cli.trainer.memory_plan import plan
 
     rows = []
     for name, (size, settings) in CASES.items():

@@ -126,7 +126,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sandbox": (
         "Manage",
         "agentrl_cli.commands.sandbox:app",
-        "Run and attack the sandbox of this machine",
+        "Run a program in the sandbox of this machine",
     ),
 }
 
@@ -252,7 +252,7 @@ def load_command(name: str) -> Any:
     """Import one command of the table as the command object that Typer runs."""
     panel, target_name, _ = COMMANDS.get(name) or commands()[name]
     if panel == "Run":
-        from agentrl_cli.registry.threads import limit_openmp
+        from agentrl_cli.models.openmp import limit_openmp
 
         limit_openmp()
     module_name, _, attribute = target_name.partition(":")

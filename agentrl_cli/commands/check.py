@@ -89,8 +89,8 @@ def _try(
     context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
 ) -> dict[str, Any] | None:
     """Make rollouts of one pack, print what they mean for a training, and return it; None if no model can be loaded."""
-    from agentrl_cli.analysis.spread import ATTEMPTS, advice, estimate, summary
     from agentrl_cli.commands.rollout import sample
+    from agentrl_cli.evaluate.reward_spread import ATTEMPTS, advice, estimate, summary
 
     name = model or context.config.model.name
     tasks = max(1, rollouts // ATTEMPTS)
@@ -118,7 +118,7 @@ def _try(
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:
-    from agentrl_cli.analysis.pack_check import check_pack
+    from agentrl_cli.evaluate.pack_check import check_pack
     from agentrl_cli.sandbox import Sandbox
     from agentrl_cli.tasks import load_pack
 

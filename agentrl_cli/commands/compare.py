@@ -22,7 +22,7 @@ from agentrl_cli.commands.tables import aligned, cell, fitting
 from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.analysis.compare import RunComparison
+    from agentrl_cli.reports.compare import RunComparison
     from agentrl_cli.store import EvalRow
 
 MOST = 22
@@ -54,7 +54,7 @@ def command(
     JSON: {"before", "after", "metrics": {name: {"before", "after"}}, "settings", "evals", "difference", "p_value",
     "gained", "lost", "tasks": [{"task_id", "flip", "before": [solved, attempts], …}]}
     """
-    from agentrl_cli.analysis.compare import compare_runs
+    from agentrl_cli.reports.compare import compare_runs
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db), readonly=True) as store:

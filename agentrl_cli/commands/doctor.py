@@ -27,10 +27,9 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.analysis.abilities import Found
-    from agentrl_cli.config.models import ModelConfig, SandboxConfig
-    from agentrl_cli.config.remote import RemoteConfig
-    from agentrl_cli.doctor import Check
+    from agentrl_cli.chat.audit import AuditReport
+    from agentrl_cli.config import Config
+    from agentrl_cli.doctor.check import Check
 
 TemplateOption = Annotated[
     Path | None,
@@ -39,7 +38,7 @@ TemplateOption = Annotated[
 SandboxOption = Annotated[
     bool,
     typer.Option(
-        "--sandbox", help="Attack the sandbox and show what it guarantees here (about ten seconds)."
+        "--sandbox", help="Attack the sandbox and show what it guarantees here (some seconds)."
     ),
 ]
 LevelOption = Annotated[
@@ -113,67 +112,55 @@ def command(
         return
     store = find_db(project, db, must_exist=False)
     if gpu:
-        checks: Iterable[Check] = _device(device, seconds)
+        checks = _device(device, seconds)
     elif model is not None:
-        checks = _abilities(model, project, store, sets)
-    elif cluster or not sandbox:
-        checks = (_workers if cluster else _machine)(project, store, sets)
-    else:
+        checks = _model(model, project, store, sets)
+    elif cluster:
+        checks = _workers(project, store, sets)
+    elif sandbox:
         checks = _guarantees(level)
+    else:
+        checks = _machine(project, store, sets)
     found = []
     for check in checks:
         found.append(check)
         if not as_json:
-            _print(check, WIDTH if model or cluster or gpu else 10)
+            width = WIDTH if model or cluster or gpu else 10
+            text = f"{check.name:{width}} {harmless(check.detail)}"
+            echo(f"{_mark(check.status)} {text}", painted=True)
+            if check.fix:
+                echo(f"  {'':10} → {check.fix}")
     if as_json:
         echo_json(found)
     if any(check.status == "fail" for check in found):
         raise typer.Exit(3)
 
 
-def _print(check: Check, width: int) -> None:
-    echo(f"{_mark(check.status)} {check.name:{width}} {harmless(check.detail)}", painted=True)
-    if check.fix:
-        echo(f"  {'':10} → {check.fix}")
-
-
 def _machine(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
-    from agentrl_cli.doctor import check_machine
+    """Return the machine's checks with the project's settings: the defaults without one, or if they are invalid."""
+    from agentrl_cli.doctor.machine import check_machine
 
-    return check_machine(db, *_settings(project, sets))
+    config: Config | None = None
+    base: Path | None = None
+    try:
+        context = open_project(project, sets=sets, required=False)
+        config, base = context.config, context.project
+    except ConfigError as problem:
+        if sets:
+            raise
+        warn(f"{problem.message} Using the default settings.")
+    return check_machine(db, config, base)
 
 
 def _device(device: str | None, seconds: float | None) -> Iterable[Check]:
-    from agentrl_cli.doctor import check_device
+    from agentrl_cli.doctor.device import check_device
 
     narrate("sampling and updating a small model, beside transformers: about a minute")
     return check_device(device, seconds)
 
 
-def _settings(
-    project: Path | None, sets: list[str] | None
-) -> tuple[SandboxConfig | None, ModelConfig | None, Path | None, RemoteConfig | None]:
-    """Return the project's sandbox, model, folder and server.
-
-    The defaults without a project, or if its configuration is invalid.
-    """
-    try:
-        found = open_project(project, sets=sets, required=False)
-        config = found.config
-        return config.sandbox, config.model, found.project, config.remote
-    except ConfigError as problem:
-        if sets:
-            raise
-        warn(f"{problem.message} Using the default settings.")
-        return None, None, None, None
-
-
-def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
-    """What a model does of its own accord, as checks: often is ok, sometimes a warning, never a failure."""
-    import asyncio
-
-    from agentrl_cli.analysis.abilities import OFTEN, measure, verdict
-    from agentrl_cli.doctor import Check
+def _model(model: str, project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
+    from agentrl_cli.doctor.model import check_abilities
     from agentrl_cli.policies.load import load_policy
     from agentrl_cli.store import Store
 
@@ -182,31 +169,14 @@ def _abilities(model: str, project: Path | None, db: Path, sets: list[str] | Non
         store = stack.enter_context(Store.open(db, readonly=True)) if db.is_file() else None
         loaded = load_policy(model, context.config, base=context.project, store=store)
     narrate(f"sampling from {loaded.name} for at most 30 seconds")
-
-    async def attempts() -> list[Found]:
-        try:
-            return await measure(loaded, context.config)
-        finally:
-            await loaded.policy.close()
-
-    found = asyncio.run(attempts())
-    checks = []
-    for one in found:
-        share = one.share or 0.0
-        status = "ok" if share >= OFTEN else "warn"
-        detail = (
-            f"{one.shown} of {one.attempts} attempts" if one.attempts else "no time for an attempt"
-        )
-        checks.append(Check(one.name, status, detail))
-    said = verdict(found)
-    return [*checks, Check("verdict", "ok" if said.startswith("RL can begin") else "fail", said)]
+    return check_abilities(loaded, context.config)
 
 
-def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Check]:
+def _workers(project: Path | None, db: Path, sets: list[str] | None) -> Iterable[Check]:
     """Check the workers that the project's configuration asks for, started as a run starts them."""
     import asyncio
 
-    from agentrl_cli.doctor import Check
+    from agentrl_cli.doctor.check import Check
     from agentrl_cli.registry import resolve
 
     context = open_project(project, sets=sets)
@@ -215,50 +185,50 @@ def _workers(project: Path | None, db: Path, sets: list[str] | None) -> list[Che
     return [Check(*one) for one in found]
 
 
-def _guarantees(level: str | None) -> list[Check]:
-    from agentrl_cli.doctor import check_sandbox
+def _guarantees(level: str | None) -> Iterable[Check]:
+    from agentrl_cli.doctor.sandbox import check_guarantees
     from agentrl_cli.sandbox import STRENGTH
 
     if level is not None and level not in STRENGTH:
         raise NotFound.of("isolation level", level, STRENGTH)
-    narrate("running the probe's hostile programs; they target canaries only")
-    held, checks = check_sandbox(level)
+    narrate("running the self-test's hostile programs; they target canaries only")
+    held, checks = check_guarantees(level)
     narrate(f"level {held}")
     return checks
 
 
 def _audit(folder: Path, as_json: bool) -> None:
-    from agentrl_cli.doctor import audit_template
+    from agentrl_cli.doctor.model import audit_template
     from agentrl_cli.paths import bundled_model
 
     report = audit_template(bundled_model() if str(folder) == "tiny" else folder)
     if as_json:
         echo_json(report)
     else:
-        without = report.append_only_without
-        mark = "ok" if report.append_only else "warn" if without else "fail"
-        shown = f"only without {without}" if without else report.append_only
-        echo(f"{_mark(mark)} turns can be appended: {shown}", painted=True)
-        stop = report.stop_token_trained
-        echo(f"{_mark('ok' if stop else 'warn')} the stop token is trained: {stop}", painted=True)
-        echo(
-            f"{_mark('ok')} earlier thinking is dropped by design: {report.thinking_by_design}",
-            painted=True,
-        )
-        echo(
-            f"{_mark('warn' if report.would_skip else 'ok')} text, thinking and mistakes around a call are trained: "
-            f"{not report.would_skip}",
-            painted=True,
-        )
-        for text in (*report.distinct, *report.notes, *report.would_skip):
-            echo(f"  {text}")
-        if not report.append_only:
-            when = f"packs that have {without}" if without else "it"
-            echo(
-                f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is"
-            )
+        _print_audit(report)
     if not report.append_only and not report.append_only_without:
         raise typer.Exit(1)
+
+
+def _print_audit(report: AuditReport) -> None:
+    without, skipped = report.append_only_without, report.would_skip
+    stop = report.stop_token_trained
+    shown = f"only without {without}" if without else report.append_only
+    rows = [
+        ("ok" if report.append_only else "warn" if without else "fail", f"turns can be appended: {shown}"),
+        ("ok" if stop else "warn", f"the stop token is trained: {stop}"),
+        ("ok", f"earlier thinking is dropped by design: {report.thinking_by_design}"),
+        ("warn" if skipped else "ok", f"text, thinking and mistakes around a call are trained: {not skipped}"),
+    ]  # fmt: skip
+    for status, text in rows:
+        echo(f"{_mark(status)} {text}", painted=True)
+    for text in (*report.distinct, *report.notes, *skipped):
+        echo(f"  {text}")
+    if not report.append_only:
+        when = f"packs that have {without}" if without else "it"
+        echo(
+            f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is"
+        )
 
 
 def _mark(status: str) -> str:

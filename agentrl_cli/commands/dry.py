@@ -14,8 +14,8 @@ from agentrl_cli.commands.common import Context, data_stdout, echo, echo_json, n
 from agentrl_cli.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.analysis.memory_plan import Plan
     from agentrl_cli.config import Config
+    from agentrl_cli.trainer.memory_plan import Plan
 
 MiB = 1024**2
 
@@ -98,9 +98,9 @@ class Wanted:
         if not self.fit:
             return context
         with data_stdout():
-            from agentrl_cli.analysis.memory_fit import changes, fit
             from agentrl_cli.models.load import model_folder
             from agentrl_cli.models.quantise import quantises
+            from agentrl_cli.trainer.memory_fit import changes, fit
 
             before = context.config
             folder = model_folder(before.model.name, before, base=context.project)
@@ -129,11 +129,11 @@ def dry_run(
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
-        from agentrl_cli.analysis.memory_plan import plan
         from agentrl_cli.learning.settings import check
         from agentrl_cli.models.device import pick_device
         from agentrl_cli.models.load import model_folder
         from agentrl_cli.models.quantise import check_trainable
+        from agentrl_cli.trainer.memory_plan import plan
 
         config = context.config
         check(config.algo)

@@ -80,7 +80,7 @@ def command(
     --format sequences writes a row per token sequence, {"episode", "branch", "reward", "input_ids", "loss_mask",
     "old_log_probs", "advantages", …}: an episode, or each of its branches, where what an earlier one trains is context.
     """
-    from agentrl_cli.analysis.export import export_lines, sequence_rows, write_lines
+    from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
     from agentrl_cli.store import Store
 
     format = Kind.html if html else format
@@ -111,7 +111,7 @@ def echo_lines(lines: Iterable[str]) -> None:
 
 
 def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
-    from agentrl_cli.analysis.html import export_html
+    from agentrl_cli.reports.html import export_html
     from agentrl_cli.tui.common.load_episode import token_texts
 
     if out is None:

@@ -60,7 +60,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "db vacuum": ("agentrl db vacuum", "agentrl db vacuum --json"),
     "sandbox run": ("agentrl sandbox run program.py", "agentrl sandbox run --bash script.sh"),
-    "sandbox attack": ("agentrl sandbox attack", "agentrl sandbox attack --json"),
     "sandbox build-image": ("agentrl sandbox build-image", "agentrl sandbox build-image --json"),
 }
 

@@ -240,7 +240,7 @@ def _whatif(
 
 
 def _print_json(path: Path, episode: str, run: str | None) -> None:
-    from agentrl_cli.analysis.export import episode_object
+    from agentrl_cli.reports.export import episode_object
     from agentrl_cli.store import Store
 
     with Store.open(path, readonly=True) as store:

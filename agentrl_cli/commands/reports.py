@@ -14,7 +14,7 @@ from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.analysis.report import RunReport
+    from agentrl_cli.reports.report import RunReport
 
 
 class Form(StrEnum):
@@ -51,8 +51,8 @@ def command(
     Markdown lie in a folder beside it: its name without `.md`, or with `-pictures` where it has no suffix.
     JSON: {"path", "pictures", "episodes", "flipped"}.
     """
-    from agentrl_cli.analysis.report import make_report
-    from agentrl_cli.analysis.report_pages import html_page, markdown_page
+    from agentrl_cli.reports.report import make_report
+    from agentrl_cli.reports.report_pages import html_page, markdown_page
     from agentrl_cli.store import Store
     from agentrl_cli.tui.common.load_episode import token_texts
 

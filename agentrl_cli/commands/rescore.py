@@ -26,8 +26,8 @@ from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from agentrl_cli.analysis.rescore import Change
     from agentrl_cli.config import Config
+    from agentrl_cli.reports.rescore import Change
     from agentrl_cli.rewards import Reward
     from agentrl_cli.store import RunRow, Store
     from agentrl_cli.types import Episode
@@ -83,7 +83,7 @@ def command(
     JSON: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta", "advantage_before",
     "advantage", "turns", "fact_before", "fact", "parts"}]}; for several estimators a list of these.
     """
-    from agentrl_cli.analysis.rescore import summary
+    from agentrl_cli.reports.rescore import summary
     from agentrl_cli.store import Store
 
     path = find_db(project, db)
@@ -157,8 +157,8 @@ def _one(
     keep: bool,
 ) -> tuple[str | None, list[Change]]:
     """One set of new scores: the name it is stored under (None if not stored) and the changes."""
-    from agentrl_cli.analysis.rescore import keep as keep_scores
-    from agentrl_cli.analysis.rescore import reward_of
+    from agentrl_cli.reports.rescore import keep as keep_scores
+    from agentrl_cli.reports.rescore import reward_of
 
     sets, reward, advantage = change["set"], change["reward"], change["advantage"]
     config = _settings(row, sets, advantage, project)
@@ -232,7 +232,7 @@ async def _scored(
     project: Path | None,
 ) -> list[Change]:
     """Rescores, with a sandbox for functions that grade code, started at its first use."""
-    from agentrl_cli.analysis.rescore import rescore_run
+    from agentrl_cli.reports.rescore import rescore_run
     from agentrl_cli.sandbox import Sandbox
 
     opened: list[Any] = []

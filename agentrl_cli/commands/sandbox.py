@@ -1,4 +1,4 @@
-"""`agentrl sandbox`: runs a program in the sandbox, attacks the sandbox, builds its image."""
+"""`agentrl sandbox`: runs a program in the sandbox, builds its image."""
 
 from __future__ import annotations
 
@@ -142,66 +142,6 @@ async def _run(
             except UsageError as problem:
                 made[name] = problem
         return result, made
-
-
-@app.command()
-def attack(
-    level: LevelOption = None,
-    name: Annotated[
-        list[str] | None, typer.Option("--only", help="Only attacks whose name contains this.")
-    ] = None,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the hostile programs against a sandbox and show which were contained. They target canaries only."""
-    import dataclasses
-
-    settings = _settings(project, config, sets, level)
-    held, verdicts = asyncio.run(_attack(settings, name or [], quiet=as_json))
-    if as_json:
-        echo_json(
-            {"level": held, "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts]}
-        )
-    attacked = [verdict for verdict in verdicts if verdict.rate is None]
-    contained = sum(verdict.contained for verdict in attacked)
-    stay = len(verdicts) - len(attacked)
-    more = f"; {stay} channel{'s stay' if stay > 1 else ' stays'} open" if stay else ""
-    narrate(f"{contained} of {len(attacked)} contained at level {held}{more}")
-    if not all(verdict.contained for verdict in verdicts):
-        raise typer.Exit(1)
-
-
-async def _attack(settings: SandboxConfig, names: list[str], quiet: bool) -> tuple[str, Any]:
-    from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.sandbox.attack_suite import Verdict, attacks
-    from agentrl_cli.sandbox.attack_suite import attack as run_attacks
-
-    chosen = [one for one in attacks() if not names or any(part in one.name for part in names)]
-    if not chosen:
-        raise UsageError(f"No attack matches {', '.join(names)}.")
-
-    def show(verdict: Verdict) -> None:
-        what = "contained" if verdict.rate is None else f"stays open, {verdict.rate:.0f} bit/s here"
-        what = "; ".join(verdict.problems) or what
-        echo(
-            f"{verdict.guarantee:10} {verdict.attack:22} {verdict.status:14} {verdict.seconds:6.2f} s  {what}"
-        )
-
-    if settings.backend == "bare":
-        raise _nothing_to_attack()
-    async with await Sandbox.open(settings) as sandbox:
-        if sandbox.level == "bare":  # a custom backend of the project
-            raise _nothing_to_attack()
-        return sandbox.level, await run_attacks(sandbox, chosen, None if quiet else show)
-
-
-def _nothing_to_attack() -> UsageError:
-    return UsageError(
-        "Level bare isolates nothing: the hostile programs would run on this machine itself.",
-        hint="`agentrl sandbox attack --level ns` attacks a real sandbox.",
-    )
 
 
 @app.command("build-image")

@@ -52,7 +52,7 @@ def command(
 
     --json prints {"id", "task_id", "reward_parts", "turns", …} as `agentrl export` does, tokens included with --tokens.
     """
-    from agentrl_cli.analysis.export import episode_object
+    from agentrl_cli.reports.export import episode_object
     from agentrl_cli.store import Store
 
     with Store.open(find_db(project, db), readonly=True) as store:

@@ -165,7 +165,7 @@ def write_svg(
     path: Path, rows: Sequence[tuple[str, Sequence[Estimate]]], models: Sequence[EvalResult]
 ) -> None:
     """A picture of pass@1: a row for each split, a bar for each model."""
-    from agentrl_cli.analysis.svg import bars_svg
+    from agentrl_cli.reports.svg import bars_svg
 
     path.write_text(
         bars_svg("pass@1, 95 % intervals", rows, [model.name for model in models]), encoding="utf-8"

@@ -272,7 +272,7 @@ def _foreground(context: Context, resume: str | None, run_id: str | None, shown:
 
 def _conclude(db: Path, run_id: str) -> None:
     """Print what a training came to, and how often each alert was raised."""
-    from agentrl_cli.analysis.verdict import verdict
+    from agentrl_cli.reports.verdict import verdict
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:

@@ -24,7 +24,7 @@ from typing import Any
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.user_simulator import Interaction, Reply
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, raised
-from agentrl_cli.registry.threads import contained
+from agentrl_cli.hooks.threads import contained
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 from agentrl_cli.types.content import with_text

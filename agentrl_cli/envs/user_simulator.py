@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.threads import call
+from agentrl_cli.hooks.threads import call
 from agentrl_cli.rewards.llm_client import Asked, ask
 from agentrl_cli.types import Message, Task
 

@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, raised
+from agentrl_cli.hooks.threads import Quit, call, is_async
 from agentrl_cli.registry import resolve
-from agentrl_cli.registry.threads import Quit, call, is_async
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
 Fields = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """What a GPU was found to compute like transformers, tried once for each GPU, driver and version.
 
-The trial (learning/device_trial.py) runs in a process of its own, as a fault of a GPU can end it; then the part that
+The trial (doctor/device_trial.py) runs in a process of its own, as a fault of a GPU can end it; then the part that
 ran has failed, and another process tries the rest. The verdict is kept in the user's state folder.
 """
 
@@ -25,7 +25,7 @@ SECONDS = 20.0
 """Seconds of sampling, by all engines together."""
 PARTS = ("device", "generate", "paged", "fallback", "packed", "padded", "graphs")
 """In this order: a failed capture may leave a GPU in a state of its own."""
-PROGRAM = (sys.executable, "-m", "agentrl_cli.learning.device_trial")
+PROGRAM = (sys.executable, "-m", "agentrl_cli.doctor.device_trial")
 FULL = "out of memory"
 LIMIT = 300.0
 """Seconds after which a trial has failed, beside those of its sampling."""

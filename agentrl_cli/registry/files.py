@@ -12,9 +12,11 @@ import hashlib
 import importlib.util
 import itertools
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -23,6 +25,7 @@ from typing import Any
 from agentrl_cli.errors import EnvError, NotFound
 
 PREFIX = "agentrl_files_"
+CALL = "__call__"
 PIP = {
     "agents": "openai-agents",
     "bs4": "beautifulsoup4",
@@ -141,12 +144,39 @@ def load_file(path: Path) -> ModuleType:
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether a Ctrl-C or a cancellation ended an import, not the imported code."""
+    """Whether the user's Ctrl-C or a cancellation of the running task raised this, not the code itself."""
     if isinstance(error, Exception):
         return False
-    from agentrl_cli.registry import threads  # late: it imports asyncio
+    import asyncio  # late: it costs every command a part of its start
 
-    return threads.from_outside(error)
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop, so nothing was cancelled
+            return False
+        return task is None or task.cancelling() > 0
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    handler: Any = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, partial):
+        handler = handler.func
+    code = code_of(handler)
+    if code is None:  # Python's own handler leaves no frame
+        return handler is signal.default_int_handler
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a Python function, None for anything else."""
+    while isinstance(function, partial):
+        function = function.func
+    function = function if hasattr(function, "__code__") else getattr(type(function), CALL, None)
+    return getattr(function, "__code__", None)
 
 
 def pip_line(module: str) -> str:

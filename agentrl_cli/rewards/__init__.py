@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, raised
-from agentrl_cli.registry.own_time import OwnTime
-from agentrl_cli.registry.threads import call, contained
+from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.threads import call, contained
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.types import Episode, RewardPart

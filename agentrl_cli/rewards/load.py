@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, NotFound
+from agentrl_cli.hooks.threads import stay_in_loop
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import foreign_imports
-from agentrl_cli.registry.threads import stay_in_loop
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.adapt import adapt_reward
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, raised
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.rewards.context import RewardContext, Scored, split
 from agentrl_cli.types.content import content_text
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored

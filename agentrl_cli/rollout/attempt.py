@@ -10,8 +10,8 @@ import time
 
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
-from agentrl_cli.registry.own_time import OwnTime
-from agentrl_cli.registry.threads import contained
+from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.threads import contained
 from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.grade import reward_context, weigh, world_parts

@@ -10,8 +10,8 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, tool_env
 from agentrl_cli.hooks import HookList
+from agentrl_cli.hooks.threads import call, contained
 from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.registry.threads import call, contained
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.tasks import Pack

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl_cli.envs.tool_env import Env
-from agentrl_cli.registry.threads import contained
+from agentrl_cli.hooks.threads import contained
 from agentrl_cli.rewards import RewardContext, finite
 from agentrl_cli.types import Episode, RewardPart, Task
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl_cli.envs.tool_env import AssistantTurn, Env, Step
-from agentrl_cli.registry.threads import contained, in_thread, is_async
+from agentrl_cli.hooks.threads import contained, in_thread, is_async
 from agentrl_cli.types import Message, Task
 
 

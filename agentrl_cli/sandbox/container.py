@@ -23,7 +23,7 @@ from typing import Any, Self
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, guest_module
-from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment
+from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment, guest_command
 from agentrl_cli.sandbox.results import Limits
 from agentrl_cli.sandbox.runner_process import Runner, most
 
@@ -170,30 +170,11 @@ class Container(Runner, asyncio.Protocol):
                 hint=f"`agentrl sandbox build-image{extra}` makes it (seconds, no registry).",
             )
         sweep(self.api)
-        command = [
-            "/usr/local/bin/python3",
-            "-P",
-            "-s",
-            "-S",
-            "-B",
-            "-X",
-            "utf8",
-            f"{INSIDE}/container.py",
-        ]
         first = _UID_RANGES[(os.getpid() * 7 + number) % len(_UID_RANGES)]
-        command += [
-            "--level",
-            "uid",
-            "--uid",
-            str(first),
-            "--folder",
-            "/box",
-            "--slots",
-            str(SLOTS),
-        ]
-        command += ["--grading", str(int(self.launch.grading))]
-        if self.launch.imports:
-            command += ["--imports", ",".join(self.launch.imports), "--packages", PACKAGES]
+        options = {"level": "uid", "uid": str(first), "folder": "/box", "slots": str(SLOTS)}
+        options |= {"packages": PACKAGES} if self.launch.imports else {}
+        program = f"{INSIDE}/container.py"
+        command = guest_command("/usr/local/bin/python3", program, self.launch, **options)
         made = self.api.create_container(
             name, command, environment=environment("/usr/local"), working_dir="/", stdin_open=True,
             hostname="sandbox", network_disabled=True, host_config=self._host_config(),

@@ -71,6 +71,13 @@ def environment(prefix: str) -> dict[str, str]:
     }
 
 
+def guest_command(python: str, program: str, launch: Launch, **options: str) -> list[str]:
+    """Return the command that starts a program of the guest, with those of its options that are not empty."""
+    given = {"imports": ",".join(launch.imports), "grading": str(int(launch.grading)), **options}
+    words = [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    return [python, "-P", "-s", "-S", "-B", "-X", "utf8", program, *words]
+
+
 def work_folder(number: int) -> Path:
     """Return the name of a new folder for the boxes of a runner without namespaces; it carries its
     owner for `sweep`.
@@ -89,34 +96,23 @@ def start(
     if launch.level not in ("ns", "landlock", "bare"):
         raise SandboxUnavailable(f"Sandbox level {launch.level} is not started as a process.")
     uid = _FIRST_UID + (os.getpid() * 16 + number) % _UIDS if os.geteuid() == 0 else 0
-    options = [
-        "--control",
-        str(control),
-        "--level",
-        launch.level,
-        "--imports",
-        ",".join(launch.imports),
-    ]
-    options += ["--grading", str(int(launch.grading))]
-    if uid:
-        options += ["--uid", str(uid)]
     packages = package_folders(launch.imports)
-    if packages:
-        places = {PACKAGES} if launch.level == "ns" else {str(folder.parent) for folder in packages}
-        options += ["--packages", os.pathsep.join(sorted(places))]
-    if uid and launch.level != "ns" and not _open_to_others(launch.python):
+    inside = launch.level == "ns"
+    places = {PACKAGES} if inside and packages else {str(folder.parent) for folder in packages}
+    options = {
+        "control": str(control),
+        "level": launch.level,
+        "uid": str(uid or ""),
+        "packages": os.pathsep.join(sorted(places)),
+    }
+    if uid and not inside and not _open_to_others(launch.python):
         launch = replace(launch, python="/usr/bin/python3", prefix="/usr")
-    interpreter = [launch.python, "-P", "-s", "-S", "-B", "-X", "utf8"]
-    if launch.level == "ns":
-        command = [*jail(launch, root=bool(uid)), "--", *interpreter, f"{INSIDE}/main.py", *options]
+    if inside:
+        command = [*jail(launch, root=bool(uid)), "--"]
+        command += guest_command(launch.python, f"{INSIDE}/main.py", launch, **options)
     else:
-        command = [
-            *interpreter,
-            str(Path(launch.folder) / "main.py"),
-            *options,
-            "--folder",
-            str(folder),
-        ]
+        program = str(Path(launch.folder) / "main.py")
+        command = guest_command(launch.python, program, launch, folder=str(folder), **options)
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
     try:
         process = subprocess.Popen(

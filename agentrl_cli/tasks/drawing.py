@@ -8,6 +8,9 @@ from typing import Any
 
 Row = dict[str, Any]
 
+PLACEHOLDER = "TODO:"
+"""How the prompt of a row begins that is still to be written; `agentrl check` reports it."""
+
 WORLD = ("setup",)
 """Fields besides the prompt that identify a question in every pack; a pack adds its own as `WORLD` in its task.py."""
 

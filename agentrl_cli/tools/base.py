@@ -23,8 +23,8 @@ from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.media import NAMES, image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
-from agentrl_cli.registry.own_time import OwnTime
-from agentrl_cli.registry.threads import call, contained
+from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.threads import call, contained
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.tools.base import Tool
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.tools.base import Tool, ToolContext
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import ToolResult, ToolSchema

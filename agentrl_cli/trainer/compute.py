@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from agentrl_cli.analysis.memory_plan import checkpoints, row_tokens, sets_aside
 from agentrl_cli.config import Config
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.models.adapter import ADAPTER_FILE
 from agentrl_cli.policies.load import Loaded, load_weights
+from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
 
 if TYPE_CHECKING:
     from agentrl_cli.errors import RunFailed

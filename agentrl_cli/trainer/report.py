@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
+from agentrl_cli.hooks.threads import THREADS
 from agentrl_cli.learning.advantages import compares_groups
 from agentrl_cli.learning.update import Update
 from agentrl_cli.policies.protocols import TrainablePolicy
-from agentrl_cli.registry.threads import THREADS
 from agentrl_cli.rollout.rehearse import Finding
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.alerts import Health

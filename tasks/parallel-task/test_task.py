@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 from agentrl_cli import Config, load_pack
-from agentrl_cli.analysis.pack_check import check_pack
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox

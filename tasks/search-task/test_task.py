@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from agentrl_cli import Config, load_pack
-from agentrl_cli.analysis.pack_check import check_pack
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.sandbox import Sandbox
 
 PACK = load_pack(Path(__file__).parent)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl_cli import load_pack
-from agentrl_cli.analysis.pack_check import check_pack
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.tools import ToolContext
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from agentrl_cli import Config, load_pack
-from agentrl_cli.analysis.pack_check import check_pack
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.types import ToolResult

@@ -15,7 +15,7 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config import load_config
-from agentrl_cli.doctor import sandbox_level
+from agentrl_cli.doctor.sandbox import sandbox_level
 from agentrl_cli.paths import find_pack, pack_names, packs_dir
 
 

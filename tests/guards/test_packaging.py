@@ -98,10 +98,13 @@ def test_the_wheel_carries_packs_sandbox_and_model(wheel: Path) -> None:
         "isolation/seccomp.py",
         "filesystem/files.py",
         "protocol/framing.py",
-        "attacks.txt",
     ):
         assert f"agentrl_cli/_data/sandbox/{file}" in inside
-    assert {"agentrl_cli/py.typed", "agentrl_cli/models/tiny-agent/config.json"} <= inside
+    assert {
+        "agentrl_cli/py.typed",
+        "agentrl_cli/doctor/attacks.txt",
+        "agentrl_cli/models/tiny-agent/config.json",
+    } <= inside
     assert {name.split("/")[0] for name in inside} == {
         "agentrl_cli",
         f"agentrl_cli-{version()}.dist-info",

@@ -20,12 +20,12 @@ ROOMS = (
 LISTS = {"docs/style.md", "tests/guards/test_words.py"}
 """Files that name the words."""
 MODEL = {
-    "agentrl_cli/analysis/abilities.py": {"seat", "seats"},
+    "agentrl_cli/evaluate/abilities.py": {"seat", "seats"},
     "recipes/tiny_tools/words.py": {"park", "seat", "shelf"},
     "benchmarks/bundled.md": {"shelf"},
     "benchmarks/bundled_functions.py": {"shelf", "shelves"},
     "benchmarks/bundled_subjects.py": {"shelf", "shelves"},
-    "tests/analysis/test_abilities.py": {"seat"},
+    "tests/evaluate/test_abilities.py": {"seat"},
     "agentrl_cli/rewards/judge.py": {"where there is no"},
     "agentrl_cli/tools/fetch_page.py": {"is no x"},
     "agentrl_cli/tools/files.py": {"is no x", "go on with"},

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.analysis.rescore import estimate
 from agentrl_cli.config import AlgoConfig
 from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.learning.value import Critic
+from agentrl_cli.reports.rescore import estimate
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Episode, Origin, Outcome, Turn
 from tests.helpers.train import episodes_of, spawn, trainer_of

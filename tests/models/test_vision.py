@@ -21,9 +21,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from agentrl_cli.analysis.export import export_jsonl
-from agentrl_cli.analysis.html import export_html
-from agentrl_cli.analysis.memory_plan import plan
 from agentrl_cli.chat.images import Images, pictured
 from agentrl_cli.chat.media import image_size
 from agentrl_cli.chat.render import Chat
@@ -38,6 +35,8 @@ from agentrl_cli.models.checkpoint import load_weights
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.reports.export import export_jsonl
+from agentrl_cli.reports.html import export_html
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
@@ -45,6 +44,7 @@ from agentrl_cli.store.images import short_runs
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.base import as_result
+from agentrl_cli.trainer.memory_plan import plan
 from agentrl_cli.tui.common.layout import result_notes
 from agentrl_cli.tui.common.load_episode import load_view, token_texts
 from agentrl_cli.types import Episode, Generation, Origin, Outcome, Sampling, ToolResult

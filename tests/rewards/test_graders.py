@@ -25,8 +25,8 @@ from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks import Hook, HookList
+from agentrl_cli.hooks.threads import THREADS, contained, in_thread
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.registry.threads import THREADS, contained, in_thread
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.analysis.memory_plan import plan
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import TrainingStopped
@@ -22,6 +21,7 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
 from agentrl_cli.models.load import load_model
 from agentrl_cli.policies.load import load_policy
+from agentrl_cli.trainer.memory_plan import plan
 from agentrl_cli.trainer.prefetch import Prefetcher, age_metrics, run_in_thread, stale
 from agentrl_cli.types import Episode, Outcome, Sampling, Turn
 from tests.helpers.train import TASK_PY, episodes_of, trainer_of, write_pack

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_cli.doctor.attacks import probe
 from agentrl_cli.errors import DataError
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade, launch
-from agentrl_cli.sandbox.attack_suite import attack, attacks, learned, probe
 from agentrl_cli.sandbox.runner_process import Process
 from tests.helpers.processes import comes
 from tests.helpers.sandbox import open_sandbox
+from tests.sandbox.attacks import attack_all, attacks, contained_attacks, learned_bits, main
 
 
 async def opened(level: str) -> Sandbox:
@@ -32,26 +33,32 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 @pytest.mark.parametrize("level", ["ns", "landlock"])
 async def test_every_attack_is_contained(level: str) -> None:
-    assert len(attacks()) >= 80 and len({one.name for one in attacks()}) == len(attacks())
-    chosen = [one for one in attacks() if level == "ns" or (one.quick and not one.strong)]
+    every = contained_attacks()
+    assert len(every) == 88 and len({one.name for one in attacks()}) == len(attacks()) == 93
+    weak = [one for one in every if "quick" in one.flags and "strong" not in one.flags]
+    chosen = every if level == "ns" else weak
     async with await opened(level) as sandbox:
-        verdicts = await attack(sandbox, chosen, wall=0.6 if level == "ns" else 2.0)
+        verdicts = await attack_all(sandbox, chosen, wall=0.6 if level == "ns" else 2.0)
     assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
     assert len(verdicts) == len(chosen)
 
 
 def test_the_rate_of_a_channel_is_its_capacity() -> None:
     word = "w000000ffffff"
-    assert learned(word, f"{word} 0.5\n{word} 2.0\n") == 96.0
-    assert learned(word, "w00000000ffff 1.0") == pytest.approx(
+    assert learned_bits(word, f"{word} 0.5\n{word} 2.0\n") == 96.0
+    assert learned_bits(word, "w00000000ffff 1.0") == pytest.approx(
         48 * (1 - 0.650022), abs=1e-3
     )  # 8 of 48 are wrong
-    assert learned(word, "w000000000000 0.001\nwffffff000000 0.001") == learned(word, "") == 0.0
+    assert (
+        learned_bits(word, "w000000000000 0.001\nwffffff000000 0.001")
+        == learned_bits(word, "")
+        == 0.0
+    )
 
 
 def test_every_channel_that_stays_open_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text(encoding="utf-8")
-    named = {one.name for one in attacks() if one.stays}
+    named = {one.name for one in attacks() if "stays" in one.flags}
     assert len(named) == 5 and {name for name in named if f"`{name}`" not in page} == set()
 
 
@@ -75,15 +82,23 @@ async def test_grading_has_runners_of_its_own_and_takes_no_locks(level: str) -> 
         assert len(profiles) == 2 and not profiles[("@grading",)] & before
 
 
+async def test_the_suite_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """A channel that stays open is measured, and is no failure."""
+    await (await opened("ns")).close()
+    assert await main("ns", ["odd-bytes", "hidden-calls-by-access-times"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 1 contained at level ns; 1 channels stay open" in shown and "bit/s here" in shown
+
+
 async def test_an_attack_stopped_by_time_first_runs_again(sandbox: Sandbox) -> None:
     one = next(one for one in attacks() if one.name == "fills-the-disk")
-    (verdict,) = await attack(sandbox, [one], wall=0.002)
+    (verdict,) = await attack_all(sandbox, [one], wall=0.002)
     assert (verdict.status, verdict.problems) == ("disk_limit", ())
 
 
 async def test_the_probe_says_what_holds_here(sandbox: Sandbox) -> None:
     rows = await probe(sandbox)
-    assert {row.name: row.held for row in rows} == dict.fromkeys(
+    assert {name: held for name, _, held in rows} == dict.fromkeys(
         ["files", "network", "signals", "processes", "memory", "disk", "output", "system", "state"],
         True,
     )
@@ -347,7 +362,7 @@ async def test_no_fork_bomb_is_tried_without_a_bound() -> None:
     ) as sandbox:
         assert not sandbox.bounded
         bombs = [one for one in attacks() if one.name.endswith("fork-bomb")]
-        verdicts = await attack(sandbox, bombs)
+        verdicts = await attack_all(sandbox, bombs)
     assert len(verdicts) == 2
     assert all(
         one.status == "not run" and "root's processes" in one.problems[0] for one in verdicts

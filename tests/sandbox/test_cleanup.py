@@ -145,7 +145,7 @@ async def test_a_folder_that_a_neighbour_closed_is_opened_again() -> None:
 
 PREY = """
 import asyncio
-from agentrl_cli.sandbox.attack_suite import canaries
+from agentrl_cli.doctor.canaries import canaries
 async def main():
     async with canaries() as prey:
         print(prey.folder, prey.process.pid, flush=True)

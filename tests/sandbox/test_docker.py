@@ -18,10 +18,10 @@ from agentrl_cli.commands import main
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import Sandbox, Status, container, grade, image, owner
-from agentrl_cli.sandbox.attack_suite import attack, attacks
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import Limits
 from tests.helpers.processes import comes
+from tests.sandbox.attacks import attack_all, contained_attacks
 from tests.sandbox.test_attacks import CHEATS, HONEST, HOST, TESTS
 
 
@@ -67,9 +67,9 @@ def ours(api: Any) -> list[str]:
 
 
 async def test_every_attack_is_contained(sandbox: Sandbox) -> None:
-    verdicts = await attack(sandbox, wall=0.6)
+    verdicts = await attack_all(sandbox, contained_attacks(), wall=0.6)
     assert {v.attack: v.problems for v in verdicts if not v.contained} == {}
-    assert len(verdicts) == len(attacks()) >= 80
+    assert len(verdicts) == 88
 
 
 async def test_no_cheat_passes(sandbox: Sandbox) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.analysis.export import export_lines
 from agentrl_cli.commands import main
+from agentrl_cli.reports.export import export_lines
 from agentrl_cli.store import RunRow, Score, Store
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.schema import MIGRATIONS

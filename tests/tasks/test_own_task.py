@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from agentrl_cli import load_pack
-from agentrl_cli.analysis.pack_check import check_pack
-from agentrl_cli.analysis.spread import advice, estimate
 from agentrl_cli.commands import main
+from agentrl_cli.evaluate.pack_check import check_pack
+from agentrl_cli.evaluate.reward_spread import advice, estimate
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.store import Store

@@ -13,7 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentrl_cli.analysis.memory_plan import plan
 from agentrl_cli.commands import main
 from agentrl_cli.commands.common import open_project
 from agentrl_cli.config import Config, load_config
@@ -25,6 +24,7 @@ from agentrl_cli.policies.load import load_policy
 from agentrl_cli.sft.demonstrations import Recipe, parse_recipe
 from agentrl_cli.sft.train import make
 from agentrl_cli.store import Store
+from agentrl_cli.trainer.memory_plan import plan
 from tests.helpers.train import trainer_of, write_model
 
 ADAPTERS = {"sql-task": "tiny-sql", "search-task": "tiny-search"}

@@ -13,10 +13,10 @@ import pytest
 from pydantic import Field
 
 from agentrl_cli.commands import main
+from agentrl_cli.commands.init.functions import tools_in
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import load_file
 from agentrl_cli.tasks import load_packs
-from agentrl_cli.tasks.scaffold.functions import tools_in
 from agentrl_cli.tools import TOOLS, as_tool, tool_schema, validate_arguments
 from agentrl_cli.tools.schema import type_schema
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, SandboxFault
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.tools import (
     TOOLS,
     FunctionTool,
@@ -398,7 +398,7 @@ def test_a_tool_that_hangs_does_not_hold_the_process() -> None:
     """Its time is over, the episode went on, the log reports it once, and Python ends without it."""
     code = """
 import asyncio, time
-from agentrl_cli.registry.threads import THREADS, in_thread
+from agentrl_cli.hooks.threads import THREADS, in_thread
 async def go():
     for _ in range(2):
         try:

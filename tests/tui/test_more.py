@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.analysis.compare import compare_runs
-from agentrl_cli.analysis.html import export_html, page_object
 from agentrl_cli.commands import main
+from agentrl_cli.reports.compare import compare_runs
+from agentrl_cli.reports.html import export_html, page_object
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, shade

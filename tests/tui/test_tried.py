@@ -11,9 +11,9 @@ import pytest
 from rich.text import Text
 from textual.binding import Binding
 
-from agentrl_cli.analysis.html import PAGE
 from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError
+from agentrl_cli.reports.html import PAGE
 from agentrl_cli.store import Store
 from agentrl_cli.trainer.controls import CHANGEABLE
 from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
@@ -149,7 +149,7 @@ def test_the_list_shows_tags_kinds_and_parents(db: Path) -> None:
 
 
 async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: Path) -> None:
-    from agentrl_cli.analysis.compare import compare_runs
+    from agentrl_cli.reports.compare import compare_runs
 
     async with AgentApp(db, lambda reader: CompareScreen(reader, "grpo-07", "grpo-07")).run_test(
         size=SMALL

@@ -28,8 +28,8 @@ from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.hooks.own_time import OwnTime
 from agentrl_cli.policies.protocols import MessagePolicy
-from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext

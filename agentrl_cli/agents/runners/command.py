@@ -20,7 +20,7 @@ from agentrl_cli.agents.emit import EVENT_URL, KEY, AgentCall, reward_value
 from agentrl_cli.agents.runners import supervisor
 from agentrl_cli.agents.runners.base import Ended, printed_names
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.registry.threads import in_thread
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.tasks import AgentSpec
 from agentrl_cli.types.plain import parse_json
 

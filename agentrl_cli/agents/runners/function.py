@@ -10,8 +10,8 @@ from typing import Any
 from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended, exception_names
 from agentrl_cli.errors import ConfigError, EnvError, raised
+from agentrl_cli.hooks.threads import contained, in_thread, is_async
 from agentrl_cli.registry import resolve
-from agentrl_cli.registry.threads import contained, in_thread, is_async
 from agentrl_cli.tasks import AgentSpec
 
 NAMES = ("task", "base_url", "api_key", "model", "emit_reward", "event_url")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl_cli.agents.emit import MODEL
+from agentrl_cli.hooks.own_time import OwnTime
 from agentrl_cli.policies.protocols import OnToken
-from agentrl_cli.registry.own_time import OwnTime
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.transcript import Transcript

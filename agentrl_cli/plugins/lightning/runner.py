@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.plugins.lightning.emitter import emit_reward, find_final_reward
 from agentrl_cli.plugins.lightning.litagent import RUNNER, LitAgent, is_v0_1_rollout_api
 from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields
@@ -21,7 +22,6 @@ from agentrl_cli.plugins.lightning.types import (
     Rollout,
     RolloutMode,
 )
-from agentrl_cli.registry.threads import in_thread
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, EnvError, raised
+from agentrl_cli.hooks.threads import call
 from agentrl_cli.registry import resolve
-from agentrl_cli.registry.threads import call
 from agentrl_cli.rewards.adapt import accept_arguments
 from agentrl_cli.rewards.context import RewardContext
 from agentrl_cli.tasks.forms import Form, own

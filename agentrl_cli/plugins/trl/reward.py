@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.threads import call, name_of
+from agentrl_cli.hooks.threads import call, name_of
 from agentrl_cli.rewards.adapt import Parameters, accept_arguments
 from agentrl_cli.rewards.context import RewardContext, split
 from agentrl_cli.types import Episode, Message, Origin, Turn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.threads import call
+from agentrl_cli.hooks.threads import call
 from agentrl_cli.rewards.adapt import Parameters, accept_arguments
 from agentrl_cli.rewards.context import RewardContext
 from agentrl_cli.types import Episode

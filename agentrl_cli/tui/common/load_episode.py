@@ -99,7 +99,7 @@ def holds_secret(
 
 
 def _secret_in(view: EpisodeView) -> bool:
-    from agentrl_cli.analysis.export import episode_object
+    from agentrl_cli.reports.export import episode_object
     from agentrl_cli.store.mask_secrets import mask
 
     texts = ["".join(view.texts), view.live, view.note, *view.tags, *map(str, view.reasons)]

@@ -71,7 +71,7 @@ class Reader:
 
     async def export(self, episode_ids: Sequence[str], path: Path) -> None:
         """Writes episodes, a JSON line each. Raises StoreError if the file cannot be written."""
-        from agentrl_cli.analysis.export import export_jsonl
+        from agentrl_cli.reports.export import export_jsonl
 
         await self.call(lambda store: export_jsonl(store, episode_ids, path))
 

@@ -12,8 +12,8 @@ from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.widgets import Static
 
-from agentrl_cli.analysis.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.reports.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named

@@ -96,7 +96,7 @@ def ask_export(
     )
 
     async def write(wanted: list[str], path: Path) -> None:
-        from agentrl_cli.analysis.html import export_html
+        from agentrl_cli.reports.html import export_html
 
         if path.suffix == ".jsonl":
             await screen.reader.export(wanted, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.analysis.metric_names import METRICS
+from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.tui.common.charts import short
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from agentrl_cli import Config, load_pack
-from agentrl_cli.analysis.pack_check import check_pack
+from agentrl_cli.evaluate.pack_check import check_pack
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rewards.rules import contains
 from agentrl_cli.sandbox import Sandbox

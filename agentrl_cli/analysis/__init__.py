@@ -1,1 +1,0 @@
-"""Reading what happened: exports, rescoring, what-if, the memory plan, the check of a pack."""

@@ -1,0 +1,295 @@
+"""Reads what a new pack is made from: rows, functions, an agent, a service, an MCP server, an environment.
+
+rows.jsonl  .json  .csv  .tsv  .parquet rows of any known form, with their answers
+tool.py                                 typed functions with docstrings
+agent.py  agent.py:function             a program that calls a model (docs/agents.md)
+openapi.json  openapi.yaml              the operations of an HTTP service
+mcp:COMMAND …  mcp:http://…             the tools of an MCP server
+NAME:PACKAGE  NAME:PACKAGE@TASK         tasks, tools and scorers of another project, if a plugin has its name
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
+
+from agentrl_cli.commands.init.draft import Draft
+from agentrl_cli.commands.init.functions import ask, tools_in
+from agentrl_cli.commands.init.rows import ANSWERS, HOW, distinct, read_rows
+from agentrl_cli.config.yamlfile import load_yaml
+from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
+from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.registry.plugins import offers
+from agentrl_cli.tasks.beside import files_beside
+from agentrl_cli.tasks.called import SPLIT
+from agentrl_cli.tasks.sources import FILES
+from agentrl_cli.tools.mcp import mcp_tools
+from agentrl_cli.tools.openapi import operations, server_of
+
+AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
+"""Parameters by which a function is recognised as an agent."""
+MOST_ROWS = 1000
+"""Rows taken of such an environment, which may have no end."""
+FOREIGN_AGENT = '''\
+"""{about}: its own loop, tools and scorers, with the model of this project at `base_url`."""
+
+from pathlib import Path
+
+from {module} import {kind}
+
+HERE = Path(__file__).parent
+
+solve = {kind}({given}).solve
+'''
+BADGE = Path(__file__).with_name("badge.txt")
+OWN = {
+    "task.py",
+    "test_task.py",
+    "task.yaml",
+    "agentrl.yaml",
+    *(f"data/{split}.jsonl" for split in SPLIT),
+}
+"""Files that every new pack has."""
+LARGEST = 64 * 2**20
+"""Bytes of a file that is copied."""
+TOOL_FILES = "Put typed functions with these names into a file, and add --from tools.py"
+
+
+def blank(draft: Draft) -> None:
+    """A small tool, its questions and its reward, as an example to change."""
+    code, _, ask_text = BADGE.read_text(encoding="utf-8").partition("=== ask\n")
+    draft.code, draft.asks = code, {"ask_badge": ask_text}
+    draft.tools, draft.names = ["badge"], ["badge"]
+
+
+def add_source(draft: Draft, source: str, python: str = "") -> None:
+    """Add what `source` names to the draft; a path is relative to the working folder.
+
+    `python` is the interpreter that has another project's packages; this one without it.
+    Raises UsageError or one of its kinds for what cannot be used, EnvError if a file's code fails.
+    """
+    if source.startswith("mcp:"):
+        return _mcp(draft, source.removeprefix("mcp:"))
+    kind, _, name = source.partition(":")
+    if kind in offers("programs"):
+        return _foreign(draft, kind, name, python)
+    file, _, function = source.partition(":")
+    path = Path(file).expanduser()
+    if not path.is_file():
+        siblings = [str(one) for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise NotFound.of(
+            "file",
+            source,
+            siblings,
+            hint="--from takes rows, a .py file, openapi.json or mcp:COMMAND.",
+        )
+    if path.suffix == ".py":
+        agent = function or _agent_in(path)
+        if not agent:
+            return _functions(draft, path)
+        draft.agent = f"{path.name}:{agent}"
+        return _copy(draft, path)
+    if path.suffix in {".yaml", ".yml"} or (path.suffix == ".json" and _describes_service(path)):
+        return _openapi(draft, path)
+    if path.suffix in FILES:
+        return _rows(draft, path)
+    raise UsageError(
+        f"{path} is neither rows ({', '.join(FILES)}) nor a .py file nor an OpenAPI description."
+    )
+
+
+def finish(draft: Draft) -> None:
+    """Check what only the whole draft shows. Raises UsageError."""
+    if draft.rows is None:
+        return
+    draft.asks, draft.code = {}, ""  # the questions are given, and task.yaml names the tools' files
+    draft.rows = distinct(draft.rows, draft.places, draft.answer, draft.notes)
+    if not draft.names and not draft.agent:
+        draft.notes.append(
+            "No tool is given: the model answers alone. Name tools in task.yaml, or add --from tool.py."
+        )
+    wanted = {
+        name for row in draft.rows for name in row.get("tools") or () if isinstance(name, str)
+    }
+    if missing := sorted(wanted - set(draft.names)):
+        raise UsageError(
+            f"The rows use tools whose code is not given: {', '.join(missing)}.",
+            hint=TOOL_FILES + ".",
+        )
+    if not draft.answer and not draft.agent:
+        fields = sorted({key for row in draft.rows for key in row} - {"prompt"})
+        raise UsageError(
+            f"The rows have no answer to compare with; their fields: {', '.join(fields)}.",
+            hint=f"{HOW} An answer is a text or a number. Or start with --blank and write a reward: `ctx.grade` runs"
+            " tests, a judge reads texts (docs/tasks.md).",
+        )
+
+
+def _rows(draft: Draft, path: Path) -> None:
+    rows, places = read_rows(path)
+    draft.rows = [*(draft.rows or ()), *rows]
+    draft.places += places
+    usable = (
+        name
+        for name in ANSWERS
+        if all(isinstance(row.get(name), (str, int, float)) for row in draft.rows)
+    )
+    draft.answer = next(usable, "")
+
+
+def _functions(draft: Draft, path: Path) -> None:
+    tools = tools_in(load_file(path), draft.notes)
+    if not tools:
+        raise ConfigError(
+            f"{path} has no tool.",
+            hint="A tool is a function with a docstring and typed parameters. "
+            + " ".join(note.removeprefix("Left out: ") for note in draft.notes[:1]),
+        )
+    _copy(draft, path)
+    stem = f"_{len(draft.files)}" if draft.code else ""
+    module = f"TOOLS_FILE{stem}"
+    draft.code += f'{module} = load_file(Path(__file__).with_name("{path.name}"))\n'
+    for tool in tools:
+        attribute = getattr(getattr(tool, "function", None), "__name__", "")
+        if not attribute or not hasattr(load_file(path), attribute):
+            attribute = next(key for key, value in vars(load_file(path)).items() if value is tool)
+        draft.tools.append(f"{path.name}:{attribute}")
+        draft.names.append(tool.name)
+        name, text = ask(tool, f"{module}.{attribute}")
+        draft.asks[name] = text
+
+
+def _agent_in(path: Path) -> str:
+    """Return the name of the function in a file that is an agent; empty without one. Runs nothing."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path} is not Python: {error}") from error
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+            if arguments & AGENT and not node.name.startswith("_"):
+                return node.name
+    return ""
+
+
+def _foreign(draft: Draft, kind: str, name: str, python: str) -> None:
+    """`PACKAGE`, `PACKAGE@TASK`, and options after a question mark: `?key=value&key=value`, the values as in YAML."""
+    place, _, query = name.partition("?")
+    package, _, task = place.partition("@")
+    program = resolve("programs", {}, kind)
+    if not package or draft.files or draft.rows or draft.tools:
+        raise UsageError(
+            f"--from {kind}: brings tasks, tools and scorers: it stands alone.", hint=program.shown
+        )
+    options = {
+        key: yaml.safe_load(value) for key, value in parse_qsl(query, keep_blank_values=True)
+    }
+    if options and program.options_under:
+        options = {program.options_under: options}
+    given: dict[str, Any] = {
+        "task": task,
+        "python": _path(python, os.sep in python),
+        "options": options,
+    }
+    given = {key: value for key, value in given.items() if value}
+    about, named = f"{place} of {kind}", _path(package, package.endswith(".py"))
+    draft.rows = program(named, **given).rows(MOST_ROWS)
+    if not draft.rows:
+        raise DataError(f"{about} has no tasks.")
+    words = [_code(named, draft), *(f"{key}={_code(value, draft)}" for key, value in given.items())]
+    text = FOREIGN_AGENT.format(
+        about=about,
+        given=", ".join(words).replace("'", '"'),
+        module=program.__module__,
+        kind=program.__name__,
+    )
+    draft.files["agent.py"] = text.encode()
+    draft.answer, draft.agent, draft.system = "", "agent.py:solve", ""
+    # Their prompts have the schemas of many tools.
+    draft.limits = {"max_turns": 12, "max_new_tokens": 192, "max_tokens": 8192}
+
+
+def _path(text: str, is_path: bool) -> str | Path:
+    """Return the path that a text names, from the root; the last part may be a link. Any other text is itself."""
+    if not is_path:
+        return text
+    path = Path(text).expanduser()
+    return path.parent.resolve() / path.name
+
+
+def _code(value: Any, draft: Draft) -> str:
+    """Return a value as agent.py has it. A path beside the project or in it is relative to it, so both can be moved."""
+    if not isinstance(value, Path):
+        return repr(value)
+    target = draft.target.resolve()
+    near = value.is_relative_to(target.parent)
+    return f"HERE / {os.path.relpath(value, target)!r}" if near else repr(str(value))
+
+
+def _copy(draft: Draft, path: Path) -> None:
+    """Add a file to the pack, and what it needs of the files beside it."""
+    needed = files_beside(path) if path.suffix == ".py" else []
+    for file in (path, *needed):
+        name = file.relative_to(path.parent).as_posix()
+        if file.stat().st_size > LARGEST:
+            draft.notes.append(
+                f"{name} is too large to be copied: put it into the project, beside {path.name}."
+            )
+            continue
+        content = file.read_bytes()
+        if name in OWN or draft.files.get(name, content) != content:
+            raise UsageError(f"The new pack has a {name} of its own.", hint=f"Rename {file}.")
+        draft.files[name] = content
+
+
+def _describes_service(path: Path) -> bool:
+    read = load_yaml(path)
+    return isinstance(read, dict) and ("openapi" in read or "swagger" in read)
+
+
+def _openapi(draft: Draft, path: Path) -> None:
+    document = load_yaml(path)
+    found = list(operations(document, str(path)))
+    draft.notes += [f"{one.name} is not offered: it {one.problem}." for one in found if one.problem]
+    safe = [one.name for one in found if one.method == "get" and not one.problem]
+    if not safe:
+        raise ConfigError(
+            f"{path} has no GET operation.", hint="List others under `operations` of task.yaml."
+        )
+    _copy(draft, path)
+    server = server_of(document)
+    if not urlsplit(server).netloc:
+        server = "http://127.0.0.1:8000"
+        draft.notes.append(
+            f"{path.name} names no server: set `server` in task.yaml (now {server})."
+        )
+    if others := [one.name for one in found if one.method != "get"]:
+        draft.notes.append(
+            f"Operations that change something are not offered: {', '.join(others)}."
+        )
+    draft.tools.append({"openapi": {"file": path.name, "server": server, "operations": safe}})
+    draft.names += safe
+
+
+def _mcp(draft: Draft, target: str) -> None:
+    """A server by its address or command; files among its arguments become absolute paths."""
+    server: dict[str, Any] = {"url": target}
+    if not target.startswith(("http://", "https://")):
+        words = shlex.split(target)
+        if not words:
+            raise UsageError(
+                "No MCP server is named.",
+                hint='--from "mcp:python server.py", or mcp:http://host/mcp',
+            )
+        placed = [str(Path(word).resolve()) if Path(word).is_file() else word for word in words[1:]]
+        server = {"command": words[0], "args": placed}
+    tools = mcp_tools("--from", "server", server, Path.cwd())
+    draft.tools.append({"mcp": {"server": server}})
+    draft.names += [tool.name for tool in tools]

@@ -1,0 +1,17 @@
+"""One entry of a report of `agentrl doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One entry of doctor's report."""
+
+    name: str
+    status: str
+    """ok | warn (works with limits) | fail (something will not work)"""
+    detail: str
+    fix: str = ""
+    """What to do about it."""

@@ -1,0 +1,209 @@
+"""Checks of this machine: Python, packages, torch, memory, disk, sandbox, model, store, inference server.
+
+Torch is checked in a child process: doctor never imports it, so a broken installation cannot crash doctor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from agentrl_cli.config import Config
+from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.doctor.check import Check
+from agentrl_cli.doctor.sandbox import check_isolation
+from agentrl_cli.errors import AgentRLError
+from agentrl_cli.models.openmp import cores
+from agentrl_cli.paths import bundled_model, is_bundled, pack_names
+
+TORCH_PROBE = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+names = [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus]
+print(json.dumps([torch.__version__, names, torch.get_num_threads()]))
+"""
+GIB = 1024**3
+
+
+def check_machine(
+    db: Path, config: Config | None = None, base: Path | None = None
+) -> Iterator[Check]:
+    """Yield the checks of the machine as they finish; the slow ones (torch, engine: seconds) come last.
+
+    `db` is the path of the store, which need not exist; `config` are the project's settings, `base` its folder. Its
+    inference server is contacted if one is configured.
+    """
+    config = config or Config()
+    yield check_python()
+    yield check_packages()
+    yield check_memory()
+    yield check_disk(db)
+    yield check_isolation(config.sandbox)
+    packs = ", ".join(pack_names())
+    yield Check("packs", "ok", packs) if packs else Check("packs", "fail", "none", "Install again.")
+    yield check_bundled_model()
+    yield check_store(db)
+    remote = config.remote
+    if remote.backend and (remote.url or remote.urls or ":" not in remote.backend):
+        yield check_server(remote)
+    yield check_torch()
+    yield check_engine(config.model.name, base or Path.cwd())
+
+
+def check_python() -> Check:
+    """Return the version of Python and the system."""
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.platform != "linux":
+        return Check("python", "warn", detail, "Tested on Linux; elsewhere use the Docker sandbox.")
+    return Check("python", "ok", detail)
+
+
+def check_packages() -> Check:
+    """Return whether every dependency of the distribution is installed."""
+    try:
+        requires = distribution("agentrl-cli").requires or []
+    except PackageNotFoundError:
+        detail = "agentrl-cli is not installed: this is a checkout"
+        return Check("packages", "warn", detail, "pip install -e .")
+    names = [re.split(r"[^\w.-]", line)[0] for line in requires if "extra ==" not in line]
+    missing = " ".join(name for name in names if not _installed(name))
+    if missing:
+        return Check("packages", "fail", f"missing: {missing}", f"pip install {missing}")
+    return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and all its dependencies")
+
+
+def _installed(name: str) -> str:
+    """Return the version of a package; empty if it is not installed here."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def check_memory() -> Check:
+    """Return cores and memory, with the load if other programs want more cores than there are."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    count, load = cores(), os.getloadavg()[0]
+    plural = "s" if count > 1 else ""
+    detail = f"{count} core{plural}, {total:.0f} GiB of memory"
+    fix = ""
+    if total < 3:
+        fix = "The tiny model trains in about 2 GiB; bigger ones will not fit."
+    elif load > count:
+        detail += f"; load {load:.1f} on {count} core{plural}"
+        threads = max(1, count - round(load))
+        fix = (
+            f"Other programs use the cores. OMP_NUM_THREADS={threads} avoids most of the slowdown."
+        )
+    return Check("machine", "warn" if fix else "ok", detail, fix)
+
+
+def check_disk(db: Path) -> Check:
+    """Return the free space where the store is, or will be."""
+    folder = next(path for path in (db.parent, *db.parent.parents) if path.exists())
+    free = shutil.disk_usage(folder).free / GIB
+    if not os.access(folder, os.W_OK):
+        fix = "Name a store elsewhere with --db."
+        return Check("disk", "fail", f"{folder} cannot be written", fix)
+    few = "A run of the tiny model takes a few hundred MiB, others more." if free < 2 else ""
+    return Check("disk", "warn" if few else "ok", f"{free:.1f} GiB free at {folder}", few)
+
+
+def check_bundled_model() -> Check:
+    """Return whether the bundled model is there."""
+    folder = bundled_model()
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        fix = "Reinstall, or `agentrl sft DIR --recipe tiny-agent`."
+        return Check("model", "fail", f"missing in {folder}", fix)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 1e6
+    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Check("model", "ok", f"tiny ({size:.1f} MB); Hugging Face cache in {cache}")
+
+
+def check_store(db: Path) -> Check:
+    """Return whether the store can be read."""
+    from agentrl_cli.store import Store
+
+    if not db.exists():
+        return Check("store", "ok", f"none yet; it will be {db}")
+    try:
+        with Store.open(db, readonly=True) as store:
+            runs = len(store.runs.all())
+    except AgentRLError as error:
+        return Check("store", "fail", error.message, error.hint)
+    size = f"{db.stat().st_size / 1e6:.1f} MB"
+    return Check("store", "ok", f"{db}: {runs} run{'' if runs == 1 else 's'}, {size}")
+
+
+def check_server(remote: RemoteConfig) -> Check:
+    """Return whether the inference server answers, and whether this environment's vLLM is the tested release."""
+    from agentrl_cli.policies.remote.http import Endpoint
+    from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy
+
+    addresses = remote.urls or [remote.url]
+    mine = remote.backend == "vllm"
+
+    async def reach_all() -> None:
+        for url in addresses:
+            endpoint = Endpoint(url, start=VLLMPolicy.start if mine else "")
+            try:
+                await endpoint.reach()
+            finally:
+                await endpoint.close()
+
+    try:
+        asyncio.run(reach_all())
+    except AgentRLError as error:
+        return Check("server", "fail", error.message, error.hint)
+    detail = f"{remote.backend} answers at {', '.join(addresses)}"
+    found = _installed("vllm") if mine else ""  # it may run elsewhere
+    if found and not found.startswith(f"{VLLM}."):
+        detail += f"; vLLM {found} is installed here, tested is {VLLM}"
+        return Check("server", "warn", detail, "pip install 'agentrl-cli[vllm]'")
+    return Check("server", "ok", detail)
+
+
+def check_engine(name: str, base: Path) -> Check:
+    """Return the engine for a model, by its configuration."""
+    from agentrl_cli.inference.served import unserved
+
+    folder = bundled_model(name) if is_bundled(name) else base / Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        return Check("engine", "ok", f"known when {name} is loaded: it is not a local folder")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        fix = "Correct model.name, or copy its folder again."
+        return Check("engine", "fail", f"{name}: {error}", fix)
+    images = "it reads images" if config.get("vision_config") else ""
+    why = images or unserved(config.get("text_config") or config)
+    return Check("engine", "ok", f"fallback for {name}: {why}" if why else f"paged for {name}")
+
+
+def check_torch() -> Check:
+    """Return torch's version and the devices that it sees."""
+    command = [sys.executable, "-c", TORCH_PROBE]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        fix = "Is the machine or the disk busy?"
+        return Check("torch", "fail", "importing it took more than two minutes", fix)
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check("torch", "fail", last, "pip install torch")
+    found, gpus, threads = json.loads(child.stdout.strip().splitlines()[-1])
+    where = ", ".join(gpus) or f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    if not gpus and shutil.which("nvidia-smi"):
+        where += "; a GPU driver is installed but torch sees no GPU"
+        fix = "This torch is a CPU build, or the driver is too old: pip install torch for your CUDA version."
+        return Check("torch", "warn", f"{found} on {where}", fix)
+    return Check("torch", "ok", f"{found} on {where}")

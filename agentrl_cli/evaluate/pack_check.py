@@ -1,0 +1,211 @@
+"""The conformance check of a pack, for its author, before it is trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.media import image_bytes, image_size
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, tiny_template
+from agentrl_cli.config import Config
+from agentrl_cli.errors import raised
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rollout import Job, Rollout
+from agentrl_cli.sandbox import Sandbox
+from agentrl_cli.tasks import SPLITS, Pack, question
+from agentrl_cli.tasks.drawing import PLACEHOLDER
+from agentrl_cli.tools import validate_arguments
+from agentrl_cli.types import Message, Outcome, Task
+from agentrl_cli.types.content import HASH, digest, is_image
+
+PER_FAMILY = 4
+"""Rows per family and split whose solution is run. All rows are read and checked against the schema."""
+AT_ONCE = 32
+"""Rows whose solution runs at the same time."""
+EMPTY = "I do not know."
+"""An answer that must not score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a pack, and where."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+async def check_pack(pack: Pack, sandbox: Sandbox | None, *, every: bool = False) -> list[Problem]:
+    """Return all problems of a pack: rows, families, tools, solutions that do not score 1, empty answers that score.
+
+    Every line of the data is read and checked; solutions and empty answers are run on some rows, with `every` on all.
+    Without a solver (`Pack.solver`) only the empty answers are run.
+    """
+    problems: list[Problem] = []
+    tasks: list[Task] = []
+    splits = pack.splits()
+    if "train" not in splits:
+        problems.append(Problem("data", "train.jsonl is missing"))
+    for split in splits:
+        good, bad = pack.read(split)
+        tasks += good
+        where = pack.source(split).label.removeprefix(f"{pack.dir}/")
+        problems += [Problem(f"{where}:{line.number}", line.text) for line in bad]
+        if not good and not bad:
+            problems.append(Problem(where, f"the split {split} has no rows"))
+    problems += _families(pack, tasks)
+    problems += _twice(pack, tasks)
+    problems += _unwritten(tasks)
+    problems += _tools(pack)
+    if pack.agent is None:  # what an agent does is not in the pack's messages
+        problems += await _solutions(pack, tasks if every else _sample(tasks), sandbox)
+    return problems
+
+
+def _families(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
+    listed = {family for families in pack.families.values() for family in families}
+    heldout = set(pack.families.get("heldout", ()))
+    for family in sorted({task.family for task in tasks} - listed if listed else ()):
+        yield Problem(
+            "task.yaml", f"the family {family!r} of the data is not listed under `families`"
+        )
+    for task in tasks:
+        if task.split == "train" and task.family in heldout:
+            yield Problem(task.id, f"the held-out family {task.family!r} appears in training")
+
+
+def _twice(pack: Pack, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks in two splits, which would make an evaluation measure memory.
+
+    None if the author gave one source to both splits, or an environment makes the rows.
+    """
+    seen: dict[str, Task] = {}
+    for task in () if pack.rows is not None else tasks:
+        first = seen.setdefault(
+            question(task.prompt, task.data, getattr(pack.module, "WORLD", ())), task
+        )
+        if first.split != task.split and pack.source(first.split) != pack.source(task.split):
+            yield Problem(task.id, f"the same task is in {first.split} as {first.id}")
+
+
+def _unwritten(tasks: Sequence[Task]) -> Iterator[Problem]:
+    for task in tasks:
+        if str(task.prompt[-1].get("content")).startswith(PLACEHOLDER):
+            yield Problem(task.id, "the row is a placeholder: write a question and its answer")
+
+
+def _tools(pack: Pack) -> Iterator[Problem]:
+    for tool in pack.tools:
+        for arguments in tool.examples:
+            wrong = validate_arguments(tool.schema, dict(arguments))
+            if wrong:
+                yield Problem(
+                    f"tool {tool.name}", f"its own example does not fit its schema: {wrong}"
+                )
+
+
+def _sample(tasks: Sequence[Task]) -> list[Task]:
+    """Return the first PER_FAMILY tasks of every family of every split."""
+    count: dict[tuple[str, str], int] = {}
+    picked = []
+    for task in tasks:
+        key = (task.split, task.family)
+        count[key] = count.get(key, 0) + 1
+        if count[key] <= PER_FAMILY:
+            picked.append(task)
+    return picked
+
+
+async def _solutions(pack: Pack, tasks: Sequence[Task], sandbox: Sandbox | None) -> list[Problem]:
+    """Run reference solutions and empty answers through the real loop."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Task) -> list[Problem]:
+        async with room:
+            return await _solution(pack, task, sandbox)
+
+    found = await asyncio.gather(*map(one, tasks))
+    return [problem for problems in found for problem in problems]
+
+
+async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Problem]:
+    chat = _chat(task)
+    if not pack.solver:
+        return await _blank(pack, task, chat, sandbox)
+    try:
+        messages = pack.solution(task)
+        texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
+    except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
+        return [Problem(task.id, f"solve(row) raised {raised(error)}")]
+    problems = []
+    solved = await _run(pack, task, chat, texts, sandbox)
+    if solved.outcome is not Outcome.SOLVED:
+        why = solved.error or "; ".join(part.detail for part in solved.reward_parts if part.primary)
+        problems.append(Problem(task.id, f"the reference solution ends as {solved.outcome}: {why}"))
+    problems += _observations(task, messages, solved.messages)
+    return problems + await _blank(pack, task, chat, sandbox)
+
+
+async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) -> list[Problem]:
+    empty = await _run(pack, task, chat, [EMPTY], sandbox)
+    if empty.primary == 0:
+        return []
+    return [
+        Problem(task.id, f"an empty answer scores {empty.primary}: {empty.error or 'expected 0'}")
+    ]
+
+
+def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
+    """Compare the solver's tool results with the real ones: demonstrations must be true."""
+    claimed = [_seen(m["content"]) for m in said if m["role"] == "tool"]
+    real = [_seen(m["content"]) for m in got if m["role"] == "tool"]
+    return [
+        Problem(task.id, f"the solver has the tool answer {a!r}; it answers {b!r}")
+        for a, b in zip(claimed, real, strict=False)
+        if a != b
+    ]
+
+
+def _chat(task: Task) -> Chat:
+    """Return a chat whose tokens are bytes, and an image one token if the task has any."""
+    if not any(isinstance(message.get("content"), list) for message in task.prompt):
+        return Chat(ByteTokenizer())
+    tokenizer = ByteTokenizer(
+        tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS)
+    )
+    token = tokenizer.id_of(IMAGE_TOKENS[2])
+    assert token is not None
+    return Chat(tokenizer, images=Images(token, lambda data: (*image_size(data), 1, ())))
+
+
+def _seen(content: Any) -> Any:
+    """Return a tool's answer without what depends on a model: its texts, and its images by hash."""
+    if not isinstance(content, list):
+        return content
+    images = [
+        p["image"] if is_image(p) else HASH + digest(image_bytes(p))
+        for p in content
+        if p["type"] == "image"
+    ]
+    return [*images, *(part["text"] for part in content if part["type"] == "text" and part["text"])]
+
+
+async def _run(
+    pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None
+) -> Any:
+    """One attempt of a scripted policy, with limits that fit any solution."""
+    config = Config()
+    config.rollout.max_tokens = 1_000_000
+    config.rollout.max_turns = len(texts) + 1
+    policy = ScriptedPolicy(list(texts), chat.tokenizer)
+    rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
+    return await rollout.episode(Job(task, 0))
+
+
+__all__ = ["SPLITS", "Problem", "check_pack"]

@@ -1,0 +1,314 @@
+"""Runs a project's code in threads, and contains what it raises.
+
+A synchronous grader, tool or hook runs in a daemon thread, so it never blocks the event loop, and the deadline of its
+episode cuts it off. A function cannot be stopped from outside: after its deadline it is abandoned. Its thread keeps
+running, is counted, and is not joined when the process exits.
+
+asyncio's own pool has only a few more threads than cores, so sixty waiting graders would queue in it, and Python joins
+its threads at exit. Here a call takes an idle thread or starts one, and never waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from functools import partial
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
+
+from agentrl_cli.errors import EnvError, raised
+from agentrl_cli.registry.files import CALL, code_of, from_outside
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+IDLE = 30.0
+"""Seconds after which an idle thread ends."""
+LOOP_ONLY = ("signal only works in main thread", "no running event loop", "no current event loop")
+"""Python's messages if code needs the main thread or its event loop."""
+
+log = logging.getLogger("agentrl.threads")
+
+
+class Quit(EnvError):
+    """SystemExit, KeyboardInterrupt or CancelledError that a project's code raised."""
+
+    def __init__(self, message: str, cause: BaseException) -> None:
+        super().__init__(message)
+        self.__cause__ = cause
+
+
+class _Call:
+    """One call in a thread, and the loop that waits for it."""
+
+    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.function = function
+        self.loop = loop
+        self.answer: asyncio.Future[Any] = loop.create_future()
+        self.ended = False
+        self.abandoned = False
+
+    def tell(self, value: Any, error: BaseException | None) -> None:
+        if self.answer.done():  # its deadline has passed
+            return
+        if error is None:
+            self.answer.set_result(value)
+        else:
+            self.answer.set_exception(error)
+
+
+def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """(return value, exception). Has no reference to the call: an exception keeps its frames alive."""
+    try:
+        return function(), None
+    except Exception as error:  # noqa: BLE001 - passed to the caller
+        return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+    except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C, so the code itself raised it
+        return None, Quit(raised(error), error)
+
+
+class Threads:
+    """Daemon threads, reused when idle; as many as there are concurrent calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._reported = False
+        self.abandoned = 0
+        """Number of threads still running after their call's deadline."""
+
+    async def run(self, function: Callable[[], Any], name: str) -> Any:
+        """Returns or raises what `function` does. If cancelled, abandons the thread."""
+        call = _Call(function, asyncio.get_running_loop())
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = _Worker(self)
+        worker.calls.put(call)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            self._abandon(call, name)
+            raise
+        finally:
+            del call  # it holds the exception, whose traceback holds this frame
+
+    def metrics(self) -> dict[str, float]:
+        """`threads/abandoned`, if there are any."""
+        return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
+
+    def forget(self) -> None:
+        """Called in a forked child, which has none of the threads."""
+        self._lock, self._idle, self.abandoned = threading.Lock(), [], 0
+
+    def _abandon(self, call: _Call, name: str) -> None:
+        with self._lock:
+            if call.ended or call.abandoned:
+                return
+            call.abandoned = True
+            self.abandoned += 1
+            first, self._reported = not self._reported, True
+        if first:
+            log.warning(
+                "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
+                " the process will not wait for it",
+                name,
+            )
+
+    def _ended(self, worker: _Worker, call: _Call) -> None:
+        with self._lock:
+            call.ended = True
+            self.abandoned -= call.abandoned
+            self._idle.append(worker)
+
+    def _leave(self, worker: _Worker) -> bool:
+        """Remove an idle worker. False if a call is already assigned to it."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(name="agentrl-code", daemon=True)
+        self.threads = threads
+        self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                call = self.calls.get(timeout=IDLE)
+            except queue.Empty:
+                if self.threads._leave(self):
+                    return
+                continue
+            value, error = _result(call.function)
+            self.threads._ended(self, call)  # first, so that the next call finds it idle
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+                call.loop.call_soon_threadsafe(call.tell, value, error)
+            del call, value, error
+
+
+THREADS = Threads()
+"""The threads of this process."""
+os.register_at_fork(after_in_child=THREADS.forget)
+
+
+async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs a synchronous function in a thread with the caller's context variables; returns its result.
+
+    Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
+    """
+    call = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    value: T = await THREADS.run(call, name_of(function))
+    return value
+
+
+async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a project's function: a coroutine function in the loop, any other in a thread; returns its result.
+
+    A function that needs the main thread or the loop (`signal.alarm`, an own task) fails with Python's message for
+    that; it is called again there, where no deadline cuts it off. Raises Quit like `in_thread`.
+    """
+    if is_async(function):
+        return await function(*args, **kwargs)
+    if code_of(function) in _IN_LOOP:
+        answer = function(*args, **kwargs)
+    else:
+        try:
+            answer = await in_thread(function, *args, **kwargs)
+        except Exception as error:
+            if not _needs_loop(error):
+                raise
+            stay_in_loop(function)
+            log.warning(
+                "%s needs the main thread (%s) and runs there from now on: no deadline cuts it off, and all episodes"
+                " wait for it",
+                name_of(function), error,
+            )  # fmt: skip
+            answer = function(*args, **kwargs)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def stay_in_loop(function: Callable[..., Any]) -> None:
+    """Let `call` run this function in the event loop's thread, which is the main thread of a run."""
+    code = code_of(function)
+    if code is not None:
+        _IN_LOOP.add(code)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it returns a coroutine; also for objects with an asynchronous `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), CALL, None)
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name for messages."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+@contextlib.contextmanager
+def contained(what: str) -> Iterator[None]:
+    """Wraps a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
+
+    That is every BaseException that is not an Exception: a test framework's `fail()` raises one, too. A Ctrl-C of
+    the user and a cancellation from outside pass through. A task that the code starts is contained, too: what it
+    raises ends the task alone, where asyncio would end the event loop.
+    """
+    token = _CONTAINED.set(True)
+    with contextlib.suppress(RuntimeError):  # no event loop, no tasks
+        _guard_tasks(asyncio.get_running_loop())
+    try:
+        yield
+    except Quit as error:
+        raise EnvError(f"{what} raised {error.message}") from error.__cause__
+    except Exception:
+        raise
+    except BaseException as error:
+        if from_outside(error):
+            raise
+        raise EnvError(f"{what} raised {raised(error)}") from error
+    finally:
+        _CONTAINED.reset(token)
+
+
+_CONTAINED: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "agentrl_contained", default=False
+)
+"""Whether code of a project runs; the tasks that it starts inherit it."""
+
+
+class _Guarded(Coroutine[Any, Any, Any]):
+    """A task's coroutine whose SystemExit or KeyboardInterrupt is Quit, which asyncio keeps for who awaits the task."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self.inner = inner
+
+    def send(self, value: Any) -> Any:
+        return self._step(self.inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self.inner.throw, *error)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.inner.__await__()
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if from_outside(error):
+                raise
+            raise Quit(raised(error), error) from error
+
+
+class _TaskFactory:
+    """The loop's task factory, with the tasks of a project's code guarded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        """The factory that was there before, if one was."""
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        coro = _Guarded(coro) if _CONTAINED.get() else coro
+        if self.inner is None:
+            return asyncio.Task(coro, loop=loop, **options)
+        return self.inner(loop, coro, **options)
+
+
+def _guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _TaskFactory):
+        loop.set_task_factory(_TaskFactory(factory))
+
+
+_IN_LOOP: set[CodeType] = set()
+"""Code of functions that `call` does not run in a thread."""
+
+
+def _needs_loop(error: BaseException | None) -> bool:
+    """Whether the exception, or its cause, reports that the code must run in the main thread."""
+    while error is not None:
+        if isinstance(error, (ValueError, RuntimeError)) and any(
+            text in str(error) for text in LOOP_ONLY
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,1 @@
+"""What a training came to: exports, comparisons, new scores, reports."""

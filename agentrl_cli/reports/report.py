@@ -1,0 +1,272 @@
+"""What a run was, what it learned and what is worth reading in it: the content of `agentrl report`, without a form.
+
+Texts of episodes are whatever a model or a tool wrote. Secrets are masked here; escaping is the pages' work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agentrl_cli.reports.compare import METRICS, TaskLine, all_evals, flatten, flips
+from agentrl_cli.reports.html import Texts
+from agentrl_cli.reports.svg import Curve, chart_svg
+from agentrl_cli.reports.verdict import verdict
+from agentrl_cli.rollout.flags import find_flags
+from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
+from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.types.content import content_text
+
+SHOWN = (
+    "reward",
+    "solved",
+    "all_solved",
+    "all_failed",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "loss",
+    "tool_errors",
+    "length",
+)
+"""The curves of a report, if the run has them."""
+UNIT = frozenset({"reward", "solved", "all_solved", "all_failed", "tool_errors"})
+CANDIDATES = 5000
+"""Newest attempts among which the oddest is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An episode to read."""
+
+    why: str
+    row: EpisodeRow
+    parts: tuple[tuple[str, float, float, str], ...]
+    """(name, value, weight, detail) of the reward."""
+    flags: tuple[str, ...]
+    turns: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    """(role, pieces): a piece is (text, push as a share of the run's scale, NaN if not trained)."""
+    masked: bool
+    """Whether a secret was masked: then a turn is its text in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """The content of a report."""
+
+    run: RunRow
+    verdict: str
+    facts: tuple[tuple[str, str], ...]
+    machine: tuple[tuple[str, str], ...]
+    pictures: tuple[tuple[str, str], ...]
+    """(file name without its ending, SVG)"""
+    evals: tuple[EvalRow, ...]
+    compared: tuple[str, str]
+    flipped: tuple[TaskLine, ...]
+    tasks: int
+    """Tasks that both compared evaluations attempted."""
+    samples: tuple[Sample, ...]
+    settings: tuple[tuple[str, str], ...]
+    alerts: tuple[str, ...]
+
+
+def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -> RunReport:
+    """Reads a run. Raises NotFound."""
+    run = store.runs.get(name)
+    steps, evals = store.runs.steps(run.id), all_evals(store, run)
+    first, last, tasks = flips(store, run)
+    events = store.journal.events(run.id, 0)
+    machine: Mapping[str, Any] = next(
+        (row["data"] for row in reversed(events) if row["kind"] == "machine"), {}
+    )
+    alerts = [
+        f"{row['count']}× {row['name']}: {row['text']}"
+        for row in store.journal.folded_alerts(run.id)
+    ]
+    config = mask(dict(run.config)) if masked else run.config
+    return RunReport(
+        run=run,
+        verdict=_summarise(run, steps, evals),
+        facts=_facts(store, run, steps),
+        machine=tuple((key, str(value)) for key, value in machine.items()),
+        pictures=tuple(_pictures(steps, evals)),
+        evals=tuple(evals),
+        compared=(first, last),
+        flipped=tuple(line for line in tasks if line.flip),
+        tasks=len(tasks),
+        samples=tuple(_samples(store, run, texts, masked)),
+        settings=tuple((key, str(value)) for key, value in flatten(config).items()),
+        alerts=tuple(mask_text(text) if masked else text for text in alerts),
+    )
+
+
+def _values(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(step, value) of a metric by its short name."""
+    stored = next(
+        (key for key in METRICS.get(name, (name,)) if any(key in row for row in steps)), name
+    )
+    rows = ((row["step"], row.get(stored)) for row in steps)
+    return [
+        (float(x), float(y)) for x, y in rows if isinstance(y, (int, float)) and math.isfinite(y)
+    ]
+
+
+def _pictures(
+    steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]
+) -> list[tuple[str, str]]:
+    out = []
+    for split in dict.fromkeys(row.split for row in evals):
+        own = [row for row in evals if row.split == split and row.pass_rate is not None]
+        points = [(float(row.step or 0), row.pass_rate or 0.0) for row in own]
+        spans = [
+            (float(r.step or 0), r.low, r.high)
+            for r in own
+            if r.low is not None and r.high is not None
+        ]
+        if points:
+            title = f"share solved, {split} split, with 95 % intervals"
+            out.append(
+                (
+                    f"eval-{_plain(split)}",
+                    chart_svg(title, [Curve(split, points, spans)], unit=True),
+                )
+            )
+    for name in SHOWN:
+        points = _values(steps, name)
+        if len(points) > 1:
+            out.append(
+                (name, chart_svg(name.replace("_", " "), [Curve(name, points)], unit=name in UNIT))
+            )
+    keys = {key for row in steps for key in row}
+    parts = sorted(key for key in keys if key.startswith("rewards/") and key.endswith("/mean"))
+    curves = [Curve(key.split("/")[1], _values(steps, key)) for key in parts[:4]]
+    if any(len(curve.points) > 1 for curve in curves):
+        out.append(("reward-parts", chart_svg("reward parts", curves)))
+    return out
+
+
+def _plain(name: str) -> str:
+    """Return a name for a file."""
+    return "".join(char if char.isalnum() or char in "-_" else "-" for char in name) or "none"
+
+
+def _summarise(run: RunRow, steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]) -> str:
+    """Return what rose and what did not; no claim beyond the intervals."""
+    said = " ".join(verdict(steps, run.name)) or f"{run.name} has too few steps for a verdict."
+    split = evals[-1].split if evals else ""
+    own = [row for row in evals if row.split == split and row.pass_rate is not None]
+    if len(own) < 2:
+        return f"{said} There are fewer than two evaluations, so nothing is known about tasks outside of training."
+    one, two = own[0], own[-1]
+    change = f"On the {split} split {one.pass_rate:.3f} became {two.pass_rate:.3f}"
+    if one.high is None or two.low is None or one.low is None or two.high is None:
+        return f"{said} {change}; no intervals are stored."
+    apart = two.low > one.high or two.high < one.low
+    overlap = f"the intervals {'do not ' if apart else ''}overlap"
+    return f"{said} {change}, [{one.low:.3f}, {one.high:.3f}] to [{two.low:.3f}, {two.high:.3f}]: {overlap}."
+
+
+def _facts(
+    store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[str, str], ...]:
+    seconds = (run.ended or run.heartbeat) - run.started if run.started else 0.0
+    times = sorted(value for _, value in _values(steps, "seconds"))
+    rows = [
+        ("run", f"{run.name} ({run.id}), {run.kind}, {run.state}"),
+        ("model", run.model),
+        ("pack", run.pack),
+        ("seed", str(run.seed)),
+        ("steps", f"{run.step} of {run.total_steps}" if run.total_steps else str(run.step)),
+        ("episodes", f"{store.stats.episodes(run.id).get(run.id, 0):,}"),
+        ("took", f"{seconds / 60:.1f} min" if seconds > 0 else ""),
+        ("seconds a step, median", f"{times[len(times) // 2]:.2f}" if times else ""),
+        ("agentrl", run.version),
+        ("error", run.error),
+    ]
+    return tuple((key, value) for key, value in rows if value)
+
+
+def _samples(store: Store, run: RunRow, texts: Texts, masked: bool) -> list[Sample]:
+    """Return the best, the worst and the oddest episode of a run."""
+    rowids = store.episodes.ids(
+        "-outcome:none -reward:none -kind:whatif -kind:chat", "-time", run.id, limit=CANDIDATES
+    )
+    rows = [
+        row
+        for row in store.episodes.rows(rowids)
+        if row.outcome is not None and not row.outcome.is_error
+    ]
+    if not rows:
+        return []
+    chosen = [
+        (why, store.episodes.row(store.episodes.resolve(why, run.id))) for why in ("best", "worst")
+    ]
+    seen = {row.id for _, row in chosen}
+    odd = oddest([row for row in rows if row.id not in seen])
+    if odd is not None:
+        chosen.append(("oddest", odd))
+    scale = store.signals.push_scale(run.id)
+    return [_sample(store, why, row, texts, scale, masked) for why, row in chosen]
+
+
+def oddest(rows: Sequence[EpisodeRow]) -> EpisodeRow | None:
+    """Return the episode whose flags are the rarest together: the sum of −log of each flag's share;
+    None without flags.
+    """
+    counts = Counter(flag for row in rows for flag in set(row.flags))
+
+    def rarity(row: EpisodeRow) -> float:
+        return sum(-math.log(counts[flag] / len(rows)) for flag in set(row.flags))
+
+    flagged = [row for row in rows if row.flags]
+    return max(flagged, key=lambda row: (rarity(row), row.id), default=None)
+
+
+def _sample(
+    store: Store, why: str, row: EpisodeRow, texts: Texts, scale: float, masked: bool
+) -> Sample:
+    episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
+    whole = [
+        (turn.role, "\n".join(content_text(m.get("content")) for m in turn.messages))
+        for turn in episode.turns
+    ]
+    clean = [(role, mask_text(text)) for role, text in whole] if masked else whole
+    turns: list[tuple[str, tuple[tuple[str, float], ...]]] = []
+    if clean != whole:
+        turns = [(role, ((text, math.nan),)) for role, text in clean]
+    else:
+        pieces = texts(store, row, episode.tokens.ids.tolist())
+        push = (
+            np.full(len(pieces), np.nan) if signals is None or not scale else signals.push / scale
+        )
+        push = np.where(episode.tokens.trained_mask, push, np.nan)
+        for turn in episode.turns:
+            own = range(turn.start, turn.end)
+            turns.append((turn.role, tuple(_joined([(pieces[i], float(push[i])) for i in own]))))
+    parts = tuple(
+        (part.name, part.value, part.weight, part.detail) for part in episode.reward_parts
+    )
+    flags = tuple(f"{flag.name} {flag.evidence}".strip() for flag in find_flags(episode))
+    secret = clean != whole
+    if masked:
+        parts = tuple(
+            (name, value, weight, mask_text(detail)) for name, value, weight, detail in parts
+        )
+        flags = tuple(mask_text(flag) for flag in flags)
+    return Sample(why, row, parts, flags, tuple(turns), secret)
+
+
+def _joined(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Neighbours that were not trained as one piece."""
+    out: list[tuple[str, float]] = []
+    for text, push in pieces:
+        if out and math.isnan(push) and math.isnan(out[-1][1]):
+            out[-1] = (out[-1][0] + text, push)
+        else:
+            out.append((text, push))
+    return out

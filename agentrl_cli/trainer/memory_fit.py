@@ -1,0 +1,98 @@
+"""Settings with which a run fits into memory (`agentrl train --fit`), by the memory plan alone: nothing is loaded.
+
+What changes the result of a training least is tried first: activations recomputed, fewer episodes at once and smaller
+micro-batches; then an adapter in place of all weights; then a base in 8 and 4 bits under it. Group size, tasks in a
+step and lengths stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.inference.memory import live_rows
+from agentrl_cli.trainer.memory_plan import Plan, plan
+
+LEAST_ROWS = 4
+"""Fewer episodes at once are not tried."""
+BITS = ("8bit", "4bit")
+
+
+def fit(
+    config: Config, folder: Path, *, gpu_bytes: float | None = None, quantised: bool = False
+) -> tuple[Config, Plan]:
+    """Return the first settings that fit, and their plan; if none do, the smallest, whose plan does not fit.
+
+    `gpu_bytes`: as in `plan`. `quantised`: whether this machine can load a base in 8 or 4 bits.
+    """
+    found: tuple[Config, Plan] | None = None
+    for start in _variants(config, quantised=quantised):
+        found = _shrunk(start, folder, gpu_bytes)
+        if found[1].fits:
+            break
+    assert found is not None
+    return found
+
+
+def changes(before: Config, after: Config) -> list[str]:
+    """`section.key: old → new` of every setting that differs."""
+    first, second = before.model_dump(mode="json"), after.model_dump(mode="json")
+    return [
+        f"{section}.{key}: {_text(first[section][key])} → {_text(value)}"
+        for section, values in second.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+        if first[section].get(key) != value
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _variants(config: Config, *, quantised: bool) -> Iterator[Config]:
+    """As configured, then with an adapter, then on a base of fewer bits."""
+    yield config
+    adapted = _with(config, adapter={"enabled": True})
+    if not config.adapter.enabled:
+        yield adapted
+    if quantised and config.model.quantization == "none":
+        yield from (_with(adapted, model={"quantization": bits}) for bits in BITS)
+
+
+def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Config, Plan]:
+    """Halve the part of the larger phase that can be halved until the run fits."""
+    if config.train.checkpointing == "off":
+        found = plan(config, folder, gpu_bytes=gpu_bytes)
+        if found.fits:
+            return config, found
+        config = _with(config, train={"checkpointing": "auto"})
+    while True:
+        found = plan(config, folder, gpu_bytes=gpu_bytes)
+        rows, tokens, longest = (
+            live_rows(config),
+            config.train.token_budget,
+            config.rollout.max_tokens,
+        )
+        more_rows = rows > LEAST_ROWS and not config.deterministic
+        more_tokens = (
+            tokens > longest
+        )  # an episode is one row, so a smaller budget would save nothing
+        sampling = sum(found.rollout.values()) > found.available
+        updating = sum(found.update.values()) > found.available
+        if found.fits or not ((sampling and more_rows) or (updating and more_tokens)):
+            return config, found
+        if sampling and more_rows:
+            config = _with(config, rollout={"concurrency": max(LEAST_ROWS, rows // 2)})
+        if updating and more_tokens:
+            config = _with(config, train={"token_budget": max(longest, tokens // 2)})
+
+
+def _with(config: Config, **sections: dict[str, Any]) -> Config:
+    """Return the settings with some changed, validated again."""
+    given = config.model_dump()
+    return Config.model_validate(
+        {**given, **{name: {**given[name], **more} for name, more in sections.items()}}
+    )

@@ -1,0 +1,433 @@
+"""Predicted memory of a run, from shapes, before anything is loaded, and a rough duration.
+
+The model is built on the meta device from its configuration, so nothing is allocated. Two phases are planned,
+which overlap only with `rollout.async_staleness`: the rollout (weights, keys and values of every live episode) and the
+update (weights, gradients, optimizer, activations of one micro-batch, one chunk of logits). A run that cannot fit is
+refused, with what to change.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.config import Config
+from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.errors import ModelError
+from agentrl_cli.learning.advantages import needs
+
+GiB = 1024**3
+STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
+"""Bytes of optimizer state per trained weight: (on CPU, on GPU). Muon's hidden matrices have 4."""
+MOVES = frozenset({"adamw", "muon"})
+"""Optimizers whose state can be moved to the CPU's memory."""
+BYTES = {"4bit": 0.516, "8bit": 1.01}
+"""Bytes per quantised weight: nf4 with a byte per 64 and a float per 256 of those, int8 with a float per row."""
+OVERHEAD = {"cpu": 0.45, "cuda": 0.5}
+"""GiB: the interpreter with torch, or the CUDA context."""
+SMALL = 50_000_000
+"""Parameters below which activations are kept without a memory plan."""
+EFFICIENCY = 0.6
+"""Share of a matrix product's rate that a step reaches, by the runs of benchmarks/learning.py; a rough figure."""
+SPARE = 0.5
+"""Share of free memory that a row of a group with a long prompt may take beyond the token budget."""
+TYPICAL = 0.25
+"""Share of `max_tokens` that an average episode computes; for the time estimate only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes by name for each phase, and the available memory."""
+
+    rollout: Mapping[str, float]
+    update: Mapping[str, float]
+    available: float
+    device: str
+    parameters: int
+    trainable: int
+    seconds_per_step: float
+    checkpointing: bool = False
+    """Whether activations are recomputed in the backward pass (`train.checkpointing`)."""
+    row_tokens: int = 0
+    """Tokens of a group that the update can compute in one row: `train.token_budget`, and more if memory is free."""
+    aside: bool = False
+    """Whether the optimizer's state is in the CPU's memory while a GPU samples episodes."""
+
+    @property
+    def allocated(self) -> dict[str, float]:
+        """Bytes of each phase in torch's allocator (torch.cuda.max_memory_allocated).
+
+        A GPU also holds the driver's context and libraries: it needs `peak`.
+        """
+        return {
+            name: sum(p.values()) - p["runtime"]
+            for name, p in (("rollout", self.rollout), ("update", self.update))
+        }
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the larger phase."""
+        return max(sum(self.rollout.values()), sum(self.update.values()))
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.available
+
+    def advice(self) -> list[str]:
+        """What to change so that the run fits, for the largest part first."""
+        if self.fits:
+            return []
+        tips = {
+            "keys and values": "lower rollout.concurrency or rollout.max_tokens, or set rollout.memory (what does not"
+            " fit then waits, or is computed again)",
+            "value head": "lower train.token_budget",
+            "activations": "lower train.token_budget",
+            "optimizer": "train an adapter: --lora, or train.optimizer=adamw_offload",
+            "gradients": "train an adapter: --lora",
+            "weights": "use a smaller model, or model.dtype=bfloat16",
+            "captured steps": "rollout.cuda_graphs=off",
+            "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
+            "reference": "train an adapter (--lora), whose base is the reference, or set algo.kl_coef=0",
+        }
+        phase = (
+            self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
+        )
+        ranked = sorted(phase, key=lambda name: -phase[name])
+        return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
+
+
+def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model recomputes activations: as configured, or if they would not fit."""
+    choice = config.train.checkpointing
+    sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
+    if choice != "auto" or folder is None or sum(n for n, _ in sizes) < SMALL:
+        return choice == "on"
+    return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
+
+
+def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
+    """Whether a training of this loaded model keeps its optimizer's state off the GPU while episodes are sampled."""
+    weights = next(iter(model.parameters()))
+    return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
+
+
+def row_tokens(config: Config, folder: Path | None, model: Any) -> int:
+    """Tokens of a group that one row of this loaded model's update may have (`Plan.row_tokens`)."""
+    if folder is None:
+        return config.train.token_budget
+    return plan(
+        config, folder, held=float(sum(p.numel() * p.element_size() for p in model.parameters()))
+    ).row_tokens
+
+
+def plan(
+    config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None
+) -> Plan:
+    """Plan a run of the model in `folder`; `held`: bytes of it that are loaded.
+
+    `gpu_bytes`: bytes of an absent GPU to plan for, without the duration of a step. Raises ModelError if the model's
+    configuration cannot be read.
+    """
+    import torch
+
+    from agentrl_cli.models.device import free_memory, pick_device, pick_dtype
+
+    device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
+    full = (
+        config.model.dtype == "auto" and not config.adapter.enabled
+    )  # full weights are trained in float32
+    given = folder
+    folder, config = _under(folder, config)
+    absent = gpu_bytes is not None and config.model.dtype == "auto"  # taken to have bfloat16
+    size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
+    shape = _shape(folder, config.model)
+    count = shape["parameters"]
+    trained = _adapter(config, shape) if config.adapter.enabled else count
+    on_gpu = device.type != "cpu"
+    both = {
+        "weights": _weights(config, shape, size)
+        + (trained * 4.0 if config.adapter.enabled else 0.0),
+        "optimizer": _state(config, shape, trained, on_gpu),
+        "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
+    }
+    available = (free_memory(device) if gpu_bytes is None else gpu_bytes) + held
+    if config.algo.kl_coef and not (
+        config.adapter.enabled and folder == given
+    ):  # a fresh adapter is switched off
+        both["reference"] = float(count * size)
+    rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled)
+    stays = _captured(config, shape, size, rollout) if on_gpu else {}
+    both_ways = [
+        both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu)
+        for way in (False, True)
+    ]
+    rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
+    if (
+        config.rollout.async_staleness
+    ):  # both phases at once, and the sampler has weights of its own
+        more = {"sampler": float(trained * (4 if config.adapter.enabled else size))}
+        both_ways = [rollout | more | update for update in both_ways]
+    choice = config.train.checkpointing
+    again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
+    update = both_ways[again]
+    rollout = update if config.rollout.async_staleness else rollout
+    aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
+    aside = aside and sum(rollout.values()) > sum(
+        update.values()
+    )  # else it would not lower the peak
+    if aside:
+        del rollout["optimizer"]
+    spare = max(0.0, SPARE * (available - sum(update.values())))
+    longest = config.train.token_budget + int(
+        spare / _token_bytes(config, shape, size, again=again)
+    )
+    seconds = (
+        0.0
+        if gpu_bytes is not None
+        else _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    )
+    return Plan(
+        rollout, update, available, str(device), count, trained, seconds, again, longest, aside
+    )
+
+
+def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
+    """Bytes of the optimizer's state."""
+    muon = config.train.optimizer == "muon"
+    matrices = 0 if not muon else trained if config.adapter.enabled else shape["linear_weights"]
+    return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
+
+
+def _sampling(
+    config: Config, shape: Mapping[str, int], size: int, *, adapted: bool
+) -> dict[str, float]:
+    """Return the rollout's memory besides weights and optimizer state.
+
+    Prefill and sampling do not overlap, so the larger of the two counts. `adapted`: an adapter that is not merged adds
+    its own result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB
+    by this, 159.5 measured).
+    """
+    from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
+    from agentrl_cli.inference.merged_weights import MOST_BYTES
+    from agentrl_cli.inference.sampler import draw_rows
+
+    rows = live_rows(config)
+    cache = kv_positions(config) * shape["layers"] * 2 * shape["kv_width"] * size
+    drawn = (
+        20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows
+    )  # five float32 of a part, and the step's own
+    plain = (
+        adapted
+        and size == 4
+        and not config.adapter.use_dora
+        and config.model.quantization == "none"
+    )
+    merged = (
+        4.0 * shape["linear_weights"]
+        if plain and 4 * shape["linear_weights"] <= MOST_BYTES
+        else 0.0
+    )
+    wide = 2 * size + 2 * 4 if adapted and not merged else 3 * size
+    groups = shape["q_width"] // shape["kv_width"]
+    masked = (
+        (groups + 2) * config.rollout.max_tokens * size
+    )  # mask of a later turn's tokens, per query head
+    passing = {
+        "logits": float(drawn * shape["vocabulary"]),
+        "prefill": float(
+            shape[f"prefill{size}"] * (wide * shape["inner"] + 6 * shape["hidden"] * size + masked)
+        ),
+    }
+    larger = max(passing, key=lambda name: passing[name])
+    kept = min(cache, parse_memory(config.rollout.memory) or cache)
+    # The KV cache grows layer by layer, keys after values: that much exists twice meanwhile.
+    found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
+    found[larger] = passing[larger]
+    if merged:
+        found["merged weights"] = merged
+    return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
+
+
+def _captured(
+    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
+) -> dict[str, float]:
+    """Memory of captured CUDA graphs, held in both phases; empty without them."""
+    from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
+
+    if not cuda_graphs_enabled(config):
+        return {}
+    rows = min(config.rollout.concurrency, 256)
+    steps = float(graph_bytes(rows, shape["vocabulary"], size))
+    return {"keys and values": rollout["keys and values"], "captured steps": steps}
+
+
+def _updating(
+    config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
+) -> dict[str, float]:
+    """Return the update's memory besides weights and optimizer.
+
+    `again`: each layer's input is kept, and one layer at a time recomputed.
+    """
+    hidden = shape["hidden"]
+    tokens = config.train.token_budget
+    embedding = shape["vocabulary"] * hidden * 4.0
+    backward = {
+        "activations": float(tokens * _token_bytes(config, shape, size, again=again)),
+        "logits": min(256, max(16, 2**24 // shape["vocabulary"]))
+        * shape["vocabulary"]
+        * 12.0,  # forward_head's chunk
+    }
+    if (
+        not config.adapter.enabled
+    ):  # the head's gradient waits for the embedding's, beside those that add up
+        backward["head's gradient"] = embedding
+    # AdamW takes the root of the second moments and divides it: weight by weight on a CPU, of all at once on a GPU
+    largest = 4.0 * trained if on_gpu else 2 * (0 if config.adapter.enabled else embedding)
+    stepping = {"optimizer's step": largest}
+    found = {"gradients": trained * 4.0} | max(
+        backward, stepping, key=lambda parts: sum(parts.values())
+    )
+    if needs(config.algo) == "values":
+        found["value head"] = _head(shape) * 16.0 + tokens * hidden * 12.0
+    return found
+
+
+def _token_bytes(config: Config, shape: Mapping[str, int], size: int, *, again: bool) -> int:
+    """Bytes of activations of a token in the update."""
+    fuses, hidden = _fuses(config, shape), shape["hidden"]
+    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
+    layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
+    passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
+    ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
+    return int(layers + passing + ends)
+
+
+def _head(shape: Mapping[str, int]) -> int:
+    """Weights of PPO's value head (learning/value.py); float32, with its own AdamW."""
+    return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
+
+
+def _kept(shape: Mapping[str, int], size: int) -> int:
+    """Bytes per token and layer that the backward pass keeps, counted by operation and checked by measurement.
+
+    About 9 numbers a hidden unit (norms, residuals), 7 a unit of the query heads (queries, their norm and rotation,
+    attention's result), 2 of the key-value heads', 4 of the feed-forward part's; norms and rotations in float32.
+    """
+    wide = 9 * shape["hidden"] + 4 * shape["q_width"]
+    return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
+
+
+def _under(folder: Path, config: Config) -> tuple[Path, Config]:
+    """Return the base of an adapter that is trained on, and the configuration with the adapter's rank."""
+    from agentrl_cli.models.adapter import ADAPTER_FILE
+    from agentrl_cli.models.load import adapter_base
+
+    if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
+        return folder, config
+    try:
+        rank = int(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
+    adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
+    return adapter_base(folder, config.model, base=folder), config.model_copy(
+        update={"adapter": adapter}
+    )
+
+
+def _kept_fused(shape: Mapping[str, int], size: int) -> int:
+    """`_kept` for the fused forward with an adapter: what its two functions and attention save per token."""
+    heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
+    return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
+
+
+def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
+    """Whether the fused forward trains it: plain LoRA on all linear layers of a supported family."""
+    lora = config.adapter
+    plain = (
+        lora.enabled
+        and not lora.dropout
+        and not lora.use_dora
+        and config.model.quantization == "none"
+    )
+    return bool(plain and shape["fused"])
+
+
+def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
+    """Bytes of the base model; quantised, its linear layers without the head in 4 or 8 bits with their constants."""
+    bits = config.model.quantization
+    if bits == "none":
+        return float(shape["parameters"] * size)
+    rest = (shape["parameters"] - shape["linear_weights"]) * size
+    return float(rest + shape["linear_weights"] * BYTES[bits])
+
+
+def _shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
+    """Sizes of a model, built without memory."""
+    import torch
+    from transformers import AutoConfig
+
+    from agentrl_cli.inference.memory import inner_size, prefill_tokens
+    from agentrl_cli.learning.fused_forward import FAMILIES
+    from agentrl_cli.models.load import auto_class, remote_code
+
+    more = remote_code(folder, settings)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **more)
+        with torch.device("meta"):
+            model = auto_class(folder).from_config(config, **more)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
+    text: Any = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    linear = [
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and "head" not in name
+    ]
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": int(text.num_hidden_layers),
+        "hidden": int(text.hidden_size),
+        "vocabulary": int(text.vocab_size),
+        "kv_width": int(heads * width),
+        "fused": int(getattr(config, "model_type", "") in FAMILIES),
+        "q_width": int(text.num_attention_heads * width),
+        "inner": inner_size(text),
+        "linear_weights": sum(m.in_features * m.out_features for m in linear),
+        "head_norms": int(any(name.endswith(".q_norm") for name, _ in model.named_modules())),
+        "prefill4": prefill_tokens(text, 4),
+        "prefill2": prefill_tokens(text, 2),
+        "linear_in_out": sum(m.in_features + m.out_features for m in linear),
+    }
+
+
+def _adapter(config: Config, shape: Mapping[str, int]) -> int:
+    """Parameters of a LoRA adapter on all linear layers (an upper bound if fewer modules are named)."""
+    return config.adapter.r * shape["linear_in_out"]
+
+
+def _bytes(dtype: str) -> int:
+    return 4 if dtype.endswith("float32") else 2
+
+
+def _step_seconds(config: Config, parameters: int, device: Any) -> float:
+    """Return a step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
+    import torch
+
+    side = 4096 if device.type == "cuda" else 512
+    a = torch.randn(side, side, device=device)
+    best = float("inf")
+    for _ in range(8):  # the first ones start threads and find kernels
+        started = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - started)
+    rate = 2 * side**3 / max(best, 1e-6)
+    episodes = config.rollout.group_size * config.rollout.prompts_per_step
+    tokens = episodes * config.rollout.max_tokens * TYPICAL
+    work = tokens * parameters * (2 + 6)  # a forward to sample, three forwards' worth to train
+    return work / (rate * EFFICIENCY)

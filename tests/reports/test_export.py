@@ -1,0 +1,258 @@
+"""Export, secrets, read-only SQL, searching text."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.reports.export import export_jsonl
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.store.queries import grep, run_query, schema
+from agentrl_cli.store.schema import SCHEMA_VERSION
+from agentrl_cli.types import (
+    Episode,
+    Origin,
+    Outcome,
+    RewardPart,
+    Tokens,
+    ToolCall,
+    ToolResult,
+    TrainSignals,
+    Turn,
+)
+from tests.helpers.trees import episode as tree_episode
+from tests.helpers.trees import fork, three_leaves
+
+SECRET = "sk-" + "a1B2" * 8
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "a.db") as opened:
+        opened.runs.add(RunRow(id="r1", name="grpo"))
+        for n, text in enumerate(["What is 12 * 4,5?\nThink.", f"my key is {SECRET}"]):
+            tokens = Tokens.given([n, 2, 3], [Origin.USER] * 3)
+            calls = (ToolCall("c", "calculator", {"expr": "12 * 4,5"}, "{}"),)
+            called = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "calculator"}}],
+            }
+            opened.episodes.finish(
+                Episode(
+                    f"e{n}",
+                    "calc/1",
+                    run_id="r1",
+                    turns=(
+                        Turn(
+                            0,
+                            "user",
+                            ({"role": "user", "content": [{"type": "text", "text": text}]},),
+                            0,
+                            3,
+                        ),
+                        Turn(1, "assistant", (called,), 3, 3, calls=calls),
+                        Turn(
+                            2,
+                            "tool",
+                            ({"role": "tool", "content": "54.0"},),
+                            3,
+                            3,
+                            results=(ToolResult("54.0"),),
+                        ),
+                    ),
+                    tokens=tokens,
+                    reward_parts=(RewardPart("correct", float("nan"), 1.0, primary=True),),
+                    outcome=Outcome.FAILED,
+                    started=1.0 + n,
+                )
+            )
+        yield opened
+
+
+def test_sequences_are_a_row_per_branch_with_shared_tokens_as_context(
+    store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = tree_episode(fork(), "tree", 0.5)
+    store.episodes.add([one, tree_episode(three_leaves()[:1], "bare")])
+    column = np.where(one.tokens.trained_mask, np.float32(0.25), np.float32(np.nan))
+    store.signals.add(
+        "tree", TrainSignals(column, column, column, np.zeros(len(column), np.int8), column)
+    )
+    store.flush()
+    out = tmp_path / "rows.jsonl"
+    given = ["export", "tree", "bare", "--format", "sequences", "--db", str(store.path)]
+    assert main([*given, "--out", str(out)]) == 0
+    first, second = (json.loads(line) for line in out.read_text().splitlines())
+    assert (first["branch"], first["branches"], first["turns"], first["reward"]) == (
+        0,
+        2,
+        [0, 1, 2, 3],
+        0.5,
+    )
+    assert second["input_ids"] == [10, 11, 12, 20, 21, 31, 32, 25] and second["turns"] == [
+        0,
+        1,
+        4,
+        5,
+    ]
+    assert second["loss_mask"] == [0] * 7 + [1] and second["old_log_probs"] == [None] * 7 + [-1.5]
+    assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1, 1] and first["advantages"][-1] == 0.25
+    assert main(given) == 0 and len(capfd.readouterr().out.splitlines()) == 2
+
+
+def test_export_holds_everything_and_is_json_for_everybody(store: Store, tmp_path: Path) -> None:
+    column = np.array([np.nan, 0.1, -0.0], np.float32)
+    store.signals.add(
+        "e0", TrainSignals(column, column, column, np.array([0, 1, 0], np.int8), column)
+    )
+    out = tmp_path / "out.jsonl"
+    assert export_jsonl(store, ["e0", "e1"], out) == 2
+    lines = out.read_text(encoding="utf-8").splitlines()
+
+    def no_constants(text: str) -> None:
+        raise AssertionError(text)
+
+    first, second = (json.loads(line, parse_constant=no_constants) for line in lines)
+    assert (first["id"], first["outcome"], first["reward"], first["masked"]) == (
+        "e0",
+        "failed",
+        None,
+        False,
+    )
+    assert first["tokens"]["ids"] == [0, 2, 3] and first["tokens"]["logp_policy"] == [None] * 3
+    assert first["signals"]["ratio"] == [None, 0.1, 0.0] and first["signals"]["clipped"] == [
+        0,
+        1,
+        0,
+    ]
+    assert first["turns"][1]["calls"][0]["arguments"] == {"expr": "12 * 4,5"}
+    assert first["turns"][2]["results"][0]["text"] == "54.0"
+    assert (second["masked"], second["tokens"]) == (True, None)  # the ids spell the secret
+    assert SECRET not in out.read_text() and "my key is [masked:api-key]" in lines[1]
+    assert export_jsonl(store, ["e1"], out, masked=False, tokens=False) == 1
+    (bare,) = map(json.loads, out.read_text().splitlines())
+    assert SECRET in bare["turns"][0]["messages"][0]["content"][0]["text"] and "tokens" not in bare
+
+
+def test_export_to_nowhere_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="could not be written"):
+        export_jsonl(store, ["e0"], tmp_path / "no" / "out.jsonl")
+    assert list(tmp_path.glob("*.part")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (SECRET, "[masked:api-key]"),
+        ("sk-proj-" + "x" * 20, "[masked:api-key]"),
+        ("hf_" + "Z" * 30, "[masked:huggingface]"),
+        ("ghp_" + "0" * 36, "[masked:github]"),
+        ("AKIA" + "A" * 16, "[masked:aws]"),
+        ("Authorization: Bearer " + "q" * 20, "Authorization: Bearer [masked:bearer]"),
+        ("https://joe:hunter2@host/x", "https://[masked:url-password]@host/x"),
+        ("OPENAI_API_KEY=abcdef123456 next", "OPENAI_API_KEY=[masked:named] next"),
+        ('"password": "correct horse"', '"password": "[masked:named] horse"'),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----x",
+            "[masked:private-key]x",
+        ),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.abc-_", "[masked:jwt]"),
+        ("token 31 of 87, tokens: 512", "token 31 of 87, tokens: 512"),
+        (
+            "task-0417 asks for sk-learn and https://host:80/a@b",
+            "task-0417 asks for sk-learn and https://host:80/a@b",
+        ),
+        ("def api_key(): return passwords", "def api_key(): return passwords"),
+    ],
+)
+def test_secrets(text: str, clean: str) -> None:
+    assert mask_text(text) == clean
+    assert mask_text(clean) == clean  # masking twice changes nothing
+
+
+def test_secrets_behind_telling_keys() -> None:
+    assert mask({"api_key": "x", "n": 1, "list": [SECRET]}) == {
+        "api_key": "[masked:named]",
+        "n": 1,
+        "list": ["[masked:api-key]"],
+    }
+
+
+def test_query_reads(store: Store) -> None:
+    names, rows = run_query(
+        Path(store.path), "SELECT id, outcome FROM v_episodes WHERE run=? ORDER BY id", ["grpo"]
+    )
+    assert (names, list(rows)) == (["id", "outcome"], [("e0", "failed"), ("e1", "failed")])
+    _, counted = run_query(Path(store.path), "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT 3) SELECT sum(x) FROM c")  # fmt: skip # noqa: E501
+    assert list(counted) == [(6,)]
+    assert list(run_query(Path(store.path), "PRAGMA user_version")[1]) == [(SCHEMA_VERSION,)]
+    kinds = {name: kind for kind, name, _ in schema(Path(store.path))}
+    assert (
+        kinds["v_turns"] == "view"
+        and kinds["turn_tokens"] == "table"
+        and "_sqlite_migrations" not in kinds
+    )
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM episodes",
+        "UPDATE runs SET name='x'",
+        "INSERT INTO tags VALUES ('a','e0',1)",
+        "DROP TABLE runs",
+        "CREATE TABLE x (a)",
+        "CREATE TEMP TABLE x (a)",
+        "ATTACH 'other.db' AS other",
+        "VACUUM INTO 'copy.db'",
+        "PRAGMA user_version=9",
+        "PRAGMA journal_mode=DELETE",
+        "PRAGMA writable_schema=ON",
+        "PRAGMA query_only=OFF",
+        "SELECT load_extension('x')",
+        "BEGIN",
+        "SELECT 1; DELETE FROM episodes",
+    ],
+)
+def test_query_does_nothing_but_read(store: Store, tmp_path: Path, sql: str) -> None:
+    before = sorted(item.name for item in tmp_path.iterdir())
+    with pytest.raises(UsageError):
+        list(run_query(Path(store.path), sql)[1])
+    assert (
+        len(store.episodes.ids()) == 2
+        and sorted(item.name for item in tmp_path.iterdir()) == before
+    )
+    with sqlite3.connect(store.path) as conn:
+        assert conn.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    conn.close()
+
+
+def test_query_mistakes_and_time(store: Store) -> None:
+    with pytest.raises(UsageError, match="no such column: rewad"):
+        run_query(Path(store.path), "SELECT rewad FROM episodes")
+    with pytest.raises(UsageError):
+        run_query(Path(store.path), "SELECT ?", [])
+    forever = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT count(*) FROM c"
+    with pytest.raises(UsageError, match="too long"):
+        list(run_query(Path(store.path), forever, timeout=0.1)[1])
+
+
+def test_grep(store: Store) -> None:
+    hits = list(grep(store, r"\d+ \* 4"))
+    assert [
+        (hit.episode_id, hit.turn, hit.role, hit.line[hit.start : hit.end]) for hit in hits
+    ] == [("e0", 0, "user", "12 * 4")]
+    assert [hit.episode_id for hit in grep(store, "CALC", ignore_case=True)] == ["e1", "e0"]
+    assert [hit.turn for hit in grep(store, "54", filter="id:e0", role="tool", run="r1")] == [2]
+    assert list(grep(store, "^think")) == [] and len(list(grep(store, "^Think"))) == 1
+    with pytest.raises(UsageError, match="cannot be read"):
+        grep(store, "(")

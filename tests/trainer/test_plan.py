@@ -1,0 +1,246 @@
+"""The memory plan: numbers from shapes, and a refusal that says what to change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.config import Config
+from agentrl_cli.inference.memory import kv_positions
+from agentrl_cli.paths import bundled_model
+from agentrl_cli.trainer.memory_plan import Plan, checkpoints, plan
+
+
+def test_the_parts_of_the_bundled_model_by_hand() -> None:
+    found = plan(Config(), bundled_model())
+    # 768 × 160 embeddings (tied) + 6 layers of 4 × 160² attention, 3 × 160 × 432 MLP, norms; 64 rows × 1,024 positions.
+    layer = 4 * 160 * 160 + 3 * 160 * 432 + 2 * 160 + 2 * 32
+    assert found.parameters == 768 * 160 + 6 * layer + 160
+    assert found.rollout["weights"] == found.parameters * 4
+    # one row more than there are, and a twelfth more while the KV cache grows: 6 layers, keys after values
+    assert found.rollout["keys and values"] == pytest.approx(65 * 1024 * 6 * 2 * 160 * 4 * 13 / 12)
+    assert found.update["optimizer"] == found.trainable * 8
+    assert found.fits and not found.advice()
+
+
+def test_an_adapter_shrinks_what_is_trained() -> None:
+    config = Config.model_validate({"adapter": {"enabled": True, "r": 4}})
+    found = plan(config, bundled_model())
+    assert found.trainable == 4 * 6 * (4 * 320 + 3 * 592) < found.parameters
+
+
+def test_what_does_not_fit_is_refused_with_the_largest_part_first() -> None:
+    found = replace(
+        plan(
+            Config.model_validate({"rollout": {"concurrency": 64, "max_tokens": 1024}}),
+            bundled_model(),
+        ),
+        available=1.0,
+    )
+    assert not found.fits
+    assert "rollout.concurrency" in found.advice()[0] or "token_budget" in found.advice()[0]
+
+
+@pytest.mark.parametrize(("coefficient", "there"), [(0.0, False), (0.1, True)])
+def test_a_reference_is_counted_where_there_is_one(coefficient: float, there: bool) -> None:
+    found = plan(Config.model_validate({"algo": {"kl_coef": coefficient}}), bundled_model())
+    assert ("reference" in found.update) is there
+
+
+def test_activations_are_recomputed_as_it_is_set_and_where_they_do_not_fit() -> None:
+    def of(choice: str, budget: int = 4096, held: float = 0.0) -> Plan:
+        return plan(
+            Config.model_validate({"train": {"checkpointing": choice, "token_budget": budget}}),
+            folder,
+            held,
+        )
+
+    folder, huge = bundled_model(), 10**9
+    kept, again = of("off"), of("on")
+    each = (9 * 160 + 4 * 160) * 4 + (3 * 160 + 2 * 160 + 4 * 432) * 4
+    passing = (
+        4 * (432 + 160) + 4 * 160
+    ) * 4  # in one layer's backward pass; before the first and after the last
+    assert kept.update["activations"] == 4096 * (6 * each + passing)
+    assert again.update["activations"] == 4096 * (6 * 160 * 4 + each + passing)
+    assert kept.update["head's gradient"] == 768 * 160 * 4 and "optimizer's step" not in kept.update
+    assert again.checkpointing and not kept.checkpointing and not of("auto").checkpointing
+    assert of("auto", huge).checkpointing and not of("off", huge).checkpointing
+    assert not of("auto", huge, held=1e18).checkpointing, "what is loaded already counts as room"
+
+
+def test_a_small_model_is_not_planned_for_before_training() -> None:
+    layer = torch.nn.Linear(4, 4)
+    settings = {
+        name: Config.model_validate({"train": {"checkpointing": name}})
+        for name in ("auto", "on", "off")
+    }
+    found = {name: checkpoints(config, bundled_model(), layer) for name, config in settings.items()}
+    assert found == {"auto": False, "on": True, "off": False}
+
+
+def test_optimizer_state_by_name() -> None:
+    def state(name: str) -> float:
+        found = plan(Config.model_validate({"train": {"optimizer": name}}), bundled_model())
+        return found.update["optimizer"] / found.trainable
+
+    assert [state(name) for name in ("adamw", "adamw8bit", "adamw_offload")] == [8, 2, 12]
+
+
+def qwen2_half_billion(folder: Path) -> Path:
+    """Qwen2-0.5B's configuration, without weights."""
+    from transformers import Qwen2Config
+
+    make: Any = Qwen2Config
+    sizes = {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    }
+    config = make(**sizes, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def sections(**more: Any) -> Config:
+    base: dict[str, Any] = {
+        "model": {"device": "cpu", "dtype": "bfloat16"},
+        "adapter": {"enabled": True, "r": 8, "alpha": 16},
+        "rollout": {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048},
+        "train": {"token_budget": 2048, "checkpointing": "on"},
+    }
+    for name, values in more.items():
+        base[name] = {**base.get(name, {}), **values}
+    return Config.model_validate(base)
+
+
+def test_half_a_billion_weights_under_an_adapter_fit_a_small_gpu(tmp_path: Path) -> None:
+    """4.4 M of 494 M trained, episodes of 2,048 tokens: each phase at most 2.2 GB, the runtime's half GB included."""
+    folder = qwen2_half_billion(tmp_path)
+    found = plan(sections(), folder)
+    assert (found.parameters, found.trainable) == (494_032_768, 4_399_104)
+    assert sum(found.update.values()) < 2.2e9
+    # 32 sequences of 2,048 tokens at once, and one more for prefixes: of 24 layers, 2 heads of 64, in 16 bits
+    assert found.rollout["keys and values"] == pytest.approx(33 * 2048 * 24 * 2 * 128 * 2 * 49 / 48)
+    assert found.rollout["optimizer"] == found.trainable * 8, (
+        "it stays where it is while episodes are sampled"
+    )
+    # 2^24 / (3 · 4,864 · 2) tokens: beside 6 · 896 in 16 bits two tensors of 4,864 in 16 bits and two in 32; a mask
+    assert found.rollout["prefill"] == 574 * (
+        4864 * (2 * 2 + 2 * 4) + 896 * 6 * 2 + (7 + 2) * 2048 * 2
+    )
+    assert "logits" not in found.rollout, "tokens are drawn when the prompts are done"
+    bare = plan(sections(adapter={"enabled": False}), folder)
+    # without one the draw is the larger: of 13 rows at once five float32, and the logits of all 32
+    assert bare.rollout["logits"] == (20 * 13 + 2 * 32) * 151936 and "prefill" not in bare.rollout
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder)
+    assert sum(bounded.rollout.values()) < 2.2e9
+
+
+def test_both_figures_of_a_small_gpu(tmp_path: Path) -> None:
+    """What torch's allocator has, and with the driver's context; the optimizer's state waits on the CPU meanwhile."""
+    folder, gpu_bytes = qwen2_half_billion(tmp_path), 4e9
+    found = plan(sections(), folder, gpu_bytes=gpu_bytes)
+    assert (
+        found.fits
+        and found.aside
+        and "optimizer" not in found.rollout
+        and "optimizer" in found.update
+    )
+    for name, phase in (("rollout", found.rollout), ("update", found.update)):
+        assert phase["runtime"] == 2**29 and found.allocated[name] == pytest.approx(
+            sum(phase.values()) - 2**29
+        )
+    assert max(found.allocated.values()) < 2.2e9, (
+        "what max_memory_allocated reports in either phase"
+    )
+    assert sum(found.update.values()) < 2.2e9 < sum(found.rollout.values()), (
+        "rows of 2,048 sampled tokens do not"
+    )
+    longer = plan(sections(rollout={"response_tokens": 1280}), folder, gpu_bytes=gpu_bytes)
+    assert sum(longer.rollout.values()) < 2.2e9, (
+        "prompts of 768 tokens kept once, of episodes of 2,048"
+    )
+    bounded = plan(sections(rollout={"memory": "480MiB"}), folder, gpu_bytes=gpu_bytes)
+    assert sum(bounded.rollout.values()) < 2.2e9
+    full = plan(sections(adapter={"enabled": False}), folder, gpu_bytes=80e9)
+    assert not full.aside, "there the update is the larger phase: nothing would be won"
+
+
+def test_captured_steps_stay_with_keys_and_values(tmp_path: Path) -> None:
+    """CUDA graphs read the pool where it was captured, so it stays beside the training; by default there are none."""
+    folder = qwen2_half_billion(tmp_path)
+    found = plan(sections(rollout={"cuda_graphs": "auto"}), folder, gpu_bytes=80e9)
+    # 64 rows: logits in 16 bits, and 32 graphs of a guessed 2 MiB
+    wanted = 64 * 151936 * 2 + 32 * 2**21
+    assert found.rollout["captured steps"] == found.update["captured steps"] == wanted
+    assert found.rollout["keys and values"] == found.update["keys and values"] > 0
+    for none in (
+        plan(sections(), folder, gpu_bytes=80e9),
+        plan(sections(rollout={"cuda_graphs": "auto"}), folder),
+    ):
+        assert (
+            "captured steps" not in (*none.rollout, *none.update)
+            and "keys and values" not in none.update
+        )
+
+
+def test_quantised_weights_are_counted_as_they_are_kept(tmp_path: Path) -> None:
+    folder = qwen2_half_billion(tmp_path)
+    linear = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
+    rest, adapter = (494_032_768 - linear) * 2, 4_399_104 * 4
+    for bits, each in (("none", 2.0), ("8bit", 1.01), ("4bit", 0.516)):
+        found = plan(sections(model={"quantization": bits}), folder)
+        assert (
+            found.rollout["weights"]
+            == found.update["weights"]
+            == pytest.approx(rest + linear * each + adapter)
+        )
+
+
+def test_the_optimizers_step_counts_where_it_takes_more_than_the_backward_pass(
+    tmp_path: Path,
+) -> None:
+    found = plan(sections(adapter={"enabled": False}, train={"token_budget": 16}, model={"dtype": "float32"}),
+                 qwen2_half_billion(tmp_path))  # fmt: skip
+    assert found.update["optimizer's step"] == 2 * 151936 * 896 * 4, (
+        "two of the largest weight's size"
+    )
+    assert "activations" not in found.update
+
+
+def test_muon_keeps_one_number_of_a_hidden_matrix() -> None:
+    found = plan(Config.model_validate({"train": {"optimizer": "muon"}}), bundled_model())
+    matrices = 6 * (4 * 160 * 160 + 3 * 160 * 432)
+    assert found.update["optimizer"] == 4 * matrices + 8 * (found.trainable - matrices)
+
+
+def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> None:
+    def positions(**given: int) -> int:
+        sizes = {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048, **given}
+        return kv_positions(Config.model_validate({"rollout": sizes}))
+
+    assert positions() == 33 * 2048
+    own = 1024 + 32  # a prompt's last token is the sequence's own, in whole blocks
+    assert positions(response_tokens=1024) == 4 * 1024 + 33 * own
+    assert positions(response_tokens=1024, concurrency=3) == 3 * 1024 + 4 * own, (
+        "of three rows, three prompts"
+    )
+    assert positions(response_tokens=4096) == 33 * 2048
+
+
+def test_a_value_head_is_counted() -> None:
+    plain, ppo = (
+        plan(Config.model_validate({"algo": {"advantage": name}}), bundled_model())
+        for name in ("grpo", "gae")
+    )
+    head = 160 * 160 + 160 + 160 + 1  # two layers
+    assert "value head" not in plain.update
+    assert ppo.rollout["value head"] == pytest.approx(head * 12, rel=0.01)
+    assert ppo.update["value head"] == pytest.approx(head * 16 + 4096 * 160 * 12, rel=0.01)
