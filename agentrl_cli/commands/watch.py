@@ -63,7 +63,7 @@ def command(
 def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
     """One line per finished step until the run ends."""
     from agentrl_cli.store import Store
-    from agentrl_cli.tui.watch.data import step_line
+    from agentrl_cli.tui.watch.panels import step_line
 
     since = 0
     with Store.open(path, readonly=True) as store:

@@ -2,5 +2,5 @@
 
 What several screens share is in `common/`. Files named data, panels, view, plain and related, and in `common/` charts,
 text, token_text, layers, layout, episode_view and load_episode, are free of textual; the rest are widgets and screens.
-Queries run in the reader's thread. Screens open each other by name (`common/router.py`).
+Queries run in the reader's thread. Screens open each other by name (`common/agent_screen.py`).
 """

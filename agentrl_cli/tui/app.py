@@ -16,11 +16,10 @@ from textual.screen import Screen
 
 from agentrl_cli.errors import nearest
 from agentrl_cli.registry import names, resolve
-from agentrl_cli.tui.common.agent_screen import picture
-from agentrl_cli.tui.common.layers import DEFAULT_PALETTE, use_palette
-from agentrl_cli.tui.common.palette import KeyCommands
+from agentrl_cli.tui.common.agent_screen import SCREENS, picture
+from agentrl_cli.tui.common.keys import KeyCommands
+from agentrl_cli.tui.common.layers import use_palette
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.router import SCREENS
 from agentrl_cli.tui.common.settings import read_settings, settings_path
 from agentrl_cli.tui.common.theme import Light, is_light
 from agentrl_cli.tui.common.token_text import CONTROL
@@ -63,7 +62,7 @@ class AgentApp(App[int]):
     def run(self, *args: Any, **more: Any) -> int | None:
         """Runs until the user leaves."""
         self.steady = True
-        self.light = is_light(read_settings(settings_path()).theme)
+        self.light = is_light(read_settings(settings_path())[0].theme)
         return super().run(*args, **more)
 
     def on_mount(self) -> None:
@@ -71,9 +70,8 @@ class AgentApp(App[int]):
             # A hundred thousand objects of libraries, which are never garbage: a collection over them takes 0.1 s,
             # during which no key is answered.
             self.call_after_refresh(gc.freeze)
-        settings = read_settings(settings_path())
-        use_palette(settings.palette or DEFAULT_PALETTE)
-        problem = settings.problem
+        settings, problem = read_settings(settings_path())
+        use_palette(settings.palette)
         if settings.keys:
             self.set_keymap(dict(settings.keys))
             problem = problem or unknown_key(settings.keys)
@@ -83,13 +81,9 @@ class AgentApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Textual's commands without its screenshot: `s` asks before a picture that may show a secret."""
-        own = SystemCommand(
-            "Light or dark", "Paint the screens in light or in dark colours", self.flip
-        )
-        return (
-            own,
-            *(item for item in super().get_system_commands(screen) if item.title not in TEXTUAL),
-        )
+        flip = "Light or dark", "Paint the screens in light or in dark colours", self.flip
+        commands = super().get_system_commands(screen)
+        return SystemCommand(*flip), *(one for one in commands if one.title not in TEXTUAL)
 
     def flip(self) -> None:
         """Takes the other theme."""

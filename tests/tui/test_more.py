@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,54 +70,6 @@ def replay(db: Path, episode: str = EP) -> AgentApp:
     return AgentApp(db, lambda reader: ReplayScreen(reader, episode))
 
 
-async def test_brackets_move_through_the_steps_at_the_same_place(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("J", "left_square_bracket")
-        assert "TOKEN 2/" in await until_text(pilot, "step 110")
-        await pilot.press("left_square_bracket")
-        await until_text(pilot, "ep0100003")
-        await pilot.press("left_square_bracket")
-        await until_text(pilot, "not tried at an earlier step")
-        await pilot.press("right_square_bracket", "right_square_bracket")
-        await until_text(pilot, "ep0120003")
-
-
-def test_steps_and_checkpoints_are_found_by_task(db: Path) -> None:
-    with Store.open(db, readonly=True) as store:
-        assert (
-            related.at_step(store, EP, -1) == "ep0110003"
-            and related.at_step(store, EP, 1) == "ep_live"
-        )
-        rows = related.versions(store, EP)
-        assert [row.id for row in rows] == ["old2", "ep0100003", "ep0110003", EP] or EP in [
-            row.id for row in rows
-        ]
-        place = related.other_version(rows, EP)
-        assert place is not None and rows[place].id != EP
-        assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
-    assert quoted('a "b"') == '"a \\"b\\""'
-
-
-async def test_two_checkpoints_side_by_side(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "I need the total")
-        await pilot.press("V")
-        text = await until_text(pilot, "checkpoints tried this task")
-        await until_text(pilot, "DIFF  they part at token")
-        assert "step-119" in text or "step-119" in visible(pilot.app)
-        screen = pilot.app.screen
-        assert isinstance(screen, VersusScreen) and screen.fork is not None
-        assert screen.tokens(0).cursor == screen.fork.position
-        before = screen.sides[0]
-        await pilot.press("l")
-        await until(pilot, lambda: screen.sides[0] != before)
-        await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
-        assert screen.side == 1 and screen.tokens(1).lens == "logp"
-        await pilot.press("enter")
-        await until_text(pilot, "ep0")
-
-
 async def test_marks_are_kept(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
     demo.fill(db, steps=2)
@@ -151,99 +102,24 @@ async def test_a_sibling_beside_the_transcript_where_there_is_room(db: Path) -> 
         await until(pilot, lambda: "12 * 4.5 + 3.9" not in visible(pilot.app))
 
 
-def chosen(name: str) -> bool:
-    return palette_name() == name
-
-
-async def test_export_asks_in_which_form_and_palettes_change(
-    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        for key, name in (
-            ("1", f"{EP}.jsonl"),
-            ("2", f"{EP}.html"),
-            ("4", f"{EP}-group.html"),
-            ("5", f"{EP}-group.jsonl"),
-        ):
-            await pilot.press("e")
-            await until_text(pilot, "one HTML page")
-            await pilot.press(key)
-            await until(pilot, (tmp_path / name).exists)
-        first, *others = PALETTES
-        for name in [
-            *others,
-            first,
-        ]:  # all the way round, so that later tests see the usual colours
-            await pilot.press("P")
-            await until(pilot, partial(chosen, name))
-    assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
-    assert all(color != shade(color) for color in PALETTES["grey"]) is False
-
-
-def test_the_page_holds_everything_and_asks_for_nothing(db: Path, tmp_path: Path) -> None:
-    with Store.open(db, readonly=True) as store:
-        assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
-        facts = page_object(store, EP, token_texts)
-    text = (tmp_path / "e.html").read_text("utf-8")
-    assert (
-        "&lt;x&gt;" in text
-        and "http://" not in text
-        and "https://" not in text
-        and "src=" not in text
-    )
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert data == [facts] and "".join(facts["tokens"]["texts"]).startswith("<|im_start|>system")
-    assert len(facts["tokens"]["weight"]) == len(facts["tokens"]["ids"]) == 147
-    assert facts["parts"][0][:2] == ["correct", 0.0] and facts["masked"] is False
-
-
-def test_a_secret_takes_the_tokens_with_it(tmp_path: Path) -> None:
-    words = demo.Words()
-    episode = demo.episode(words, 3, solved=False)
-    turn = episode.turns[1]
-    secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
-    with Store.open(tmp_path / "s.db") as store:
-        turns = (
-            episode.turns[0],
-            type(turn)(1, "user", (secret,), turn.start, turn.end),
-            *episode.turns[2:],
-        )
-        store.episodes.finish(episode.with_(id="secret", run_id=None, turns=turns))
-        facts = page_object(store, "secret", token_texts)
-    assert facts["masked"] and facts["tokens"] is None and "sk-abc" not in json.dumps(facts)
-    assert "[masked:api-key]" in facts["turns"][1]["messages"][0]
-
-
-def test_export_writes_the_page(
-    db: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "g.html"
-    command = ["export", EP, "--group", "--format", "html", "--db", str(db)]
-    assert main([*command, "-o", str(target)]) == 0
-    assert "8 episodes" in capfd.readouterr().err and target.is_file()
-    assert main(command) == 2
-
-
 def test_settings_file(tmp_path: Path) -> None:
     path = tmp_path / "screens.yaml"
-    assert read_settings(path).problem == ""
+    assert read_settings(path)[1] == ""
     path.write_text("palette: grey\nkeys:\n  replay.tag: ctrl+t\n")
-    found = read_settings(path)
-    assert (found.palette, dict(found.keys), found.problem) == (
+    found, problem = read_settings(path)
+    assert (found.palette, dict(found.keys), problem) == (
         "grey",
         {"replay.tag": "ctrl+t"},
         "",
     )
     for text, said in (
         ("palette: gray", "grey"),
-        ("- 1", "must hold"),
-        ("keys: 3", "must map"),
+        ("- 1", "valid dictionary"),
+        ("keys: 3", "keys 3: Input should be"),
         ("a: [", "read"),
     ):
         path.write_text(text)
-        assert said in read_settings(path).problem
+        assert said in read_settings(path)[1]
 
 
 async def test_runs_are_listed_and_lead_everywhere(db: Path) -> None:
@@ -314,56 +190,112 @@ async def test_the_list_shows_the_test_split_of_an_evaluation(tmp_path: Path) ->
         )
 
 
-async def test_a_store_that_cannot_be_read_is_reported_once_and_in_place(tmp_path: Path) -> None:
-    (tmp_path / "junk.db").write_text("hello", "utf-8")
-    async with AgentApp(tmp_path / "junk.db", RunsScreen).run_test(
-        notifications=True, size=SMALL
-    ) as pilot:
-        await until(
-            pilot, lambda: "Name another with --db." in " ".join(visible(pilot.app).split())
-        )
-        text = " ".join(visible(pilot.app).split())
-        assert (
-            "is not an agentrl store: it is not a SQLite file" in text and "No runs yet" not in text
-        )
+async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        await pilot.press("J", "left_square_bracket")
+        assert "TOKEN 2/" in await until_text(pilot, "step 110")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "ep0100003")
+        await pilot.press("left_square_bracket")
+        await until_text(pilot, "not tried at an earlier step")
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        await until_text(pilot, "ep0120003")
+        await pilot.press("V")
+        await until_text(pilot, "checkpoints tried this task")
+        assert "step-119" in await until_text(pilot, "DIFF  they part at token")
         screen = pilot.app.screen
-        assert isinstance(screen, RunsScreen)
-        for _ in range(3):
-            screen.poll()
-            await pilot.app.workers.wait_for_complete()
-        await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
-        assert not list(pilot.app._notifications)
+        assert isinstance(screen, VersusScreen) and screen.fork is not None
+        assert screen.tokens(0).cursor == screen.fork.position
+        before = screen.sides[0]
+        await pilot.press("l")
+        await until(pilot, lambda: screen.sides[0] != before)
+        await pilot.press("tab", "j", "k", "right", "down", "up", "3", "v")
+        assert screen.side == 1 and screen.tokens(1).lens == "logp"
+        await pilot.press("enter")
+        await until_text(pilot, "ep0")
+    with Store.open(db, readonly=True) as store:
+        steps = [related.at_step(store, EP, step) for step in (-1, 1)]
+        assert steps == ["ep0110003", "ep_live"]
+        rows = related.versions(store, EP)
+        place = related.other_version(rows, EP)
+        assert EP in [row.id for row in rows] and place is not None and rows[place].id != EP
+        assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
+    assert quoted('a "b"') == '"a \\"b\\""'
 
 
-async def test_no_runs_yet_says_what_to_do(tmp_path: Path) -> None:
+async def test_exports_hold_everything_but_secrets_and_palettes_change(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"1": ".jsonl", "2": ".html", "4": "-group.html", "5": "-group.jsonl"}
+    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "TOKEN 1/64")
+        for key, name in names.items():
+            await pilot.press("e")
+            await until_text(pilot, "one HTML page")
+            await pilot.press(key)
+            await until(pilot, (tmp_path / f"{EP}{name}").exists)
+        first, *others = PALETTES
+        for name in [*others, first]:  # all the way round, for the tests that follow
+            await pilot.press("P")
+            await until_text(pilot, f"colours {name}")
+    assert palette_name() == "blue-orange" and shade("#123456") == "#123456"
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False)
+    turn = episode.turns[1]
+    secret = {"role": "user", "content": "my key is sk-abcdefghijklmnopqrstuvwx"}
+    leaking = type(turn)(1, "user", (secret,), turn.start, turn.end)
+    with Store.open(tmp_path / "s.db") as store:
+        turns = (episode.turns[0], leaking, *episode.turns[2:])
+        store.episodes.finish(episode.with_(id="secret", run_id=None, turns=turns))
+        hidden = page_object(store, "secret", token_texts)
+    assert hidden["masked"] and hidden["tokens"] is None and "sk-abc" not in json.dumps(hidden)
+    assert "[masked:api-key]" in hidden["turns"][1]["messages"][0]
+    with Store.open(db, readonly=True) as store:
+        assert export_html(store, [EP], tmp_path / "e.html", token_texts, title="<x>") == 1
+        facts = page_object(store, EP, token_texts)
+    text = (tmp_path / "e.html").read_text("utf-8")
+    assert "&lt;x&gt;" in text and not [a for a in ("http://", "https://", "src=") if a in text]
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0]) == [facts]
+    assert "".join(facts["tokens"]["texts"]).startswith("<|im_start|>system")
+    assert len(facts["tokens"]["weight"]) == len(facts["tokens"]["ids"]) == 147
+    assert facts["parts"][0][:2] == ["correct", 0.0] and facts["masked"] is False
+    command = ["export", EP, "--group", "--format", "html", "--db", str(db)]
+    assert main([*command, "-o", "g.html"]) == 0 and Path("g.html").is_file()
+    assert "8 episodes" in capfd.readouterr().err and main(command) == 2
+
+
+async def test_a_store_without_runs_or_that_cannot_be_read(tmp_path: Path) -> None:
+    keys = ("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k")
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(
-        notifications=True, size=SMALL
-    ) as pilot:
+    async with AgentApp(tmp_path / "e.db", RunsScreen).run_test(size=SMALL) as pilot:
         await until_text(pilot, "agentrl rollout -n 16")
-        await pilot.press("j", "enter", "w", "e", "c", "C", "D", "m", "space", "k", "question_mark")
+        await pilot.press(*keys, "question_mark")
+    (tmp_path / "junk.db").write_text("hello", "utf-8")
+    app = AgentApp(tmp_path / "junk.db", RunsScreen)
+    async with app.run_test(notifications=True, size=SMALL) as pilot:
+        await until(pilot, lambda: "Name another with --db." in " ".join(visible(app).split()))
+        text = " ".join(visible(app).split())
+        assert "is not an agentrl store: it is not a SQLite file" in text
+        assert "No runs yet" not in text and isinstance(app.screen, RunsScreen)
+        for _ in range(3):
+            app.screen.poll()
+            await app.workers.wait_for_complete()
+        await pilot.press(*keys)
+        assert not list(app._notifications)
 
 
-def test_comparing_two_runs(db: Path) -> None:
+def test_comparing_two_runs(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Store.open(db, readonly=True) as store:
         found = compare_runs(store, "grpo-06", "grpo-07")
-    assert found.source == "all attempts" and [line.task_id for line in found.tasks] == [
-        "calc/0417"
-    ]
-    assert (
-        found.tasks[0].before == (1, 2)
-        and found.tasks[0].after == (5, 12)
-        and found.tasks[0].flip == ""
-    )
-    assert dict((name, (a, b)) for name, a, b in found.metrics)["reward"][0] == 0.25
-    assert ("train.lr", 1e-4, None) in found.settings or any(
-        name == "train" for name, _, _ in found.settings
-    )
+    (line,) = found.tasks
+    assert found.source == "all attempts" and line.task_id == "calc/0417"
+    assert (line.before, line.after, line.flip) == ((1, 2), (5, 12), "")
+    assert {name: a for name, a, _ in found.metrics}["reward"] == 0.25
+    assert any(name.startswith("train") for name, _, _ in found.settings)
     assert found.evals[0][1] is not None and found.evals[0][1].pass_rate == 0.2
     assert found.difference is not None and found.difference[0] == pytest.approx(5 / 12 - 1 / 2)
-
-
-def test_compare_prints_and_speaks_json(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = ["compare", "grpo-06", "grpo-07", "--db", str(db)]
     assert main(command) == 0
     text = capfd.readouterr().out

@@ -21,7 +21,6 @@ from agentrl_cli.tui.common.settings import read_settings
 from agentrl_cli.tui.common.theme import inverted, is_light, light_background
 from agentrl_cli.tui.replay.menus import whatif_text
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.tui.whatif.client import whatif_arguments
 from agentrl_cli.types import Origin, ToolResult
 from agentrl_cli.types.content import image_part
@@ -120,14 +119,6 @@ async def test_images_are_half_blocks_and_open_by_a_key(db: Path) -> None:
     )
 
 
-async def test_pages_of_watch_are_searched(db: Path) -> None:
-    app = AgentApp(db, lambda reader: WatchScreen(reader, "grpo-07"))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        await until_text(pilot, "REWARD 0.")
-        await pilot.press("8", "slash", *"prompts_per", "enter")
-        await until_text(pilot, "prompts_per: 1 of 1")
-
-
 async def test_a_filter_is_a_form(db: Path) -> None:
     app = AgentApp(db, lambda reader: ReplayScreen(reader, "longone"))
     async with app.run_test(notifications=True, size=(120, 40)) as pilot:
@@ -193,9 +184,9 @@ def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
     assert segment.style is not None and segment.style.bold and segment.style.color != style.color
     path = tmp_path / "screens.yaml"
     path.write_text("theme: light\n")
-    assert read_settings(path).theme == "light"
+    assert read_settings(path)[0].theme == "light"
     path.write_text("theme: pink\n")
     assert (
-        read_settings(path).theme == "auto"
-        and "unknown theme 'pink'" in read_settings(path).problem
+        read_settings(path)[0].theme == "auto"
+        and "theme 'pink': Input should be 'auto'" in read_settings(path)[1]
     )

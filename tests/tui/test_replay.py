@@ -20,9 +20,9 @@ from textual.widgets import Input
 from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
+from agentrl_cli.tui.common.dialogs import Form
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_table import EpisodeTable
-from agentrl_cli.tui.common.form import Form
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.episodes import EpisodesScreen
@@ -50,40 +50,63 @@ def tokens(app: App[int]) -> TokenView:
     return app.screen.query_one(TokenView)
 
 
-async def test_cursor_moves_by_token_line_turn_and_to_the_ends(db: Path) -> None:
+async def test_keys_move_find_fold_and_lead_to_other_episodes(db: Path) -> None:
     async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
         await until_text(pilot, "TOKEN 1/64")
-        view = tokens(pilot.app)
+        view, screen = tokens(pilot.app), pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
         start = view.cursor
         await pilot.press("J", "right")
-        assert view.cursor == start + 2
-        assert "TOKEN 3/64" in visible(pilot.app)
+        assert view.cursor == start + 2 and "TOKEN 3/64" in visible(pilot.app)
         await pilot.press("K", "left", "j")
         assert "TOKEN 1/22" in visible(pilot.app) and "not trained" in visible(pilot.app)
-        await pilot.press("g")
-        assert view.cursor == 0
-        await pilot.press("G")
-        assert view.cursor == 146
+        for key, cursor in (("g", 0), ("G", 146)):
+            await pilot.press(key)
+            assert view.cursor == cursor
         await pilot.press("up")
         assert 0 < view.cursor < 146
-        await pilot.press("g", "k", "down", "pagedown", "pageup")
-        assert view.cursor >= 0
-
-
-async def test_siblings_keep_the_place_and_episodes_follow_the_list(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("J", "J", "l")
+        await pilot.press("g", "k", "down", "pagedown", "pageup", "slash", *"total", "enter")
+        await until_text(pilot, "matches, . for the next")
+        assert '" total"' in visible(pilot.app)
+        first = view.cursor
+        await pilot.press("full_stop")
+        assert view.cursor != first
+        await until_text(pilot, "DIFF with sibling #1")
+        await pilot.press("v")
+        assert view.cursor == 59
+        await pilot.press("space")
+        assert "I need the total" not in visible(pilot.app)
+        await pilot.press("space", "apostrophe")
+        assert "I need the total" in visible(pilot.app)
+        await pilot.press("y")
+        assert "4  episode id" in await until_text(pilot, "copy")
+        for _ in range(2):  # typed ahead: the second reaches a window that is closed
+            pilot.app.screen.post_message(Key("4", "4"))
+        await pilot.pause()
+        assert pilot.app.clipboard == EP
+        view.move_to(start)
+        await pilot.press("J")
+        await pilot.resize_terminal(50, 12)
+        await until_text(pilot, "too small")
+        await pilot.resize_terminal(*WIDE)
+        await until_text(pilot, "TOKEN 2/64")
+        assert view.cursor == start + 1
+        await pilot.press("J", "l")
         text = await until_text(pilot, "4 of 8")
         assert "TOKEN 3/64" in text and "reward 1.20" in text
         await pilot.press("h", "h")
         await until_text(pilot, "2 of 8")
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
         await until(pilot, lambda: screen.browse.ids is not None)
         before = screen.episode_id
         await pilot.press("n")
         await until(pilot, lambda: screen.episode_id != before)
+        await pilot.press("i")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: pilot.app.screen is screen)
+        await pilot.press("escape")
+        await until_text(pilot, "q quits")
+        assert pilot.app.is_running and pilot.app.return_value is None
 
 
 async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
@@ -124,36 +147,6 @@ async def test_panes_of_another_episode_than_the_transcript_are_dimmed(
     assert set(dimmed[0].values()) == {0.35}
     later = {"failure", "diff", "steps", "beside"}
     assert {name for name, shown in dimmed[1].items() if shown == 1.0} >= set(dimmed[1]) - later
-
-
-async def test_search_moves_to_matches_and_says_how_many(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("slash", *"total", "enter")
-        await until_text(pilot, "matches, . for the next")
-        assert '" total"' in visible(pilot.app)
-        first = tokens(pilot.app).cursor
-        await pilot.press("full_stop")
-        assert tokens(pilot.app).cursor != first
-
-
-async def test_fold_diff_flagged_copy_and_help(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "DIFF with sibling #1")
-        await pilot.press("v")
-        assert tokens(pilot.app).cursor == 59
-        await pilot.press("space")
-        assert "I need the total" not in visible(pilot.app)
-        await pilot.press("space", "apostrophe")
-        assert "I need the total" in visible(pilot.app)
-        await pilot.press("y")
-        assert "4  episode id" in await until_text(pilot, "copy")
-        for _ in range(2):  # typed ahead: the second reaches a window that is closed
-            pilot.app.screen.post_message(Key("4", "4"))
-        await pilot.pause()
-        assert pilot.app.clipboard == EP
-        await pilot.press("question_mark")
-        await until_text(pilot, "next token that stands out")
 
 
 async def test_filter_typo_is_reported_and_a_filter_opens_its_first_episode(db: Path) -> None:
@@ -200,24 +193,6 @@ async def test_small_terminal_shows_one_pane_with_strip_and_status(db: Path) -> 
         assert "I need the total" in visible(pilot.app)
 
 
-async def test_resizing_changes_the_layout_and_keeps_the_cursor(db: Path) -> None:
-    async with replay(db).run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "TOKEN 1/64")
-        await pilot.press("J")
-        at = tokens(pilot.app).cursor
-        await pilot.resize_terminal(50, 12)
-        await until_text(pilot, "too small")
-        await pilot.resize_terminal(100, 30)
-        await until_text(pilot, "TOKEN 2/64")
-        assert tokens(pilot.app).cursor == at
-
-
-async def test_unknown_episode_is_reported_with_the_nearest(db: Path) -> None:
-    async with replay(db, "nothing").run_test(notifications=True, size=WIDE) as pilot:
-        assert "No episode named 'nothing'" in await until_text(pilot, "No episode")
-        await pilot.press("j", "l", "n", "v", "y", "escape", "3")
-
-
 def half_written(path: Path) -> None:
     """Episodes as a run leaves them when it is killed, or before it has trained."""
     tokenizer = demo.Words()
@@ -243,34 +218,19 @@ def half_written(path: Path) -> None:
             store.episodes.add_turn("cut", turn, done.tokens.slice(turn.start, turn.end))
 
 
-@pytest.mark.parametrize(("episode", "size"), [("begun", WIDE), ("nan", SMALL), ("cut", WIDE)])
-async def test_half_written_episodes_open(
-    tmp_path: Path, episode: str, size: tuple[int, int]
-) -> None:
+async def test_half_written_and_unknown_episodes_open(tmp_path: Path) -> None:
     half_written(tmp_path / "half.db")
-    async with replay(tmp_path / "half.db", episode).run_test(
-        notifications=True, size=size
-    ) as pilot:
-        assert "RUNNING" in await until_text(pilot, "RUNNING")
-        for key in (
-            "j",
-            "k",
-            "J",
-            "K",
-            "down",
-            "up",
-            "G",
-            "g",
-            "v",
-            "apostrophe",
-            "space",
-            *"123456789",
-            "l",
-            "tab",
-        ):
-            await pilot.press(key)
-        if size == WIDE:
-            await until_text(pilot, "not graded yet")
+    moves = ("j", "k", "J", "K", "down", "up", "G", "g", "v", "apostrophe", "space", "l", "tab")
+    app = replay(tmp_path / "half.db", "nothing")
+    async with app.run_test(notifications=True, size=WIDE) as pilot:
+        await until_text(pilot, "No episode named 'nothing'")
+        await pilot.press("j", "l", "n", "v", "y", "escape", "3")
+        for episode, size in (("begun", WIDE), ("cut", WIDE), ("nan", SMALL)):
+            await pilot.resize_terminal(*size)
+            await app.push_screen(ReplayScreen(app.reader, episode))
+            await until_text(pilot, "RUNNING")
+            await pilot.press(*moves, *"123456789")
+            await until_text(pilot, "not graded yet" if size == WIDE else "RUNNING")
 
 
 async def test_a_running_episode_is_followed(tmp_path: Path) -> None:
@@ -305,16 +265,11 @@ async def test_list_shows_sorts_filters_and_opens(db: Path) -> None:
         await until_text(pilot, "agentrl episodes")
 
 
-async def test_list_of_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
+async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
     Store.open(tmp_path / "e.db").close()
-    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(
-        notifications=True, size=SMALL
-    ) as pilot:
+    async with AgentApp(tmp_path / "e.db", EpisodesScreen).run_test(size=SMALL) as pilot:
         await until_text(pilot, "no episodes yet")
         await pilot.press("j", "k", "G", "g", "enter", "pagedown")
-
-
-async def test_list_reads_only_what_is_visible(tmp_path: Path) -> None:
     path = tmp_path / "many.db"
     with Store.open(path) as store, store.transaction():
         for number in range(1500):
@@ -495,19 +450,6 @@ def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_
             9.0 * 0.9, rel=0.2
         )  # the failed one trained too
         assert store.signals.push_scale("nosuch") == 0.0
-
-
-async def test_escape_goes_back_and_never_quits(db: Path) -> None:
-    app = replay(db)
-    async with app.run_test(notifications=True, size=WIDE) as pilot:
-        await until_text(pilot, "DIFF with")
-        await pilot.press("i")
-        await until(pilot, lambda: type(app.screen).__name__ == "EpisodesScreen")
-        await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, ReplayScreen))
-        await pilot.press("escape")
-        await until_text(pilot, "q quits")
-        assert app.is_running and app.return_value is None
 
 
 def test_best_is_what_is_typical_and_not_a_fluke(tmp_path: Path) -> None:

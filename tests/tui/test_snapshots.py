@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from textual.app import App
+from textual.pilot import Pilot
 
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.compare.screen import CompareScreen
@@ -113,37 +114,52 @@ SMALL = (
     "chat",
     "whatif",
 )
-CASES = [(name, (120, 40)) for name in SCREENS]
-CASES += [(name, (80, 24)) for name in (*SMALL, "dialog-whatif", "watch-help")]
-CASES += [("watch", (160, 50))]
+SIZES = {
+    (120, 40): tuple(SCREENS),
+    (80, 24): (*SMALL, "dialog-whatif", "watch-help"),
+    (160, 50): ("watch",),
+}
+EARLY = {
+    "runs": "grpo-07",
+    "compare": "grpo-07",
+    "watch": "step 120/400",
+    "whatif": "agentrl what if",
+}
+"""By the first word of a screen's name the text that it shows before its keys are pressed."""
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), CASES, ids=[f"{name}-{size[0]}x{size[1]}" for name, size in CASES]
-)
-async def test_the_screen_is_as_it_was(name: str, size: tuple[int, int], db: Path) -> None:
+async def take_shot(pilot: Pilot[Any], name: str, *, marked: bool) -> str:
+    """Open a screen over the first one, press its keys, and return what it shows."""
+    app = pilot.app
+    assert isinstance(app, AgentApp)
     make, keys, marker = SCREENS[name]
-    app = AgentApp(db, make)
-    async with app.run_test(size=size) as pilot:
-        early = "grpo-07" if name.startswith(("runs", "compare")) else "calc"
-        early = "step 120/400" if name.startswith("watch") else early
-        early = "agentrl what if" if name.startswith("whatif") else early
-        await until_text(pilot, early)
+    await app.push_screen(make(app.reader))
+    await until_text(pilot, EARLY.get(name.partition("-")[0], "calc"))
+    await app.reader.call(lambda store: None)
+    await pilot.pause()
+    await pilot.press(*keys)
+    await until_text(pilot, marker) if marked or name == "palette" else None
+    for _ in range(3):
         await app.reader.call(lambda store: None)
-        await pilot.pause()
-        for key in keys:
-            await pilot.press(key)
-        await until_text(pilot, marker) if size[0] > 80 or name == "palette" else None
-        for _ in range(3):
-            await app.reader.call(lambda store: None)
-            await pilot.pause(0.05)
-        steady(app)
-        app.screen.refresh()  # what is under a dialog may have been painted before it was complete
         await pilot.pause(0.05)
-        found = shot(app)
-    path = FOLDER / f"{name}-{size[0]}x{size[1]}.txt"
+    steady(app)
+    app.screen.refresh()  # what is under a dialog may have been painted before it was complete
+    await pilot.pause(0.05)
+    found = shot(app)
+    while len(app.screen_stack) > 2:
+        await app.pop_screen()
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_screens_are_as_they_were(size: tuple[int, int], db: Path) -> None:
+    """One application shows them all, one after another; every difference is reported."""
+    async with AgentApp(db, RunsScreen).run_test(size=size) as pilot:
+        await until_text(pilot, "grpo-07")
+        found = {name: await take_shot(pilot, name, marked=size[0] > 80) for name in SIZES[size]}
+    paths = {name: FOLDER / f"{name}-{size[0]}x{size[1]}.txt" for name in found}
     if os.environ.get("AGENTRL_SNAPSHOTS") == "update":
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(found, "utf-8")
-    assert path.is_file(), f"no {path.name}: AGENTRL_SNAPSHOTS=update makes it"
-    assert found == path.read_text("utf-8")
+        for name, path in paths.items():
+            path.write_text(found[name], "utf-8")
+    kept = {name: path.read_text("utf-8") for name, path in paths.items() if path.is_file()}
+    assert {name: found[name] for name in found if found[name] != kept.get(name)} == {}

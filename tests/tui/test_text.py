@@ -15,7 +15,7 @@ from agentrl_cli.tui.common import charts, episode_view
 from agentrl_cli.tui.common.layers import LAYERS, map_line
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
 from agentrl_cli.tui.common.token_text import PARTIAL, TokenTexts, visible
-from agentrl_cli.tui.replay import panels
+from agentrl_cli.tui.replay import inspector
 from agentrl_cli.types import Episode, Origin, Tokens, ToolCall, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 
@@ -78,22 +78,6 @@ def test_without_a_usable_tokenizer_tokens_show_as_ids(broken: str | None) -> No
     assert decoder.problem
 
 
-def test_visible_shows_what_is_not_printable() -> None:
-    assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
-
-
-def test_weight_layer_tells_direction_strength_and_clipping() -> None:
-    tokens = model_tokens([0, 4, 4, 4, 4, 4, 3])
-    found = LAYERS["weight"].classify(
-        tokens,
-        signals(
-            7, weight=[math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan], clipped=[0, 0, 0, 0, 0, 1, 0]
-        ),
-        0,
-    )
-    assert "".join(LAYERS["weight"].levels[level].glyph for level in found) == ".#+-=~."
-
-
 def test_push_layer_shows_what_the_step_moved_and_not_the_advantage_again() -> None:
     tokens = model_tokens([0, 4, 4, 4, 4, 4, 4, 4])
     probabilities = [1.0, 0.998, 0.5, 0.75, 0.5, 0.1, 0.5, 0.5]
@@ -120,21 +104,6 @@ def test_every_layer_survives_missing_numbers_and_has_one_glyph_per_class() -> N
         for given in (None, signals(4)):
             found = layer.classify(tokens, given, 1.0)
             assert found.shape == (4,) and found.max() < len(layer.levels), layer.name
-
-
-def test_logp_layer_bins_by_probability() -> None:
-    tokens = model_tokens(
-        [4, 4, 4, 4, 4, 0], [math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)] + [math.nan]
-    )
-    found = LAYERS["logp"].classify(tokens, None, 0)
-    assert "".join(LAYERS["logp"].levels[level].glyph for level in found) == "_-=#!."
-
-
-def test_mask_layer_finds_weight_on_a_token_that_was_not_sampled() -> None:
-    found = LAYERS["mask"].classify(
-        model_tokens([0, 4, 5]), signals(3, weight=[0.1, 0.1, math.nan]), 0
-    )
-    assert "".join(LAYERS["mask"].levels[level].glyph for level in found) == "XTf"
 
 
 def test_map_keeps_a_lone_trained_token() -> None:
@@ -169,21 +138,6 @@ def test_lines_hold_every_token_once_and_never_exceed_the_width(width: int) -> N
         assert layout.token_at(line, layout.cell_of(token)) == token
 
 
-def test_glyph_rows_follow_sampled_lines_only_when_asked() -> None:
-    assert (
-        sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="sampled")[1].lines)
-        == 2
-    )
-    assert (
-        sum(kind == Kind.GLYPH for kind, _, _ in view_of("a\nb", 20, glyphs="none")[1].lines) == 0
-    )
-
-
-def test_a_folded_turn_is_its_header() -> None:
-    _, layout = view_of("a\nb\nc", 20, folded=frozenset({0}))
-    assert layout.lines == [(Kind.HEAD, 0, 0)] and layout.line_of(2) == 0
-
-
 def test_blocks_cover_every_token_of_a_half_written_episode() -> None:
     turns = [Turn(0, "user", (), 0, 3), Turn(2, "tool", (), 5, 99)]
     blocks = episode_view.blocks_of(turns, 8)
@@ -214,11 +168,11 @@ def test_token_numbers_say_what_is_stored() -> None:
     given = demo.signals_of(ep)
     view = episode_view.make_view(ep, TokenTexts(), signals=given)
     token = next(b.start for b in view.blocks if b.role == "assistant")
-    facts = dict(panels.token_numbers(view, token))
+    facts = dict(inspector.token_numbers(view, token))
     assert facts["advantage"] == "-0.77" and facts["weight"] == f"{given.weight[token]:+.4g}"
     assert facts["trained"].startswith("yes") and facts["origin"] == "model"
-    assert dict(panels.token_numbers(view, 0)) == {"origin": "template", "trained": "no"}
-    assert len(panels.top_alternatives(view, token)) == 5
+    assert dict(inspector.token_numbers(view, 0)) == {"origin": "template", "trained": "no"}
+    assert len(inspector.top_alternatives(view, token)) == 5
 
 
 def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
@@ -232,34 +186,62 @@ def test_call_notes_show_code_on_its_own_lines_and_errors() -> None:
     assert call_notes(ToolCall("1", "", None, "{", "not JSON"))[1] == ("error", "  not JSON")
 
 
-def test_curves_have_the_right_size_and_gaps() -> None:
+def glyphs(name: str, tokens: Tokens, given: TrainSignals | None) -> str:
+    layer = LAYERS[name]
+    return "".join(layer.levels[level].glyph for level in layer.classify(tokens, given, 0))
+
+
+def test_layers_tell_direction_strength_clipping_probability_and_what_may_train() -> None:
+    weight = [math.nan, 1.0, 0.2, -0.2, -0.9, 0.0, math.nan]
+    given = signals(7, weight=weight, clipped=[0, 0, 0, 0, 0, 1, 0])
+    assert glyphs("weight", model_tokens([0, 4, 4, 4, 4, 4, 3]), given) == ".#+-=~."
+    flat = signals(3, advantage=[0.0, 0.0, math.nan])
+    assert glyphs("advantage", model_tokens([4, 4, 0]), flat) == "00."
+    logp = [*(math.log(p) for p in (0.95, 0.6, 0.2, 0.05, 0.001)), math.nan]
+    assert glyphs("logp", model_tokens([4, 4, 4, 4, 4, 0], logp), None) == "_-=#!."
+    given = signals(3, weight=[0.1, 0.1, math.nan])
+    assert glyphs("mask", model_tokens([0, 4, 5]), given) == "XTf"
+    ratio = signals(5, ratio=[1.0, 0.5, 2.0, 2.0, math.nan], clipped=[0, 0, 0, 1, 0])
+    assert glyphs("ratio", model_tokens([4] * 5), ratio) == "_<>~."
+
+
+def test_glyph_rows_and_folds_are_as_asked() -> None:
+    for asked, rows in (("sampled", 2), ("all", 2), ("none", 0)):
+        lines = view_of("a\nb", 20, glyphs=asked)[1].lines
+        assert sum(kind == Kind.GLYPH for kind, _, _ in lines) == rows
+    _, layout = view_of("a\nb\nc", 20, folded=frozenset({0}))
+    assert layout.lines == [(Kind.HEAD, 0, 0)] and layout.line_of(2) == 0
+    _, layout = view_of("a\nb", 20, glyphs="none")
+    assert [layout.text_line_near(line, step) for line, step in ((0, 1), (1, 1), (2, -1), (9, -1))] == [
+        1, 2, 1, 2
+    ]  # fmt: skip
+    assert visible("a\n\tb\x01") == "a⏎⇥b␀1"
+
+
+def test_curves_and_numbers_are_drawn_short_and_without_a_crash() -> None:
     rows = charts.braille([(0, 0.0), (1, math.nan), (2, 1.0)], 10, 3, (0, 1))
     assert [len(row) for row in rows] == [10, 10, 10]
-    lines = charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4, unit=True, marks=[5])
+    two = [(0.0, 0.1), (10.0, 0.9)]
+    lines = charts.chart("x", two, 30, 4, unit=True, marks=[5])
     assert len(lines) == 6 and "┴" in lines[-1].plain and all(line.cell_len <= 30 for line in lines)
+    assert " 2 points " in charts.chart("x", two, 30, 4)[-1].plain  # joined by a line
+    many = [[(x, x % 7) for x in range(n)] for n in (30, 68, 69, 400)]
+    axes = [charts.chart("x", points, 40, 4)[-1].plain for points in many]
+    for axis, means in zip(axes, (None, None, 2, 6), strict=True):
+        assert "points" not in axis and ("means" in axis) == (f" means of {means} " in axis)
     assert (
-        " 2 points " in charts.chart("x", [(0, 0.1), (10, 0.9)], 30, 4)[-1].plain
-    )  # joined by a line
-    axes = [
-        charts.chart("x", [(x, x % 7) for x in range(n)], 40, 4)[-1].plain
-        for n in (30, 68, 69, 400)
-    ]
-    assert ["means" in axis for axis in axes] == [False, False, True, True]
-    assert (
-        " means of 2 " in axes[2]
-        and " means of 6 " in axes[3]
-        and not any("points" in axis for axis in axes)
+        " means of 6 " in axes[3]
+        and "no data yet" in charts.chart("x", [(0, math.nan)], 30, 4)[1].plain
     )
-    assert "no data yet" in charts.chart("x", [(0, math.nan)], 30, 4)[1].plain
-    assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
-
-
-def test_numbers_are_short() -> None:
-    assert [charts.short(v) for v in (0.41234, 1234.5, 1e-5, math.nan, None)] == [
-        "0.412",
-        "1,234",
-        "1e-05",
-        "-",
-        "-",
+    log = [
+        line.plain
+        for line in charts.chart("x", [(1, 0.01), (2, 100.0), (3, -1.0)], 30, 4, log=True)
     ]
-    assert [charts.span(s) for s in (3.2, 37, 720, 10380)] == ["3.2 s", "37 s", "12 min", "2 h 53"]
+    assert "100" in log[1] and "0.01" in log[4]
+    assert "-1" in charts.chart("x", [(1, -1.0), (2, -0.5)], 30, 4, log=True)[4].plain
+    assert charts.sparkline([0, 1, 2, math.nan], 4) == "▁▅█ "
+    assert charts.counts_line([0, 0, 9, -9], 3) == "█ ▃"
+    short = [charts.short(value) for value in (0.41234, 1234.5, 1e-5, math.nan, None)]
+    assert short == ["0.412", "1,234", "1e-05", "-", "-"]
+    spans = [charts.span(seconds) for seconds in (3.2, 37, 720, 10380)]
+    assert spans == ["3.2 s", "37 s", "12 min", "2 h 53"]

@@ -15,23 +15,19 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError
 from agentrl_cli.reports.html import PAGE
 from agentrl_cli.store import Store
-from agentrl_cli.trainer.controls import CHANGEABLE
 from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
-from agentrl_cli.tui.common.bindings import describe
 from agentrl_cli.tui.common.episode_table import row_text
 from agentrl_cli.tui.common.episode_view import make_view
+from agentrl_cli.tui.common.keys import describe
 from agentrl_cli.tui.common.layers import LAYERS
 from agentrl_cli.tui.common.layout import Kind, Layout
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.compare.screen import CompareScreen
-from agentrl_cli.tui.replay.panels import token_numbers, turn_lines
+from agentrl_cli.tui.replay.inspector import token_numbers
+from agentrl_cli.tui.replay.panels import turn_lines
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.watch.controls import SETTINGS
-from agentrl_cli.tui.watch.load import load, notable_of
-from agentrl_cli.tui.watch.panels import now_lines
-from agentrl_cli.tui.watch.recent import load_recent
 from agentrl_cli.tui.watch.screen import WatchScreen
-from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart, ToolCall
+from agentrl_cli.types import ToolCall
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text
 
@@ -53,57 +49,6 @@ def test_the_page_has_every_layer_of_the_screen_in_its_order_and_no_colour_witho
     assert all(f'"{layer.title}"' in table for layer in LAYERS.values())
     marks = re.findall(r"^\.c\d \{ background: [^;]+; text-decoration: ([^;]+);", text, re.M)
     assert len(marks) == len(set(marks)) == 9
-
-
-def test_the_settings_are_those_that_the_trainer_takes() -> None:
-    assert set(SETTINGS) == set(CHANGEABLE)
-
-
-def test_an_evaluation_is_not_taken_for_the_next_step(db: Path) -> None:
-    with Store.open(db) as store:
-        going = store.episodes.get("ep_live").with_(
-            id="ev1", kind="eval", task_id="calc/test-1", step=41, group_id="ge"
-        )
-        store.episodes.finish(
-            going.with_(id="ev0", outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),))
-        )
-        store.episodes.start(going)
-        store.live.set("ev1", AgentState.GENERATING, 1, "")
-        store.episodes.finish(store.episodes.get("ep_live").with_(outcome=Outcome.FAILED))
-        flat = store.episodes.get("ep0040002").with_(
-            id="flat", advantage=None, fact=Fact.SKIPPED_ZERO_VARIANCE, step=41
-        )
-        store.episodes.finish(flat)
-        store.runs.add_step("run7", 41, {"reward": 0.0})
-        data = load(store, "run7")
-    assert data.evaluating and data.done == 1
-    assert now_lines(data, 80, 4, 0)[0].plain == "NOW EVALUATION after step 41: 1 done, 1 run"
-    assert {row.kind for _, row in data.notable} == {
-        "train"
-    }  # of the step itself, not of what judges it
-    assert (
-        0.0 in data.advantages
-    )  # a group without spread: no advantage was stored, and it teaches nothing
-
-
-def test_the_last_step_is_the_run_s_own(db: Path) -> None:
-    """Between two steps nothing runs, and of the step that has begun some episodes may have ended: neither is the last
-    step, whose best and worst are two episodes even where all are equal."""
-    with Store.open(db) as store:
-        begun = store.episodes.get("ep_live").with_(
-            outcome=Outcome.FAILED, reward_parts=(RewardPart("r", -3.0),)
-        )
-        store.episodes.finish(begun)
-        data, recent = load(store, "run7"), load_recent(store, "run7")
-        assert data.step == 40 and not data.live
-        assert [row.step for _, row in data.notable[:2]] == [40, 40] and data.signal.groups == 1
-        assert len(recent.lengths) == 8
-        for row in store.episodes.rows(store.episodes.ids("step:40 kind:train", "time", "run7")):
-            store.episodes.finish(
-                store.episodes.get(row.id).with_(reward_parts=(RewardPart("r", 1.0, primary=True),))
-            )
-        (_, best), (_, worst) = notable_of(store, "run7", 40)["notable"][:2]
-        assert best.id != worst.id and best.reward == worst.reward == 1.0
 
 
 async def test_no_text_steers_the_terminal(db: Path) -> None:
@@ -169,25 +114,6 @@ async def test_keys_move_the_choice_of_a_comparison_whatever_has_the_focus(db: P
         assert compare_runs(store, "grpo-07", "grpo-07").gained == 0
 
 
-def test_the_palette_names_the_direction() -> None:
-    cases = {
-        ("turn(-1)", "turn"): "previous turn",
-        ("line(15)", ""): "next line ×15",
-        ("end(0)", ""): "first",
-        ("rate(1.5)", "raise the rate"): "raise the rate",
-        ("layer('kl')", "KL"): "KL",
-    }
-    assert {key: describe(Binding("x", *key)) for key in cases} == cases
-
-
-def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
-    words = demo.Words()
-    episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
-    view = make_view(episode, TokenTexts(words.json()))
-    assert dict(token_numbers(view, 60))["trained"] == "no: an evaluation"
-    assert "sampled" in turn_lines(view, 2)[3].plain
-
-
 def test_last_with_a_filter_is_the_last_that_it_lets_through(
     db: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,31 +142,6 @@ async def test_a_damaged_episode_is_reported_and_the_next_one_opens(db: Path) ->
     ) as pilot:
         await until_text(pilot, "Episode ep0040003 is damaged")
         await pilot.press("n", "n", "N", "q")
-
-
-async def test_a_click_goes_to_a_sibling_a_turn_and_a_place_on_the_map(db: Path) -> None:
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
-        size=WIDE
-    ) as pilot:
-        screen = pilot.app.screen
-        assert isinstance(screen, ReplayScreen)
-        await until_text(pilot, "TOKEN 1/64")
-        await until_text(pilot, "BADARG: 5 of 8")
-        await pilot.click("#turns", offset=(3, 2))
-        assert screen.view is not None and screen.view.block_of(screen.tokens.cursor) == 1
-        await pilot.click("#map", offset=(5, 1))
-        assert screen.tokens.cursor == 0
-        await pilot.click("#group", offset=(3, 3))
-        await until(pilot, lambda: screen.episode_id == "ep0040001")
-        await pilot.click("#group", offset=(3, 0))  # its title
-        assert screen.episode_id == "ep0040001"
-
-
-def test_a_key_id_that_no_screen_has_is_reported() -> None:
-    assert (
-        unknown_key({"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}) == ""
-    )
-    assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
 
 
 def with_a_secret(path: Path) -> None:
@@ -315,16 +216,28 @@ async def test_a_picture_of_watch_is_asked_for_where_its_log_has_a_secret(
         assert not (db.parent / "watch-run7.svg").exists()
 
 
-async def test_help_and_palette_show_the_keys_of_the_user(
+async def test_keys_of_the_user_and_clicks(
     db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "screens.yaml"
     path.write_text("keys:\n  replay.tag: ctrl+t\n  runs.watch: W\n")
     monkeypatch.setenv("AGENTRL_SCREENS", str(path))
-    async with AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003")).run_test(
-        size=WIDE
-    ) as pilot:
-        await until_text(pilot, "TOKEN 1/")
+    app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003"))
+    async with app.run_test(size=WIDE) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, ReplayScreen)
+        await until_text(pilot, "TOKEN 1/64")
+        await until_text(pilot, "BADARG: 5 of 8")
+        titles = {item.title for item in app.get_system_commands(screen)}
+        assert "Quit" in titles and "Screenshot" not in titles
+        await pilot.click("#turns", offset=(3, 2))
+        assert screen.view is not None and screen.view.block_of(screen.tokens.cursor) == 1
+        await pilot.click("#map", offset=(5, 1))
+        assert screen.tokens.cursor == 0
+        await pilot.click("#group", offset=(3, 3))
+        await until(pilot, lambda: screen.episode_id == "ep0040001")
+        await pilot.click("#group", offset=(3, 0))  # its title
+        assert screen.episode_id == "ep0040001"
         await pilot.press("ctrl+t")
         await until_text(pilot, "tags, with a minus")
         await pilot.press("escape", "question_mark")
@@ -332,10 +245,22 @@ async def test_help_and_palette_show_the_keys_of_the_user(
         assert re.search(r"ctrl\+t +tag", text) and not re.search(r"W +watch", text)
         await pilot.press("z", "ctrl+p", *"replay.tag")
         assert "ctrl+t   replay.tag" in await until_text(pilot, "   replay.tag")
+    known = {"replay.tag": "ctrl+t", "watch.control.pause": "P", "chat.side": "f6"}
+    assert unknown_key(known) == ""
+    assert "did you mean replay.tag?" in unknown_key({"replay.tagg": "z"})
+    cases = {
+        ("turn(-1)", "turn"): "previous turn",
+        ("line(15)", ""): "next line ×15",
+        ("end(0)", ""): "first",
+        ("rate(1.5)", "raise the rate"): "raise the rate",
+        ("layer('kl')", "KL"): "KL",
+    }
+    assert {key: describe(Binding("x", *key)) for key in cases} == cases
 
 
-async def test_the_palette_offers_no_picture_without_asking(db: Path) -> None:
-    app = AgentApp(db, lambda reader: ReplayScreen(reader, "ep0040003"))
-    async with app.run_test(size=WIDE):
-        assert {"Quit"} <= (titles := {item.title for item in app.get_system_commands(app.screen)})
-        assert "Screenshot" not in titles
+def test_what_was_never_to_be_trained_does_not_wait_for_it() -> None:
+    words = demo.Words()
+    episode = demo.episode(words, 3, solved=False).with_(kind="eval", fact="")
+    view = make_view(episode, TokenTexts(words.json()))
+    assert dict(token_numbers(view, 60))["trained"] == "no: an evaluation"
+    assert "sampled" in turn_lines(view, 2)[3].plain

@@ -21,8 +21,8 @@ from agentrl_cli.plugins.prompts.candidates import (
     tree_lines,
 )
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, moving, named
 from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.keys import CLOSING, moving, named
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.text import join
 

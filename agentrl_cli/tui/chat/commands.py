@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,66 +46,37 @@ class Command:
 class ChatActions(Protocol):
     """Where a chat runs: on a screen, or line by line."""
 
+    local: Mapping[str, Callable[[], Awaitable[None] | None]]
+    """By their names in LOCAL the commands that it carries out itself."""
+
     async def request(self, command: Command) -> None:
         """Sends a request to the child."""
 
-    async def show_problem(self, text: str) -> None:
+    def show_problem(self, text: str) -> None:
         """Shows a mistake in a line."""
 
-    async def show_help(self) -> None:
-        """Shows HELP."""
 
-    async def show_mode(self, mode: str) -> None:
-        """Shows every turn as `tokens`, `mask` or `logprobs`; as text again if it is so shown already."""
-
-    async def show_context(self) -> None:
-        """Shows or hides the exact ids."""
-
-    async def edit_last(self) -> None:
-        """Takes the last message back into the line."""
-
-    async def save_and_replay(self) -> None:
-        """Keeps the chat as an episode and opens it in replay."""
-
-    async def leave_chat(self) -> None:
-        """Ends the chat."""
-
-
-LOCAL: Mapping[str, Callable[[ChatActions], Awaitable[None]]] = {
-    "/quit": lambda chat: chat.leave_chat(),
-    "/exit": lambda chat: chat.leave_chat(),
-    "/help": lambda chat: chat.show_help(),
-    "/tokens": lambda chat: chat.show_mode("tokens"),
-    "/mask": lambda chat: chat.show_mode("mask"),
-    "/logprobs": lambda chat: chat.show_mode("logprobs"),
-    "/replay": lambda chat: chat.save_and_replay(),
-    "/edit": lambda chat: chat.edit_last(),
-    "/context": lambda chat: chat.show_context(),
-}
-"""Commands that the screen or the pipe carries out itself."""
+MODES = ("tokens", "mask", "logprobs")
+LOCAL = ("/quit", "/exit", "/help", "/replay", "/edit", "/context", *(f"/{mode}" for mode in MODES))
+"""Commands that the screen or the pipe carries out itself; a mode shows every turn so, or as text again."""
 
 
 async def carry_out(command: Command, chat: ChatActions) -> None:
     """Runs a command."""
     if command.problem:
-        await chat.show_problem(command.problem)
+        chat.show_problem(command.problem)
     elif command.local:
-        await LOCAL[command.local](chat)
+        running = chat.local[command.local]()
+        if running is not None:
+            await running
     elif command.op:
         await chat.request(command)
 
 
 def _as(word: str, op: str) -> Callable[[str], Command]:
     """Return a command that speaks in a role."""
-
-    def read(rest: str) -> Command:
-        return (
-            Command(op, {"text": unescaped(rest)})
-            if rest
-            else Command(problem=f"{word} needs a text")
-        )
-
-    return read
+    missing = Command(problem=f"{word} needs a text")
+    return lambda rest: Command(op, {"text": unescaped(rest)}) if rest else missing
 
 
 def unescaped(text: str) -> str:
@@ -112,18 +84,10 @@ def unescaped(text: str) -> str:
     return text.replace("\\n", "\n")
 
 
-def _approve(rest: str) -> Command:
-    return Command("approve", {"on": rest not in ("off", "no", "0")})
-
-
 def _simulate(rest: str) -> Command:
     if rest not in ("", "on", "off"):
         return Command(problem="/simulate, /simulate on or /simulate off")
     return Command("simulate", {"on": rest == "on"} if rest else {})
-
-
-def _reward(rest: str) -> Command:
-    return _number("reward", "value", rest) if rest else Command("reward")
 
 
 def _set(rest: str) -> Command:
@@ -161,13 +125,11 @@ REQUESTS: Mapping[str, Callable[[str], Command]] = {
     "/as-model": _as("/as-model", "as_model"),
     "/as-tool": _as("/as-tool", "as_tool"),
     "/as-user": _as("/as-user", "user"),
-    "/undo": lambda rest: Command("undo"),
-    "/retry": lambda rest: Command("retry"),
-    "/save": lambda rest: Command("save"),
+    **{f"/{op}": lambda rest, op=op: Command(op) for op in ("undo", "retry", "save")},  # type: ignore[misc]
     "/task": lambda rest: Command("task", {"id": rest}),
-    "/approve": _approve,
+    "/approve": lambda rest: Command("approve", {"on": rest not in ("off", "no", "0")}),
     "/simulate": _simulate,
-    "/reward": _reward,
+    "/reward": lambda rest: _number("reward", "value", rest) if rest else Command("reward"),
     "/set": _set,
     "/call": _call,
 }
@@ -198,10 +160,8 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
         return Command(local=word)
     if word.startswith("/") and word[1:].replace("-", "").isalpha():
         near = nearest(word, COMMANDS)
-        return Command(
-            problem=f"no command {word}"
-            + (f"; did you mean {near[0]}?" if near else "; /help lists them")
-        )
+        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        return Command(problem=f"no command {word}; {hint}")
     return Command("user", {"text": line.strip()}) if line.strip() else Command()
 
 
@@ -216,10 +176,5 @@ def complete(line: str, tools: Sequence[str]) -> tuple[str, list[str]]:
     found = [word for word in pool if word.startswith(rest)]
     if not found:
         return line, []
-    first, last = min(found), max(found)
-    agree = next(
-        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
-        min(len(first), len(last)),
-    )
-    common = first[:agree]
+    common = os.path.commonprefix(found)  # noqa: RUF071 - by characters, as wanted
     return f"{head}{space}{common}{' ' if len(found) == 1 else ''}", found

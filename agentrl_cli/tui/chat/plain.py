@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from rich.text import Text
 
 from agentrl_cli.errors import AgentRLError, PolicyError
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.chat.commands import HELP, Command, carry_out, parse_command
+from agentrl_cli.tui.chat.commands import HELP, MODES, Command, carry_out, parse_command
 from agentrl_cli.tui.chat.view import event_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 
@@ -58,8 +59,15 @@ class PlainChat:
         self._turns: list[Event] = []
         self._lines: Lines | None = None
         self._prompt: Callable[[], None] = lambda: None
-        self._fatal = False
-        self._over = False
+        self._fatal = self._over = False
+        screen = "/edit and /context are for the screen; /undo and /tokens work here"
+        self.local: Mapping[str, Callable[[], Awaitable[None] | None]] = {
+            **dict.fromkeys(("/quit", "/exit"), self._leave),
+            **dict.fromkeys(("/edit", "/context"), partial(self._note, screen)),
+            **{f"/{mode}": partial(self._show_mode, mode) for mode in MODES},
+            "/help": partial(self._note, HELP),
+            "/replay": partial(self.request, Command("save")),
+        }
 
     async def run(self, lines: Lines, prompt: Callable[[], None] = lambda: None) -> int:
         """Chats until `/quit` or the end of `lines`. Returns the exit status."""
@@ -91,40 +99,22 @@ class PlainChat:
         await self.client.send(command.op, **command.values)
         await self._until_idle()
 
-    async def show_problem(self, text: str) -> None:
+    def show_problem(self, text: str) -> None:
         """Shows a mistake in a line."""
         self._show({"ev": "error", "message": text, "hint": ""})
 
-    async def show_help(self) -> None:
-        """Shows the commands."""
-        self._show({"ev": "note", "text": HELP})
+    def _note(self, text: str) -> None:
+        self._show({"ev": "note", "text": text})
 
-    async def show_mode(self, mode: str) -> None:
-        """Shows every turn in a mode, or as text again."""
+    def _show_mode(self, mode: str) -> None:
         self.mode = "" if self.mode == mode else mode
         if self.emit is not None:
-            self._show({"ev": "note", "text": "every turn has its ids, origins and logp already"})
+            self._note("every turn has its ids, origins and logp already")
             return
         for turn in self._turns:
             self._show(turn)
 
-    async def show_context(self) -> None:
-        """Refers to what works here."""
-        self._show(
-            {
-                "ev": "note",
-                "text": "/edit and /context are for the screen; /undo and /tokens work here",
-            }
-        )
-
-    edit_last = show_context
-
-    async def save_and_replay(self) -> None:
-        """Keeps the chat as an episode."""
-        await self.request(Command("save"))
-
-    async def leave_chat(self) -> None:
-        """Ends the loop of `run`."""
+    def _leave(self) -> None:
         self._over = True
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -172,13 +162,8 @@ class PlainChat:
     def _show(self, event: Event) -> None:
         self.errors += event["ev"] in ("error", "fatal")
         if self.emit is not None:
-            self.emit(
-                {
-                    name: value
-                    for name, value in event.items()
-                    if name not in ("tokenizer", "template")
-                }
-            )
+            left_out = ("tokenizer", "template")
+            self.emit({name: value for name, value in event.items() if name not in left_out})
         elif event["ev"] != "fatal":
             for text in event_lines(event, self.decoder, self.mode, self.width):
                 self.show(text)

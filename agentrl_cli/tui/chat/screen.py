@@ -7,6 +7,8 @@ the commands.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,12 +21,12 @@ from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
-from agentrl_cli.tui.chat.commands import HELP, Command, carry_out, complete, parse_command
+from agentrl_cli.tui.chat.commands import HELP, MODES, Command, carry_out, complete, parse_command
 from agentrl_cli.tui.chat.line_input import ChatLine, History
 from agentrl_cli.tui.chat.transcript import ChatTranscript, ContextPane
 from agentrl_cli.tui.chat.view import taken_back
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import named
+from agentrl_cli.tui.common.keys import named
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 
@@ -41,21 +43,14 @@ class ChatScreen(AgentScreen):
     BINDINGS: ClassVar[list[BindingType]] = named(
         "chat",
         [
-            Binding("pageup", "scroll(-1)", "page", show=False, priority=True),
-            Binding("pagedown", "scroll(1)", "page", show=False, priority=True),
-            Binding(
-                "shift+pageup,ctrl+pageup",
-                "side_scroll(-1)",
-                "page of the ids",
-                show=False,
-                priority=True,
-            ),
-            Binding(
-                "shift+pagedown,ctrl+pagedown",
-                "side_scroll(1)",
-                "page of the ids",
-                show=False,
-                priority=True,
+            *(
+                Binding(keys, action, words, show=False, priority=True)
+                for keys, action, words in (
+                    ("pageup", "scroll(-1)", "page"),
+                    ("pagedown", "scroll(1)", "page"),
+                    ("shift+pageup,ctrl+pageup", "side_scroll(-1)", "page of the ids"),
+                    ("shift+pagedown,ctrl+pagedown", "side_scroll(1)", "page of the ids"),
+                )
             ),
             Binding("f2", "mode('tokens')", "tokens"),
             Binding("f3", "mode('mask')", "mask"),
@@ -66,6 +61,14 @@ class ChatScreen(AgentScreen):
             Binding("escape", "cancel", show=False),
         ],
     )
+    busy = True
+    asked = False
+    """Whether a tool call waits for a decision."""
+    model = template = ""
+    tools: Sequence[str] = ()
+    _replay_when_saved = False
+    _editing = False
+    """Whether the turn that is taken back next goes into the line."""
 
     def __init__(self, reader: Reader, client: ChatClient) -> None:
         super().__init__(reader)
@@ -73,17 +76,16 @@ class ChatScreen(AgentScreen):
         self.transcript = ChatTranscript(id="talk")
         self.context = ContextPane(id="side", can_focus=False)
         self.history = History(Path(reader.path).parent / "chat-history.jsonl")
-        self.busy = True
-        self.asked = False
-        """Whether a tool call waits for a decision."""
-        self.model = ""
-        self.tools: list[str] = []
-        self.template = ""
         self.waiting: deque[Command] = deque()
         """Requests typed while the model was loading or busy."""
-        self._replay_when_saved = False
-        self._editing = False
-        """Whether the turn that is taken back next goes into the line."""
+        self.local: Mapping[str, Callable[[], Awaitable[None] | None]] = {
+            **dict.fromkeys(("/quit", "/exit"), self.action_back),
+            **{f"/{mode}": partial(self.action_mode, mode) for mode in MODES},
+            "/help": self.action_help,
+            "/context": self.action_side,
+            "/edit": self._edit_last,
+            "/replay": self._save_and_replay,
+        }
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -110,12 +112,7 @@ class ChatScreen(AgentScreen):
     def _head(self) -> None:
         state = "waits for y or n" if self.asked else "…" if self.busy else "your turn"
         mode = f"   showing {self.transcript.mode}" if self.transcript.mode else ""
-        text = Text(
-            f"agentrl chat   {self.model or 'loading the model'}   {state}{mode}",
-            "bold",
-            no_wrap=True,
-        )
-        self.query_one("#head", Static).update(text)
+        self.put_head(f"agentrl chat   {self.model or 'loading the model'}   {state}{mode}")
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -166,9 +163,8 @@ class ChatScreen(AgentScreen):
         """Sends the first request that waited while the model was loading or busy."""
         self.busy = self.asked = self._editing = False
         if self.waiting:
-            self.run_worker(
-                self._send(self.waiting.popleft()), group="waiting", exit_on_error=False
-            )
+            sending = self._send(self.waiting.popleft())
+            self.run_worker(sending, group="waiting", exit_on_error=False)
 
     def _cut(self, turns: int) -> None:
         if self._editing:
@@ -194,10 +190,8 @@ class ChatScreen(AgentScreen):
         """Sends a request, or keeps it until the model is done."""
         if self.busy and command.op != "answer":
             self.waiting.append(command)
-            self.notify(
-                f"{len(self.waiting)} waiting; it is sent when the model is done. ctrl+x stops it.",
-                timeout=3,
-            )
+            text = "waiting; it is sent when the model is done. ctrl+x stops it."
+            self.notify(f"{len(self.waiting)} {text}", timeout=3)
         else:
             await self._send(command)
 
@@ -211,23 +205,11 @@ class ChatScreen(AgentScreen):
         except AgentRLError as error:
             self.take({"ev": "error", "message": error.message, "hint": error.hint})
 
-    async def show_problem(self, text: str) -> None:
+    def show_problem(self, text: str) -> None:
         """Shows a mistake in a line."""
         self.take({"ev": "error", "message": text, "hint": ""})
 
-    async def show_help(self) -> None:
-        """Shows the commands."""
-        self.action_help()
-
-    async def show_mode(self, mode: str) -> None:
-        """Shows every turn in a mode, or as text again."""
-        self.action_mode(mode)
-
-    async def show_context(self) -> None:
-        """Shows or hides the exact ids."""
-        self.action_side()
-
-    async def edit_last(self) -> None:
+    async def _edit_last(self) -> None:
         """Takes the last exchange back; its first message goes into the line once the child has done so."""
         if self.busy or not self.transcript.turns:
             self.notify("There is nothing to edit yet.", timeout=3)
@@ -235,14 +217,9 @@ class ChatScreen(AgentScreen):
         self._editing = True
         await self._send(Command("undo"))
 
-    async def save_and_replay(self) -> None:
-        """Keeps the chat as an episode and opens it in replay."""
+    async def _save_and_replay(self) -> None:
         self._replay_when_saved = True
         await self._send(Command("save"))
-
-    async def leave_chat(self) -> None:
-        """Returns to the screen below."""
-        self.action_back()
 
     # -- keys -----------------------------------------------------------------------------------------------------
 

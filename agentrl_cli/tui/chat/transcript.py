@@ -16,7 +16,15 @@ from agentrl_cli.tui.common.token_text import TokenTexts
 Event = dict[str, Any]
 
 
-class ChatTranscript(VerticalScroll, can_focus=False):
+class Paged(VerticalScroll, can_focus=False):
+    """A column that is scrolled by pages."""
+
+    def page(self, sign: int) -> None:
+        """Scrolls by a page."""
+        self.scroll_relative(y=sign * max(self.size.height - 2, 1), animate=False)
+
+
+class ChatTranscript(Paged):
     """One widget per event, and one for the text that is being generated."""
 
     def __init__(self, *, id: str) -> None:
@@ -57,18 +65,12 @@ class ChatTranscript(VerticalScroll, can_focus=False):
 
     def drop(self, keep: int) -> None:
         """Removes the turns from `keep` on, with the notes after them."""
-        first = next(
-            (
-                n
-                for n, (e, _) in enumerate(self._events)
-                if e["ev"] == "turn" and e["index"] >= keep
-            ),
-            None,
-        )
-        if first is not None:
-            for _, widget in self._events[first:]:
-                widget.remove()
-            del self._events[first:]
+        events = list(enumerate(event for event, _ in self._events))
+        taken = (n for n, event in events if event["ev"] == "turn" and event["index"] >= keep)
+        first = next(taken, len(events))
+        for _, widget in self._events[first:]:
+            widget.remove()
+        del self._events[first:]
 
     def redraw(self) -> None:
         """Draws every event for the mode and the width as they are now."""
@@ -83,17 +85,13 @@ class ChatTranscript(VerticalScroll, can_focus=False):
             self.scroll_end, animate=False
         )  # what was mounted just now has its height only then
 
-    def page(self, sign: int) -> None:
-        """Scrolls by a page."""
-        self.scroll_relative(y=sign * max(self.size.height - 2, 1), animate=False)
-
     def _lines(self, event: Event) -> list[Text]:
         width = self.screen.size.width
         width = width * 3 // 5 if self.screen.has_class("-side") else width
         return event_lines(event, self.decoder, self.mode, max(width - 4, 20))
 
 
-class ContextPane(VerticalScroll, can_focus=False):
+class ContextPane(Paged):
     """The exact ids that were sent and sampled, and the template that renders them."""
 
     def compose(self) -> ComposeResult:
@@ -102,7 +100,3 @@ class ContextPane(VerticalScroll, can_focus=False):
     def show(self, turns: list[Event], decoder: TokenTexts, template: str) -> None:
         """Replaces what is shown."""
         self.query_one("#exact", Static).update(join(context_lines(turns, decoder, template)))
-
-    def page(self, sign: int) -> None:
-        """Scrolls by a page."""
-        self.scroll_relative(y=sign * max(self.size.height - 2, 1), animate=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from rich.text import Text
 from agentrl_cli.tui.common.episode_view import EpisodeView, blocks_of
 from agentrl_cli.tui.common.layers import LAYERS, shade
 from agentrl_cli.tui.common.layout import Kind, Layout, call_notes
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, num
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.types import Episode, Tokens, ToolCall, Turn
 
@@ -28,50 +28,41 @@ ROLES = {
 
 def event_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
     """Return the lines of an event; none for events that only steer."""
-    kind = event["ev"]
-    if kind == "turn":
+    if event["ev"] == "turn":
         return turn_lines(event, decoder, mode, width)
-    if kind == "ready":
-        return ready_lines(event)
-    if kind == "ask":
-        which = (
-            f" {event['name']}, call {event['number']} of {event['of']}?"
-            if event.get("of", 1) > 1
-            else " this?"
-        )
-        more = "   all, none: and the rest" if event.get("of", 1) > 1 else ""
-        ask = f"run{which}  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
-        if any(call.get("error") for call in (event.get("calls") or [])[:1]):
-            ask = (
-                f"a malformed call{which.rstrip('?')}: report it to the model?  y yes   n no{more}"
-            )
-        return [Text(ask.replace(" this:", ":"), "bold #ffd75f")]
-    if kind == "result":
-        status = f"ERROR {event['error']}" if event["error"] else "ok"
-        lines = [
-            Text(f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)", FAINT)
-        ]
-        return lines + [Text(f"  {line}") for line in str(event["text"]).splitlines()]
-    if kind == "reward":
-        lines = [Text(f"REWARD {num(event['total'], '.3f')}", TITLE)]
-        for part in event["parts"]:
-            text = f"  {part['name']:<14} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
-            lines.append(Text(text.rstrip()))
-        return lines
-    if kind == "saved":
-        return [Text(f"saved: agentrl replay {event['episode']}", GOOD)]
-    if kind == "cut":
-        return [Text(f"--- back to {event['turns']} turns ---", FAINT)]
-    if kind == "tasks":
-        return task_lines(event["tasks"])
-    if kind == "note":
-        return [Text(event["text"], FAINT)]
-    if kind in ("error", "fatal"):
-        lines = [Text(f"! {event['message']}", BAD)]
-        return lines + [
-            Text(f"  {line}", FAINT) for line in str(event.get("hint") or "").splitlines()
-        ]
-    return []
+    return LINES[event["ev"]](event) if event["ev"] in LINES else []
+
+
+def _ask_lines(event: dict[str, Any]) -> list[Text]:
+    several = event.get("of", 1) > 1
+    which = f" {event['name']}, call {event['number']} of {event['of']}" if several else ""
+    more = "   all, none: and the rest" if several else ""
+    ask = f"run{which or ' this'}?  y yes   n no{more}   /as-tool TEXT answers in the tool's place"
+    if any(call.get("error") for call in (event.get("calls") or [])[:1]):
+        which = which or " this"
+        ask = f"a malformed call{which}: report it to the model?  y yes   n no{more}"
+    return [Text(ask.replace(" this:", ":"), HERE)]
+
+
+def _result_lines(event: dict[str, Any]) -> list[Text]:
+    status = f"ERROR {event['error']}" if event["error"] else "ok"
+    head = f"◂ {event['name']}  {status}  {event['seconds'] * 1000:.0f} ms  (by hand)"
+    return [Text(head, FAINT), *(Text(f"  {row}") for row in str(event["text"]).splitlines())]
+
+
+def _reward_lines(event: dict[str, Any]) -> list[Text]:
+    rows = [
+        f"  {part['name']:<14} {num(part['value'], '.2f'):>6} x {part['weight']:g}  {part['detail']}"
+        for part in event["parts"]
+    ]
+    total = Text(f"REWARD {num(event['total'], '.3f')}", TITLE)
+    return [total, *(Text(row.rstrip()) for row in rows)]
+
+
+def error_lines(event: dict[str, Any]) -> list[Text]:
+    """Return an error and what to do."""
+    hint = str(event.get("hint") or "").splitlines()
+    return [Text(f"! {event['message']}", BAD), *(Text(f"  {row}", FAINT) for row in hint)]
 
 
 def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
@@ -83,20 +74,15 @@ def taken_back(turns: Sequence[dict[str, Any]], keep: int) -> str:
 def ready_lines(event: dict[str, Any]) -> list[Text]:
     """Return the model, its tools and its sandbox."""
     tools = ", ".join(event["tools"]) or "none"
-    lines = [
-        Text(
-            f"{event['model']}  ({event['weights']}, context {event['context']})   tools: {tools}",
-            TITLE,
-        )
-    ]
-    if event.get("sandbox"):
-        lines.append(Text(f"sandbox {event['sandbox']}", FAINT))
-    if event.get("user"):
-        lines.append(
-            Text("a simulated user answers: /simulate off lets you, /simulate asks it once", FAINT)
-        )
-    if event.get("note"):
-        lines.append(Text(f"! {event['note']}", BAD))
+    about = f"({event['weights']}, context {event['context']})"
+    simulated = "a simulated user answers: /simulate off lets you, /simulate asks it once"
+    rows = (
+        (f"{event['model']}  {about}   tools: {tools}", TITLE),
+        (f"sandbox {event['sandbox']}" if event.get("sandbox") else "", FAINT),
+        (simulated if event.get("user") else "", FAINT),
+        (f"! {event['note']}" if event.get("note") else "", BAD),
+    )
+    lines = [Text(text, style) for text, style in rows if text]
     return lines + (task_lines(event["tasks"]) if event.get("tasks") else [])
 
 
@@ -114,52 +100,39 @@ def task_lines(tasks: Sequence[dict[str, Any]]) -> list[Text]:
 
 def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
     """One turn: its text and calls; in a token mode every token with its glyphs."""
-    role = event["role"]
-    if (
-        event.get("again") and MODES.get(mode) is None
-    ):  # a loop of calls that cannot be run is a line a turn
-        shown = event["calls"][0]["raw"] if event["calls"] else ""
-        text = f"assistant  {event['again']}× in a row no call that can be run: {' '.join(shown.split())[:40]}"
-        return [Text(text, BAD)] if role == "assistant" else []
+    role, lens, stop = event["role"], MODES.get(mode), event.get("stop")
+    if event.get("again") and lens is None:  # a loop of calls that cannot be run is a line a turn
+        raw = event["calls"][0]["raw"] if event["calls"] else ""
+        again = f"{event['again']}× in a row no call that can be run: {' '.join(raw.split())[:40]}"
+        return [Text(f"assistant  {again}", BAD)] if role == "assistant" else []
     head = Text(f"{role}", ROLES.get(role, "bold"))
     head.append(f"  {len(event['ids'])} tokens", FAINT)
-    if event.get("seconds", 0) >= 0.05:
-        head.append(f"  {event['seconds']:.1f} s", FAINT)
-    if event.get("stop") and event["stop"] != "stop":
-        head.append(f"  ended by {event['stop']}", BAD)
+    head.append(f"  {event['seconds']:.1f} s" if event.get("seconds", 0) >= 0.05 else "", FAINT)
+    head.append(f"  ended by {stop}" if stop and stop != "stop" else "", BAD)
     lines = [head]
-    lens = MODES.get(mode)
     if lens is not None:
         lines += token_text(event, decoder, lens, width)
     elif role == "tool":
         for result in event["results"]:
-            if result["error"]:
-                lines.append(Text(f"  ERROR {result['error']}", BAD))
-            style = BAD if result["error"] else ""
-            lines += [Text(f"  {line}", style) for line in result["text"].splitlines() or [""]]
-            if result.get("images"):
-                lines.append(
-                    Text(
-                        f"  ▣ {result['images']} image{'s' if result['images'] > 1 else ''}", FAINT
-                    )
-                )
+            count, error = result.get("images"), result["error"]
+            lines += [Text(f"  ERROR {error}", BAD)] * bool(error)
+            texts = result["text"].splitlines() or [""]
+            lines += [Text(f"  {row}", BAD if error else "") for row in texts]
+            if count:
+                lines.append(Text(f"  ▣ {count} image{'s' if count > 1 else ''}", FAINT))
     else:
-        lines += [Text(f"  {line}") for line in event["content"].strip().splitlines()]
+        lines += [Text(f"  {row}") for row in event["content"].strip().splitlines()]
     for call in event["calls"]:
         shown = ToolCall("", call["name"], call["arguments"], call["raw"], call["error"])
-        lines += [
-            Text(f"  {text}", BAD if style == "error" else GOOD)
-            for style, text in call_notes(shown)
-        ]
+        notes = call_notes(shown)
+        lines += [Text(f"  {text}", BAD if style == "error" else GOOD) for style, text in notes]
     return lines
 
 
 def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int) -> list[Text]:
     """Return every token of a turn with the layer's colour behind and its glyph under it."""
-    view = turn_view(event, decoder)
-    layer = LAYERS[lens]
-    classes = view.classes(layer)
-    layout = Layout(view, max(width - 2, 20), glyphs="all")
+    view, layer = turn_view(event, decoder), LAYERS[lens]
+    classes, layout = view.classes(layer), Layout(view, max(width - 2, 20), glyphs="all")
     lines = []
     for kind, a, b in layout.lines:
         if kind not in (Kind.TEXT, Kind.GLYPH):
@@ -167,25 +140,16 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
         line = Text("  ", no_wrap=True)
         for piece in range(a, b):
             level = layer.levels[classes[layout.piece_token[piece]]]
-            text = (
-                layout.piece_text[piece]
-                if kind == Kind.TEXT
-                else level.glyph * layout.piece_cells[piece]
-            )
-            line.append(
-                text,
-                f"on {shade(level.color)}" if level.color else FAINT if kind == Kind.GLYPH else "",
-            )
+            glyphs = level.glyph * layout.piece_cells[piece]
+            text, style = (layout.piece_text[piece], "") if kind == Kind.TEXT else (glyphs, FAINT)
+            line.append(text, f"on {shade(level.color)}" if level.color else style)
         lines.append(line)
+    known = [value for value in event["logp"] if value is not None]
     if lens == "origin":
         lines.append(Text("  ids " + " ".join(str(i) for i in event["ids"]), FAINT))
-    elif lens == "logp":
-        known = [value for value in event["logp"] if value is not None]
-        if known:
-            mean, low = sum(known) / len(known), min(known)
-            lines.append(
-                Text(f"  mean logp {mean:.3f}   least likely p {math.exp(low):.4f}", FAINT)
-            )
+    elif lens == "logp" and known:
+        mean, least = sum(known) / len(known), math.exp(min(known))
+        lines.append(Text(f"  mean logp {mean:.3f}   least likely p {least:.4f}", FAINT))
     return lines
 
 
@@ -220,3 +184,18 @@ def context_lines(turns: list[dict[str, Any]], decoder: TokenTexts, template: st
             *(Text(line, FAINT) for line in template.splitlines()),
         ]
     return lines
+
+
+LINES: Mapping[str, Callable[[dict[str, Any]], list[Text]]] = {
+    "ready": ready_lines,
+    "ask": _ask_lines,
+    "result": _result_lines,
+    "reward": _reward_lines,
+    "saved": lambda event: [Text(f"saved: agentrl replay {event['episode']}", GOOD)],
+    "cut": lambda event: [Text(f"--- back to {event['turns']} turns ---", FAINT)],
+    "tasks": lambda event: task_lines(event["tasks"]),
+    "note": lambda event: [Text(event["text"], FAINT)],
+    "error": error_lines,
+    "fatal": error_lines,
+}
+"""The lines of each kind of event but a turn."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
 from textual.app import App
 from textual.dom import DOMNode
 from textual.screen import Screen
@@ -13,10 +15,38 @@ from textual.widgets import Static
 from textual.worker import Worker, WorkerState
 
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
+from agentrl_cli.registry import resolve
+from agentrl_cli.tui.common.dialogs import Confirm, Dialog, Help, Prompt
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.router import screen
+
+SCREENS: dict[str, str] = {
+    "chat": "agentrl_cli.tui.chat.screen:ChatScreen",
+    "compare": "agentrl_cli.tui.compare.screen:CompareScreen",
+    "episodes": "agentrl_cli.tui.runs.episodes:EpisodesScreen",
+    "replay": "agentrl_cli.tui.replay.screen:ReplayScreen",
+    "reading": "agentrl_cli.tui.replay.reading:ReadingScreen",
+    "runs": "agentrl_cli.tui.runs.screen:RunsScreen",
+    "versus": "agentrl_cli.tui.compare.versus:VersusScreen",
+    "watch": "agentrl_cli.tui.watch.screen:WatchScreen",
+    "whatif": "agentrl_cli.tui.whatif.screen:WhatIfScreen",
+}
+"""Name to the module and class of a screen, each imported when it is first opened, so that each can open any other."""
+SECRET = (
+    "This holds what looks like a secret. Write the picture?",
+    "A picture masks nothing; JSON lines and HTML pages do.",
+)
+"""The question before a picture that may show a secret."""
+
+
+def report_failure(node: DOMNode, event: Worker.StateChanged) -> None:
+    """Shows an AgentRLError of a worker as a notification; raises anything else."""
+    error = event.worker.error
+    if event.state is not WorkerState.ERROR or error is None:
+        return
+    if not isinstance(error, AgentRLError):
+        raise error
+    node.app.notify(f"{error.message}\n{error.hint}".strip(), severity="error", markup=False)
 
 
 class AgentScreen(Screen[None]):
@@ -28,18 +58,50 @@ class AgentScreen(Screen[None]):
 
     HELP_TITLE = ""
     HELP_TEXT = ""
+    problem = ""
+    """Why the store could not be read at the last look."""
+    needle = ""
+    """The text that was looked for last."""
+    _version: int | None = None
+    _at = -1
+    """The line of the last match."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self.reader = reader
 
-    def open_screen(self, name: str, *args: Any, **options: Any) -> None:
-        """Opens another screen over this one, by its name in `router.SCREENS`, with the same reader."""
-        self.app.push_screen(screen(name, self.reader, *args, **options))
+    on_worker_state_changed = report_failure
 
-    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """Shows a store's error."""
-        report_failure(self, event)
+    async def has_changed(self) -> bool:
+        """Return whether the store changed since it was last asked."""
+        before = self._version
+        self._version = await self.reader.call(lambda store: store.data_version())
+        return self._version != before
+
+    def put(self, name: str, text: Text | str) -> None:
+        """Replaces the text of a widget."""
+        self.query_one(f"#{name}", Static).update(text)
+
+    def put_head(self, text: str) -> None:
+        """Replaces the first line."""
+        self.put("head", Text(text, "bold", no_wrap=True))
+
+    def open_screen(self, name: str, *args: Any, **options: Any) -> None:
+        """Opens another screen over this one, by its name in SCREENS, with the same reader."""
+        self.app.push_screen(resolve("screens", SCREENS, name)(self.reader, *args, **options))
+
+    def ask(self, dialog: Dialog[Any], use: Callable[[Any], object]) -> None:
+        """Opens a window and calls `use` with its answer, unless it was cancelled."""
+
+        def answered(answer: Any) -> None:
+            if answer is not None:
+                use(answer)
+
+        self.app.push_screen(dialog, answered)
+
+    def confirm(self, question: str, detail: str, act: Callable[[], object]) -> None:
+        """Calls `act` after a yes."""
+        self.ask(Confirm(question, detail), lambda yes: yes and act())
 
     def action_help(self) -> None:
         """Shows the keys."""
@@ -59,42 +121,29 @@ class AgentScreen(Screen[None]):
         else:
             self.notify("q quits", timeout=2)
 
-    needle = ""
-    """The text that was looked for last."""
-    _at = -1
-    """The line of the last match."""
-
     def action_find_text(self) -> None:
         """Asks for a text and goes to its first line."""
 
-        def find(text: str | None) -> None:
+        def find(text: str) -> None:
             if text:
                 self.needle, self._at = text, -1
                 self.action_find_again()
 
-        self.app.push_screen(Prompt("find on this page", self.needle), find)
+        self.ask(Prompt("find on this page", self.needle), find)
 
     def action_find_again(self) -> None:
         """Goes to the next line that holds the text, after the last one to the first."""
-        found = next((page for page in self.query(Lines) if page.region.height), None)
-        page = self.query("#page")
-        if not self.needle or (found is None and not page):
+        page = next((page for page in self.query(Lines) if page.region.height), None)
+        if not self.needle or page is None:
             self.notify("/ finds text first", timeout=2)
             return
-        lines = (
-            [line.plain for line in found.lines]
-            if found
-            else str(page.first(Static).content).splitlines()
-        )
-        hits = [n for n, line in enumerate(lines) if self.needle.lower() in line.lower()]
+        low = self.needle.lower()
+        hits = [n for n, line in enumerate(page.lines) if low in line.plain.lower()]
         if not hits:
             self.notify(f"{self.needle}: nothing found", timeout=2, markup=False)
             return
         self._at = next((n for n in hits if n > self._at), hits[0])
-        if found is not None:
-            found.mark(self._at)
-        else:
-            self.query_one("#long").scroll_to(y=self._at, animate=False)
+        page.mark(self._at)
         text = f"{self.needle}: {hits.index(self._at) + 1} of {len(hits)}, . for the next"
         self.notify(text, timeout=2, markup=False)
 
@@ -110,35 +159,14 @@ class AgentScreen(Screen[None]):
     def save_picture(self, path: Path, title: str, *, secret: bool) -> None:
         """Writes the screen as SVG; `secret`: asks first, because a picture masks nothing."""
 
-        def write() -> None:
-            self.write_file(path, picture(self.app, title))
-
-        def draw(yes: bool | None) -> None:
-            if yes:
-                self.app.clear_notifications()  # the picture is of the screen, not of the last notification
-                self.call_after_refresh(write)
+        def draw() -> None:
+            self.app.clear_notifications()  # the picture is of the screen, not of the last notification
+            self.call_after_refresh(lambda: self.write_file(path, picture(self.app, title)))
 
         if secret:
-            self.app.push_screen(Confirm(*SECRET), draw)
+            self.confirm(*SECRET, draw)
         else:
-            draw(True)
-
-
-SECRET = (
-    "This holds what looks like a secret. Write the picture?",
-    "A picture masks nothing; JSON lines and HTML pages do.",
-)
-"""The question before a picture that may show a secret."""
-
-
-def report_failure(node: DOMNode, event: Worker.StateChanged) -> None:
-    """Shows an AgentRLError of a worker as a notification; raises anything else."""
-    error = event.worker.error
-    if event.state is not WorkerState.ERROR or error is None:
-        return
-    if not isinstance(error, AgentRLError):
-        raise error
-    node.app.notify(f"{error.message}\n{error.hint}".strip(), severity="error", markup=False)
+            draw()
 
 
 def picture(app: App[Any], title: str) -> str:

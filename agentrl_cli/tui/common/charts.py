@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
 from rich.text import Text
@@ -25,18 +26,13 @@ def resample(
     points: Points, columns: int, x_range: tuple[float, float] | None = None
 ) -> list[float]:
     """Return the mean of y in each of `columns` equal stretches of x; NaN for a stretch without points."""
-    sums, counts = [0.0] * columns, [0] * columns
     clean = [(x, y) for x, y in points if math.isfinite(y)]
-    if not clean:
-        return [math.nan] * columns
-    low, high = x_range or (clean[0][0], clean[-1][0])
-    span = (high - low) or 1.0
+    low, high = x_range or ((clean[0][0], clean[-1][0]) if clean else (0.0, 0.0))
+    cells: list[list[float]] = [[] for _ in range(columns)]
     for x, y in clean:
         if low <= x <= high:
-            at = min(int((x - low) / span * columns), columns - 1)
-            sums[at] += y
-            counts[at] += 1
-    return [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+            cells[min(int((x - low) / ((high - low) or 1.0) * columns), columns - 1)].append(y)
+    return [sum(cell) / len(cell) if cell else math.nan for cell in cells]
 
 
 def _fill(values: list[float]) -> list[float]:
@@ -56,31 +52,21 @@ def braille(
     y_range: tuple[float, float],
     *,
     x_range: tuple[float, float] | None = None,
-    join: bool = True,
 ) -> list[str]:
     """Return a curve of braille dots, `height` rows of `width` characters (2 × 4 dots each), top row first."""
-    columns, rows = width * 2, height * 4
-    low, high = y_range
-    span = (high - low) or 1.0
-    values = resample(points, columns, x_range)
-    if join:
-        values = _fill(values)
+    rows, (low, high) = height * 4, y_range
     cells = [[0] * width for _ in range(height)]
     before: int | None = None
-    for column, value in enumerate(values):
+    for column, value in enumerate(_fill(resample(points, width * 2, x_range))):
         if not math.isfinite(value):
             before = None
             continue
-        level = round((min(max(value, low), high) - low) / span * (rows - 1))
-        first, last = (
-            (level, level)
-            if before is None or not join
-            else (min(before, level), max(before, level))
-        )
-        if before is not None and join and last - first > 1:
+        share = (min(max(value, low), high) - low) / ((high - low) or 1.0)
+        level = round(share * (rows - 1))
+        first, last = sorted((level if before is None else before, level))
+        if last - first > 1:
             first, last = (first + 1, last) if level == last else (first, last - 1)
-        for dot in range(first, last + 1):
-            row = rows - 1 - dot
+        for row in range(rows - 1 - last, rows - first):
             cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
         before = level
     return ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
@@ -119,7 +105,6 @@ def chart(
     unit: bool = False,
     others: Sequence[Points] = (),
     marks: Sequence[float] = (),
-    join: bool = True,
     log: bool = False,
 ) -> list[Text]:
     """Return a titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
@@ -127,48 +112,56 @@ def chart(
 
     `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
     """
-    clean = [(x, y) for x, y in points if math.isfinite(y)]
-    log = log and any(y > 0 for _, y in clean)
-    if log:
-        clean, others = _logged(clean), [_logged(other) for other in others]
-    lines = [Text(title[:width], TITLE, no_wrap=True)]
+    log = log and any(y > 0 for _, y in points)
+    curves = [
+        [
+            (x, math.log10(y) if log else y)
+            for x, y in one
+            if math.isfinite(y) and (y > 0 or not log)
+        ]
+        for one in (points, *others)
+    ]
+    lines, clean = [Text(title[:width], TITLE, no_wrap=True)], curves[0]
     if not clean:
         return lines + [Text("  no data yet", FAINT)] + [Text("")] * max(height - 1, 0)
-    y_range = nice_range(
-        [y for points in (clean, *others) for _, y in points], unit=unit and not log
-    )
-    gutter = max(5, *(len(short(10**limit if log else limit)) for limit in y_range))
-    inner = max(width - gutter - 1, 4)
-    x_range = (min(x for x, _ in clean), max(x for x, _ in clean))
-    rows = braille(clean, inner, height, y_range, x_range=x_range, join=join)
-    below = [
-        braille(other, inner, height, y_range, x_range=x_range, join=join) if other else []
-        for other in others
+    low, high = nice_range([y for one in curves for _, y in one], unit=unit and not log)
+    shown = {0: short(10**high if log else high), height - 1: short(10**low if log else low)}
+    gutter = max(5, *map(len, shown.values()))
+    inner, xs = max(width - gutter - 1, 4), [x for x, _ in clean]
+    x_range = min(xs), max(xs)
+    drawn = [
+        (braille(one, inner, height, (low, high), x_range=x_range), color)
+        for one, color in zip(curves, (LINE, *OVER * len(curves)), strict=False)
+        if one
     ]
-    for index, row in enumerate(rows):
-        limit = y_range[1] if index == 0 else y_range[0] if index == height - 1 else None
-        label = "" if limit is None else short(10**limit if log else limit)
-        line = Text(f"{label:>{gutter}}│", FAINT, no_wrap=True)
-        layers = [
-            (row, LINE),
-            *((lines[index], OVER[n % len(OVER)]) for n, lines in enumerate(below) if lines),
-        ]
-        cells = [_top(layers, column) for column in range(inner)]
+    for index in range(height):
+        line = Text(f"{shown.get(index, ''):>{gutter}}│", FAINT, no_wrap=True)
+        cells = [_top([(rows[index][n], color) for rows, color in drawn]) for n in range(inner)]
         for color, part in groupby(cells, lambda cell: cell[1]):
             line.append("".join(char for char, _ in part), color)
         lines.append(line)
-    axis = ["─"] * inner
+    axis = _axis(x_range, marks, inner, drawn_as(len(clean), inner * 2))
+    return [*lines, Text(" " * 5 + "└" + axis, FAINT, no_wrap=True)]
+
+
+def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, note: str) -> str:
+    """Return the x axis with its limits, marks, and a note near its middle, where nothing else stands."""
+    low, high = x_range
+    cells = ["─"] * inner
     for mark in marks:
-        if x_range[0] <= mark <= x_range[1]:
-            axis[
-                min(int((mark - x_range[0]) / ((x_range[1] - x_range[0]) or 1) * inner), inner - 1)
-            ] = "┴"
-    left, right = short(x_range[0]), short(x_range[1])
-    axis_text = "".join(axis)
-    axis_text = left + axis_text[len(left) : inner - len(right)] + right
-    axis_text = _noted(axis_text, drawn_as(len(clean), inner * 2) if join else "")
-    lines.append(Text(" " * 5 + "└" + axis_text, FAINT, no_wrap=True))
-    return lines
+        if low <= mark <= high:
+            cells[min(int((mark - low) / ((high - low) or 1) * inner), inner - 1)] = "┴"
+    left, right = short(low), short(high)
+    axis = left + "".join(cells)[len(left) : inner - len(right)] + right
+    free = [
+        at
+        for at in range(1, len(axis) - len(note))
+        if note and set(axis[at - 1 : at + len(note) + 1]) == {"─"}
+    ]
+    if not free:
+        return axis
+    at = min(free, key=lambda place: abs(2 * place + len(note) - len(axis)))
+    return axis[:at] + note + axis[at + len(note) :]
 
 
 def drawn_as(points: int, columns: int) -> str:
@@ -178,30 +171,9 @@ def drawn_as(points: int, columns: int) -> str:
     return f" {points} points " if points * 4 <= columns else ""
 
 
-def _noted(axis: str, note: str) -> str:
-    """Return an axis with a note near its middle, where nothing else stands."""
-    free = [
-        at
-        for at in range(len(axis))
-        if note and set(axis[max(at - 1, 0) : at + len(note) + 1]) == {"─"}
-    ]
-    free = [at for at in free if 0 < at < len(axis) - len(note)]
-    if not free:
-        return axis
-    at = min(free, key=lambda place: abs(2 * place + len(note) - len(axis)))
-    return axis[:at] + note + axis[at + len(note) :]
-
-
-def _top(layers: Sequence[tuple[str, str]], column: int) -> tuple[str, str]:
-    """(character, colour) of the first curve that has a dot in a column."""
-    return next(
-        ((row[column], color) for row, color in layers if row[column] != "\u2800"),
-        ("\u2800", FAINT),
-    )
-
-
-def _logged(points: Points) -> list[tuple[float, float]]:
-    return [(x, math.log10(y)) for x, y in points if math.isfinite(y) and y > 0]
+def _top(cells: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return (character, colour) of the first curve that has a dot in a column."""
+    return next((cell for cell in cells if cell[0] != "\u2800"), ("\u2800", FAINT))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -214,6 +186,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(
         _BLOCKS[round((v - low) / span * 7)] if math.isfinite(v) else " " for v in columns
     )
+
+
+def counts_line(places: Iterable[int], bins: int) -> str:
+    """Return a histogram in one line: how many of `places` fall into each bin, those beyond the ends into the last."""
+    counts = Counter(min(max(place, 0), bins - 1) for place in places)
+    top = max(counts.values())
+    return "".join((" " + _BLOCKS)[math.ceil(counts[place] / top * 8)] for place in range(bins))
 
 
 def bar(fraction: float, width: int) -> str:

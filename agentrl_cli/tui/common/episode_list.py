@@ -10,14 +10,13 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Static
-from textual.worker import Worker
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store import Store
 from agentrl_cli.store.filters import compile_filter, fields
 from agentrl_cli.tui.common.agent_screen import report_failure
+from agentrl_cli.tui.common.dialogs import Field, Form
 from agentrl_cli.tui.common.episode_table import EpisodeTable, head_text
-from agentrl_cli.tui.common.form import Field, Form
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import quoted
 from agentrl_cli.types import Outcome
@@ -138,8 +137,7 @@ class EpisodeList(Vertical):
     def on_resize(self) -> None:
         self.show_columns()
 
-    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        report_failure(self, event)
+    on_worker_state_changed = report_failure
 
     @property
     def table(self) -> EpisodeTable:
@@ -158,16 +156,15 @@ class EpisodeList(Vertical):
         except AgentRLError as error:
             self.post_message(self.Listed(0, f"{error.message} {error.hint}".strip()))
             return
-        table.show(ids, rows, ids.index(here) if here in ids else 0)
+        table.show_rows(ids, rows, ids.index(here) if here in ids else 0)
         self.post_message(self.Listed(len(ids), ""))
 
     def ask_filter(self) -> None:
         """Asks for a filter and reads the list by it."""
 
         def read(text: str | None) -> None:
-            if text is not None:
-                self.browse.filter = text
-                self.read_again()
+            self.browse.filter = self.browse.filter if text is None else text
+            self.read_again()
 
         self.app.push_screen(filter_form(self.browse.filter), read)
 

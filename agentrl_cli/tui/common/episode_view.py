@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +18,6 @@ from agentrl_cli.tui.common.layers import Classes, Layer
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.tree import on_path, place_in, spans
 from agentrl_cli.types import TOP_K, Episode, Int32, Tokens, TrainSignals, Turn
-
-
-class Row(Protocol):
-    """The columns of an episode's row that the screens use."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def reward(self) -> float | None: ...
-    @property
-    def advantage(self) -> float | None: ...
-    @property
-    def n_turns(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,30 +131,33 @@ def fit_signals(signals: TrainSignals | None, n: int) -> TrainSignals | None:
     """Return the signals with every array cut or padded (NaN, 0) to length n."""
     if signals is None:
         return None
-    changed: dict[str, Any] = {}
-    for spec in fields(signals):
-        array = getattr(signals, spec.name)
-        if array is None or len(array) == n:
-            continue
-        filler = np.full(n, 0 if array.dtype.kind == "i" else np.nan, array.dtype)
-        filler[: min(n, len(array))] = array[:n]
-        changed[spec.name] = filler
-    return replace(signals, **changed) if changed else signals
+    arrays = {spec.name: getattr(signals, spec.name) for spec in fields(signals)}
+    blank = {
+        name: np.full(n, 0 if array.dtype.kind == "i" else np.nan, array.dtype)
+        for name, array in arrays.items()
+        if array is not None and len(array) != n
+    }
+    return replace(signals, **_fill_from(blank, arrays)) if blank else signals
 
 
 def fit_tokens(tokens: Tokens) -> Tokens:
     """Tokens whose arrays all have the length of `ids`, whatever was stored."""
     n = len(tokens.ids)
-    blank = Tokens.given(tokens.ids, np.zeros(n, np.int8))
-    changed: dict[str, Any] = {}
-    for spec in fields(tokens):
-        array = getattr(tokens, spec.name)
-        if array is None or len(array) != n:
-            filler = getattr(blank, spec.name)
-            if array is not None and array.ndim == filler.ndim:
-                filler[: min(n, len(array))] = array[:n]
-            changed[spec.name] = filler
-    return replace(tokens, **changed) if changed else tokens
+    arrays = {spec.name: getattr(tokens, spec.name) for spec in fields(tokens)}
+    given = Tokens.given(tokens.ids, np.zeros(n, np.int8))
+    wrong = [name for name, array in arrays.items() if array is None or len(array) != n]
+    blank = {name: getattr(given, name) for name in wrong}
+    return replace(tokens, **_fill_from(blank, arrays)) if wrong else tokens
+
+
+def _fill_from(blank: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return blank arrays with as much of the stored ones as fits."""
+    for name, filler in blank.items():
+        array = arrays[name]
+        if array is not None and filler is not None and array.ndim == filler.ndim:
+            count = min(len(filler), len(array))
+            filler[:count] = array[:count]
+    return blank
 
 
 def first_difference(a: Int32, b: Int32) -> int | None:
@@ -218,46 +208,45 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
 
 def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Flags first, then checks over the stored numbers, each with its evidence."""
-    out = [Reason("!", f"{name} {evidence}".strip()) for name, evidence in flags]
-    if view.picked:
-        out.append(Reason(".", f"task: {view.picked}"))
+    found = [("!", f"{name} {evidence}".strip()) for name, evidence in flags]
+    found += [(".", f"task: {view.picked}")] * bool(view.picked)
     for name, reward, delta, advantage, turns in view.scores:
         own = "not trained" if advantage is None else f"adv {advantage:+.2f}"
         each = f" by turn {' '.join(f'{value:+.2f}' for value in turns)}" if len(turns) > 1 else ""
-        out.append(Reason(".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
+        found.append((".", f'rescored "{name}": {reward:.2f} ({delta:+.2f}), {own}{each}'))
     rewards = [row.reward for row in view.siblings if row.reward is not None]
-    if len(rewards) > 1 and all(getattr(row, "outcome", None) is not None for row in view.siblings):
+    ended = all(getattr(row, "outcome", None) is not None for row in view.siblings)
+    if len(rewards) > 1 and ended:
         spread = float(np.std(rewards))
-        signal = "has signal" if spread > 1e-9 else "no signal: all rewards equal"
-        out.append(Reason("." if spread > 1e-9 else "!", f"group {signal}, sd {spread:.2f}"))
+        mark, signal = (
+            (".", "has signal") if spread > 1e-9 else ("!", "no signal: all rewards equal")
+        )
+        found.append((mark, f"group {signal}, sd {spread:.2f}"))
     if not view.episode.linear:
         paths = ", ".join(spans(branch) for branch in view.episode.branches)
-        out.append(Reason(".", f"{len(view.episode.branches)} branches, B: turns {paths}"))
-    if view.episode.fact.startswith("skipped"):
-        out.append(Reason("!", view.episode.fact))
-    tokens, signals = view.tokens, view.signals
-    if signals is None:
-        out.append(Reason(".", "no training signals stored"))
-        return tuple(out)
+        found.append((".", f"{len(view.episode.branches)} branches, B: turns {paths}"))
+    found += [("!", view.episode.fact)] * view.episode.fact.startswith("skipped")
+    trained = [(".", "no training signals stored")]
+    if view.signals is not None:
+        trained = _signal_reasons(view.tokens, view.signals)
+    return tuple(Reason(mark, text) for mark, text in (*found, *trained))
+
+
+def _signal_reasons(tokens: Tokens, signals: TrainSignals) -> list[tuple[str, str]]:
+    """Check what was trained: the mask, the sampler against the trainer, what was left out."""
     leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
-    count = int(leaked.sum())
-    out.append(
-        Reason("!", f"mask bug: weight on {count} foreign tokens")
-        if count
-        else Reason(".", "mask: model only")
-    )
+    bug = f"mask bug: weight on {int(leaked.sum())} foreign tokens"
+    found = [("!", bug) if leaked.any() else (".", "mask: model only")]
     sampler = tokens.logp_policy if tokens.support is None else tokens.logp_sampled
     gap = np.abs(signals.logp_train - sampler)
     gap = gap[np.isfinite(gap) & tokens.trained_mask]
     if len(gap):
         mean = float(gap.mean())
-        out.append(Reason("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
-    for value, word in enumerate(
-        ("clipped", "rejected", "masked as certain", "masked as off-policy"), 1
-    ):
-        if count := int((signals.clipped[tokens.trained_mask] == value).sum()):
-            out.append(Reason(".", f"{count} tokens {word}"))
-    return tuple(out)
+        found.append(("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
+    kinds = ("clipped", "rejected", "masked as certain", "masked as off-policy")
+    counts = np.bincount(signals.clipped[tokens.trained_mask].clip(0), minlength=5)[1:].tolist()
+    named = zip(counts, kinds, strict=False)
+    return found + [(".", f"{count} tokens {kind}") for count, kind in named if count]
 
 
 def make_view(
@@ -267,35 +256,18 @@ def make_view(
     signals: TrainSignals | None = None,
     siblings: Sequence[Any] = (),
     flags: Sequence[tuple[str, str]] = (),
-    tags: Sequence[str] = (),
-    note: str = "",
-    run: str = "",
-    picked: str = "",
-    scores: Sequence[ScoreLine] = (),
-    live: str = "",
-    images: Path | None = None,
-    push_scale: float = 0.0,
-    temperature: float | None = None,
+    **facts: Any,
 ) -> EpisodeView:
-    """Builds a view; repairs lengths, never raises on odd arrays."""
+    """Build a view; repairs lengths, never raises on odd arrays. `facts`: the other fields of a view."""
     tokens = fit_tokens(episode.tokens)
-    episode = episode.with_(tokens=tokens)
     view = EpisodeView(
-        episode=episode,
+        episode=episode.with_(tokens=tokens),
         texts=short_runs(decoder.texts(tokens.ids), tokens.ids.tolist()),
         blocks=blocks_of(episode.turns, len(tokens)),
         signals=fit_signals(signals, len(tokens)),
         siblings=tuple(sorted(siblings, key=lambda row: (row.sample, row.id))),
         decoder=decoder,
-        tags=tuple(tags),
-        note=note,
-        run=run,
-        picked=picked,
-        scores=tuple(scores),
-        live=live,
-        images=images,
-        push_scale=push_scale,
-        temperature=temperature,
+        **facts,
     )
     return replace(view, reasons=reasons_of(view, flags))
 
@@ -320,14 +292,11 @@ def token_at(view: EpisodeView, place: tuple[int, int] | None) -> int:
 
 def contrasting_sibling(view: EpisodeView) -> str | None:
     """Return the sibling to compare with: the best of another reward, else any other."""
-    others = [row for row in view.siblings if row.id != view.episode.id]
-    different = [
-        row for row in others if row.reward is not None and row.reward != view.episode.reward
-    ]
-    here = view.episode.reward
-    if different and here is not None:
-        return str(max(different, key=lambda row: (abs(row.reward - here), -row.sample)).id)
-    return str(others[0].id) if others else None
+    here, others = view.episode.reward, [row for row in view.siblings if row.id != view.episode.id]
+    far = [row for row in others if None not in (here, row.reward) and row.reward != here]
+    best = max(far, key=lambda row: (abs(row.reward - (here or 0)), -row.sample), default=None)
+    chosen = others[0] if best is None and others else best
+    return None if chosen is None else str(chosen.id)
 
 
 def next_flagged(view: EpisodeView, after: int) -> int | None:
@@ -380,20 +349,12 @@ def _index(block: Block) -> int | None:
 
 def text_of_turn(view: EpisodeView, turn: int) -> str:
     """Return the model's text of a turn, without the special tokens that close it (the mark that ends a call stays)."""
-    block = next(
-        (block for block in view.blocks if block.turn is not None and block.turn.index == turn),
-        None,
-    )
-    if block is None:
-        return ""
+    block = next((block for block in view.blocks if _index(block) == turn), Block(0, "", 0, 0))
     end, closed = block.end, False
     while end > block.start:
-        text = view.texts[end - 1]
-        if int(view.tokens.ids[end - 1]) in view.decoder.specials and (
-            text.startswith("<|") or not closed
-        ):
-            closed = True
-        elif text.strip():
+        text, special = view.texts[end - 1], int(view.tokens.ids[end - 1]) in view.decoder.specials
+        closes = special and (text.startswith("<|") or not closed)
+        if not closes and text.strip():
             break
-        end -= 1
+        end, closed = end - 1, closed or closes
     return "".join(view.texts[block.start : end])

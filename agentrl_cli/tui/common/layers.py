@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl_cli.types import Float32, Int8, Origin, Tokens, TrainSignals
+from agentrl_cli.types import Float32, Origin, Tokens, TrainSignals
 
 Classes = NDArray[np.int8]
 """[n] index into the layer's classes, per token."""
@@ -70,8 +69,7 @@ PALETTES: dict[str, dict[str, str]] = {
 """Other colours for the same classes. Blue against orange and purple against green hold for every common kind of colour
 blindness; grey leaves the meaning to the glyphs."""
 
-DEFAULT_PALETTE = "blue-orange"
-_palette = PALETTES[DEFAULT_PALETTE]
+_palette = PALETTES["blue-orange"]
 
 
 def use_palette(name: str) -> None:
@@ -137,62 +135,42 @@ def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes
     return out
 
 
-def _signed(values: Float32, trained: NDArray[np.bool_], clipped: Int8 | None) -> Classes:
+def _signed(
+    tokens: Tokens,
+    signals: TrainSignals | None,
+    values_of: Callable[[TrainSignals], Float32],
+    *,
+    clipped: bool = False,
+) -> Classes:
     """Signed numbers to classes; strong is at least half of the largest magnitude in the episode."""
-    out = np.zeros(len(values), np.int8)
-    known = trained & np.isfinite(values)
-    if not known.any():
-        return out
-    with np.errstate(invalid="ignore"):
-        size = np.abs(values)
-        top = float(np.max(size[known]))
-        strong = size >= (top / 2 if top > 0 else np.inf)
-        out[known] = 1
-        out[known & (values > 0)] = 2
-        out[known & (values > 0) & strong] = 3
-        out[known & (values < 0)] = 4
-        out[known & (values < 0) & strong] = 5
-    if clipped is not None:
-        out[known & (clipped > 0)] = 6
-    return out
-
-
-def _weight(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
     if signals is None:
         return np.zeros(len(tokens), np.int8)
-    return _signed(signals.weight, tokens.trained_mask, signals.clipped)
+    values = values_of(signals)
+    known = tokens.trained_mask & np.isfinite(values)
+    size = np.where(known, np.abs(values), 0)
+    strong = (size >= size.max(initial=0) / 2) & (size > 0)
+    out = np.where(known, np.select([values > 0, values < 0], [2, 4], 1) + strong, 0)
+    if clipped:
+        out[known & (signals.clipped > 0)] = 6
+    return out.astype(np.int8)
 
 
-def _advantage(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    if signals is None:
-        return np.zeros(len(tokens), np.int8)
-    return _signed(signals.advantage, tokens.trained_mask, None)
-
-
-def _binned(values: Float32, edges: tuple[float, ...]) -> Classes:
+def _binned(values: Float32, *edges: float) -> Classes:
     """Class 1 + number of edges at or below the value; 0 where it is NaN."""
-    out = np.zeros(len(values), np.int8)
-    known = np.isfinite(values)
-    out[known] = 1 + np.searchsorted(np.asarray(edges), values[known], side="right")
-    return out
+    bins = 1 + np.searchsorted(np.asarray(edges), values, side="right")
+    return np.where(np.isfinite(values), bins, 0).astype(np.int8)
 
 
-_LOGP = (
-    Level(".", "", "not sampled"),
-    Level("_", SEQ[0], "p ≥ .9"),
-    Level("-", SEQ[1], "p ≥ .5"),
-    Level("=", SEQ[2], "p ≥ .1"),
-    Level("#", SEQ[3], "p ≥ .01"),
-    Level("!", SEQ[4], "p < .01"),
-)
-_ENTROPY = (
-    Level(".", "", "not sampled"),
-    Level("_", SEQ[0], "< 0.1 nat"),
-    Level("-", SEQ[1], "< 0.5"),
-    Level("=", SEQ[2], "< 1"),
-    Level("#", SEQ[3], "< 2"),
-    Level("!", SEQ[4], "≥ 2"),
-)
+def _scale(*labels: str) -> tuple[Level, ...]:
+    """Return five classes of growing strength after the first."""
+    glyphs, colors = ".-=#!"[1:], SEQ[1:]
+    rest = zip(glyphs, colors, labels[2:], strict=True)
+    return Level(".", "", labels[0]), Level("_", SEQ[0], labels[1]), *(Level(*one) for one in rest)
+
+
+_LOGP = _scale("not sampled", "p ≥ .9", "p ≥ .5", "p ≥ .1", "p ≥ .01", "p < .01")
+_ENTROPY = _scale("not sampled", "< 0.1 nat", "< 0.5", "< 1", "< 2", "≥ 2")
+_KL = _scale("no reference", "< .01", "< .1", "< .5", "< 2", "≥ 2")
 _RATIO = (
     Level(".", "", "not trained"),
     Level("_", "", "within 1 %"),
@@ -214,49 +192,21 @@ _ORIGIN = (
     Level("m", UP1, "model"),
     Level("f", CLIP, "forced"),
 )
-_KL = (
-    Level(".", "", "no reference"),
-    Level("_", SEQ[0], "< .01"),
-    Level("-", SEQ[1], "< .1"),
-    Level("=", SEQ[2], "< .5"),
-    Level("#", SEQ[3], "< 2"),
-    Level("!", SEQ[4], "≥ 2"),
-)
 
 
-def _logp(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    surprise = (-tokens.logp_policy).astype(np.float32)
-    return _binned(surprise, (0.1054, 0.6931, 2.3026, 4.6052))
-
-
-def _entropy(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    return _binned(tokens.entropy, (0.1, 0.5, 1.0, 2.0))
-
-
-def _ratio(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    out = np.zeros(len(tokens), np.int8)
+def _ratio(tokens: Tokens, signals: TrainSignals | None) -> Classes:
     if signals is None:
-        return out
+        return np.zeros(len(tokens), np.int8)
     known = np.isfinite(signals.ratio) & tokens.trained_mask
-    with np.errstate(invalid="ignore"):
-        out[known] = 1
-        out[known & (signals.ratio < 0.99)] = 2
-        out[known & (signals.ratio > 1.01)] = 3
-        out[known & (signals.clipped > 0)] = 4
-    return out
+    kinds = [signals.clipped > 0, signals.ratio > 1.01, signals.ratio < 0.99]
+    return np.where(known, np.select(kinds, [4, 3, 2], 1), 0).astype(np.int8)
 
 
-def _mask(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    out = np.where(tokens.trained_mask, 1, 0).astype(np.int8)
-    out[tokens.origin == Origin.FORCED] = 2
-    if signals is not None:
-        wrong = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
-        out[wrong] = 3
-    return out
-
-
-def _origin(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    return np.clip(tokens.origin, 0, len(_ORIGIN) - 1).astype(np.int8)
+def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
+    weight = signals.weight if signals is not None else np.zeros(len(tokens))
+    wrong = np.isfinite(weight) & (weight != 0) & ~tokens.trained_mask
+    kinds = [wrong, tokens.origin == Origin.FORCED, tokens.trained_mask]
+    return np.select(kinds, [3, 2, 1], 0).astype(np.int8)
 
 
 def reference_kl(tokens: Tokens, signals: TrainSignals | None) -> Float32:
@@ -268,45 +218,38 @@ def reference_kl(tokens: Tokens, signals: TrainSignals | None) -> Float32:
         return np.asarray(np.exp(delta) - delta - 1, np.float32)
 
 
-def _kl(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    return _binned(reference_kl(tokens, signals), (0.01, 0.1, 0.5, 2.0))
-
-
-def _plain(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    return np.zeros(len(tokens), np.int8)
-
-
 LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (
-        Layer(
-            "push",
-            "push",
-            _PUSH,
-            _push,
-            "weight × (1 − p): what the step moved this token's logit by",
-        ),
-        Layer(
-            "advantage",
-            "advantage",
-            _SIGNED[:6],
-            _advantage,
-            "the advantage: GRPO gives one to a whole episode",
-        ),
-        Layer("logp", "log-probability", _LOGP, _logp, "how likely the policy found the token"),
-        Layer("entropy", "entropy", _ENTROPY, _entropy, "how open the choice was, in nats"),
-        Layer(
-            "ratio", "ratio and clipping", _RATIO, _ratio, "new policy over old; what was clipped"
-        ),
-        Layer(
-            "mask", "trained mask", _MASK, _mask, "which tokens the loss may touch", everywhere=True
-        ),
-        Layer("origin", "origin", _ORIGIN, _origin, "who wrote the token", everywhere=True),
-        Layer("plain", "plain", (Level(" ", "", ""),), _plain, "the text alone"),
-        Layer("kl", "KL to the reference", _KL, _kl, "how far the policy is from the reference"),
-        Layer("weight", "gradient weight", _SIGNED, _weight, "−∂L/∂log p of the policy's loss"),
+        Layer("push", "push", _PUSH, _push,
+              "weight × (1 − p): what the step moved this token's logit by"),
+        Layer("advantage", "advantage", _SIGNED[:6],
+              lambda tokens, signals, scale: _signed(tokens, signals, lambda found: found.advantage),
+              "the advantage: GRPO gives one to a whole episode"),
+        Layer("logp", "log-probability", _LOGP,
+              lambda tokens, signals, scale: _binned(-tokens.logp_policy, 0.1054, 0.6931, 2.3026, 4.6052),
+              "how likely the policy found the token"),
+        Layer("entropy", "entropy", _ENTROPY,
+              lambda tokens, signals, scale: _binned(tokens.entropy, 0.1, 0.5, 1.0, 2.0),
+              "how open the choice was, in nats"),
+        Layer("ratio", "ratio and clipping", _RATIO, lambda tokens, signals, scale: _ratio(tokens, signals),
+              "new policy over old; what was clipped"),
+        Layer("mask", "trained mask", _MASK, lambda tokens, signals, scale: _mask(tokens, signals),
+              "which tokens the loss may touch", everywhere=True),
+        Layer("origin", "origin", _ORIGIN,
+              lambda tokens, signals, scale: np.clip(tokens.origin, 0, len(_ORIGIN) - 1).astype(np.int8),
+              "who wrote the token", everywhere=True),
+        Layer("plain", "plain", (Level(" ", "", ""),),
+              lambda tokens, signals, scale: np.zeros(len(tokens), np.int8), "the text alone"),
+        Layer("kl", "KL to the reference", _KL,
+              lambda tokens, signals, scale: _binned(reference_kl(tokens, signals), 0.01, 0.1, 0.5, 2.0),
+              "how far the policy is from the reference"),
+        Layer("weight", "gradient weight", _SIGNED,
+              lambda tokens, signals, scale: _signed(
+                  tokens, signals, lambda found: found.weight, clipped=True),
+              "−∂L/∂log p of the policy's loss"),
     )
-}
+}  # fmt: skip
 """Keys 1 to 9 and 0, in this order."""
 
 
@@ -322,15 +265,10 @@ def layer_key(number: int) -> str:
 
 def map_line(classes: Classes, n_levels: int, width: int) -> list[int]:
     """Return the whole episode in at most `width` columns: each shows its marked tokens' commonest class, else 0."""
-    n = len(classes)
-    if n == 0 or width <= 0:
-        return []
-    width = min(width, n)
-    edges = np.linspace(0, n, width + 1).astype(int)
     out: list[int] = []
-    for a, b in pairwise(edges.tolist()):
-        counts = np.bincount(classes[a : max(b, a + 1)], minlength=n_levels)
-        marked = counts[1:]
+    edges = np.linspace(0, len(classes), max(min(width, len(classes)), 1) + 1).astype(int)
+    for part in np.split(classes, edges[1:-1]):
         # class 0 never outvotes the others: a lone trained token in a long observation still shows
+        marked = np.bincount(part, minlength=n_levels)[1:]
         out.append(int(np.argmax(marked)) + 1 if marked.any() else 0)
-    return out
+    return out if len(classes) and width > 0 else []

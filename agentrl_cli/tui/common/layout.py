@@ -7,10 +7,11 @@ so a cursor, a colour and a glyph always belong to exactly one token.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -42,6 +43,10 @@ class Kind(IntEnum):
 Line = tuple[int, int, int]
 
 
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)
+
+
 @lru_cache(maxsize=65536)
 def _segments(text: str) -> tuple[tuple[str, int, bool], ...]:
     """Return a token's text as (shown, cells, ends the line) parts; always at least one, so every token can be pointed
@@ -51,9 +56,7 @@ def _segments(text: str) -> tuple[tuple[str, int, bool], ...]:
     parts = text.split("\n")
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
-        shown = part.replace("\t", "⇥   ").replace("\r", "␍")
-        if not shown.isprintable():
-            shown = "".join(c if c.isprintable() else "·" for c in shown)
+        shown = _printable(part.replace("\t", "⇥   ").replace("\r", "␍"))
         if not last:
             out.append((shown + "⏎", cell_len(shown) + 1, True))
         elif shown or not out:
@@ -129,22 +132,20 @@ class Layout:
 
     def _note(self, style: str, text: str) -> None:
         for line in text.split("\n"):
-            rest = line.expandtabs(4)
-            rest = (
-                rest if rest.isprintable() else "".join(c if c.isprintable() else "·" for c in rest)
-            )
-            while True:
+            head, rest = _cut(_printable(line.expandtabs(4)), self.width - 1)
+            self._add_note(style, head)
+            while rest:
                 head, rest = _cut(rest, self.width - 1)
-                self.lines.append((Kind.NOTE, len(self.notes), 0))
-                self.notes.append((style, head))
-                if not rest:
-                    break
+                self._add_note(style, head)
+
+    def _add_note(self, style: str, text: str) -> None:
+        self.lines.append((Kind.NOTE, len(self.notes), 0))
+        self.notes.append((style, text))
 
     def _picture(self, data: bytes) -> None:
         for row in picture_rows(data, min(SMALL[0], self.width - 4), SMALL[1]):
             self.pictures[len(self.notes)] = row
-            self.lines.append((Kind.NOTE, len(self.notes), 0))
-            self.notes.append(("image", "".join(part.text for part in row)))
+            self._add_note("image", "".join(part.text for part in row))
 
     def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
@@ -190,23 +191,17 @@ class Layout:
 
     def token_at(self, line: int, cell: int) -> int | None:
         """Return the token shown at a cell of a line, None if the line has no tokens."""
-        if not 0 <= line < len(self.lines):
-            return None
-        kind, a, b = self.lines[line]
+        kind, a, b = self.lines[line] if 0 <= line < len(self.lines) else (Kind.HEAD, 0, 0)
         if kind not in (Kind.TEXT, Kind.GLYPH):
             return None
-        at = 0
-        for piece in range(a, b):
-            at += self.piece_cells[piece]
-            if cell < at:
-                return self.piece_token[piece]
-        return self.piece_token[b - 1]
+        piece = a + bisect_right(list(accumulate(self.piece_cells[a:b])), cell)
+        return self.piece_token[min(piece, b - 1)]
 
     def line_of(self, token: int) -> int:
         """Return the text line on which a token starts; the header of its block where that is folded."""
         if not self.piece_token:
             return 0
-        piece = _first_piece(self.piece_token, token)
+        piece = bisect_left(self.piece_token, token)
         hidden = piece >= len(self.piece_token) or self.piece_token[piece] != token
         block = self.view.block_of(token) if hidden or self.folded else 0
         if hidden or (self.folded and self.view.blocks[block].number in self.folded):
@@ -216,33 +211,17 @@ class Layout:
     def cell_of(self, token: int) -> int:
         """Return the first cell of a token on its line."""
         kind, a, b = self.lines[self.line_of(token)]
-        at = 0
-        if kind == Kind.TEXT:
-            for piece in range(a, b):
-                if self.piece_token[piece] == token:
-                    return at
-                at += self.piece_cells[piece]
-        return 0
+        piece = bisect_left(self.piece_token, token, a, b) if kind == Kind.TEXT else b
+        known = piece < b and self.piece_token[piece] == token
+        return sum(self.piece_cells[a:piece]) if known else 0
 
     def text_line_near(self, line: int, step: int) -> int | None:
         """Return the next text line from `line` in direction `step` (±1), `line` excluded."""
-        line += step
-        while 0 <= line < len(self.lines):
-            if self.lines[line][0] == Kind.TEXT:
-                return line
-            line += step
-        return None
-
-
-def _first_piece(tokens: list[int], token: int) -> int:
-    low, high = 0, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if tokens[middle] < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+        last = len(self.lines) if step > 0 else -1
+        after = range(
+            min(line + step, len(self.lines) - 1) if step < 0 else max(line + step, 0), last, step
+        )
+        return next((n for n in after if self.lines[n][0] == Kind.TEXT), None)
 
 
 def _cut(text: str, width: int) -> tuple[str, str]:
@@ -282,28 +261,24 @@ def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]
 
     `images`: the folder with the image files.
     """
-    out: list[tuple[str, str]] = []
-    if turn.diverged:
-        out.append(("error", f"◂ {turn.role}  DIVERGED when it was run again"))
+    again = "DIVERGED when it was run again"
+    out = [("error", f"◂ {turn.role}  {again}")] if turn.diverged else []
     for number, result in enumerate(turn.results):
-        name = str(turn.messages[number].get("name", "")) if number < len(turn.messages) else ""
+        message = turn.messages[number : number + 1]
+        name = str(message[0].get("name", "")) if message else ""
+        diverged = result.metrics.get("diverged")
         parts = [
-            "◂",
-            name or f"result {number + 1}",
+            f"◂  {name or f'result {number + 1}'}",
             f"ERROR {result.error}" if result.error else "ok",
+            f"{result.seconds * 1000:.0f} ms",
+            f"sandbox {result.isolation}" if result.level else "",
+            again if diverged else "",
+            "cut to its limit" if result.truncated else "",
+            f"reward {result.reward:+.2f}" if result.reward is not None else "",
         ]
-        parts.append(f"{result.seconds * 1000:.0f} ms")
-        if result.level:
-            parts.append(f"sandbox {result.isolation}")
-        if result.metrics.get("diverged"):
-            parts.append("DIVERGED when it was run again")
-        if result.truncated:
-            parts.append("cut to its limit")
-        if result.reward is not None:
-            parts.append(f"reward {result.reward:+.2f}")
-        loud = result.error or result.level == "bare" or result.metrics.get("diverged")
-        out.append(("error" if loud else "result", "  ".join(parts)))
-        out += _image_notes(result.images, turn.messages[number : number + 1], images)
+        loud = result.error or result.level == "bare" or diverged
+        out.append(("error" if loud else "result", "  ".join(filter(None, parts))))
+        out += _image_notes(result.images, message, images)
     return [*out, *_image_notes(turn.images, turn.messages, images)]
 
 
@@ -320,28 +295,22 @@ def _image_notes(
 
 def head_text(block: Block, view: EpisodeView) -> str:
     """Return a block's header: what it is, how long, how it was sampled."""
-    turn, n = block.turn, len(block)
-    last = len(view.blocks) - 1
-    parts = [f"TURN {block.number}/{last} {block.role}", f"{n} tok"]
-    if turn is not None and (link := continues(view.episode, turn.index)):
-        parts.insert(1, link)
+    turn = block.turn
+    link = continues(view.episode, turn.index) if turn is not None else ""
+    parts = [f"TURN {block.number}/{len(view.blocks) - 1} {block.role}", link, f"{len(block)} tok"]
     if turn is None:
-        return "  ".join([*parts, "no turn stored for these tokens"])
-    if turn.role == "assistant":
-        if turn.seconds:
-            parts.append(f"{turn.seconds:.1f} s")
-        if turn.stop_reason is not None and turn.stop_reason != "stop":
-            parts.append(f"ended by {turn.stop_reason}")
-        if view.temperature is not None:
-            parts.append(f"T={view.temperature:g}")
-        if turn.weights_version:
-            run = f"{view.run}@"  # the first line of the screen names the run
-            own = turn.weights_version.startswith(run)
-            parts.append(
-                f"weights {turn.weights_version[len(run) - 1 :] if own else turn.weights_version}"
-            )
+        parts.append("no turn stored for these tokens")
+    elif turn.role == "assistant":
+        stop, weights, run = turn.stop_reason, turn.weights_version, f"{view.run}@"
+        parts += [
+            f"{turn.seconds:.1f} s" if turn.seconds else "",
+            f"ended by {stop}" if stop is not None and stop != "stop" else "",
+            f"T={view.temperature:g}" if view.temperature is not None else "",
+            # the first line of the screen names the run
+            f"weights {'@' * weights.startswith(run)}{weights.removeprefix(run)}"
+            if weights
+            else "",
+        ]
     else:
-        if any(result.error for result in turn.results):
-            parts.append("ERROR")
-        parts.append("not trained")
-    return "  ".join(parts)
+        parts += ["ERROR" * any(result.error for result in turn.results), "not trained"]
+    return "  ".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""Lines of rich text in a scrolling view that draws only what is visible: a page of 500 lines costs what 30 cost.
+"""Lines in a scrolling view that draws only what is visible: a page of 500 lines costs what 30 cost.
 
 A Static renders all of its text when any of it changes: with a curve per metric that was a second on a busy machine.
 """
@@ -22,6 +22,9 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
     """Lines that never wrap; posts `Chosen` when one is clicked."""
 
     DEFAULT_CSS = "Lines { scrollbar-size-vertical: 1; overflow-x: hidden; }"
+    lines: Sequence[Text] = ()
+    marked = -1
+    """The line that a search found."""
 
     class Chosen(Message):
         """A click on a line, counted from 0."""
@@ -30,11 +33,9 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
             super().__init__()
             self.line = line
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.lines: Sequence[Text] = ()
-        self.marked = -1
-        """The line that a search found."""
+    def count(self) -> int:
+        """Return how many lines there are."""
+        return len(self.lines)
 
     def mark(self, line: int) -> None:
         """Marks a line and brings it into sight."""
@@ -42,39 +43,57 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         self.scroll_to(y=max(line - self.size.height // 3, 0), animate=False)
         self.refresh()
 
+    def keep_in_sight(self, line: int, *, middle: bool = False) -> None:
+        """Scrolls no further than needed to show a line, or so that it is in the middle."""
+        top, height = round(self.scroll_offset.y), max(self.size.height, 1)
+        if not top <= line < top + height:
+            near = line if line < top else line - height + 1
+            y = max(line - height // 2, 0) if middle else near
+            self.scroll_to(y=y, animate=False, force=True, immediate=True)
+
     def show(self, lines: Sequence[Text]) -> None:
         """Replaces the lines; the place stays."""
         self.lines = lines
-        self.virtual_size = Size(self.size.width, len(lines))
+        self.measure()
         self.refresh()
+
+    def measure(self) -> None:
+        """Take the number of lines as the height of what is scrolled."""
+        self.virtual_size = Size(self.size.width, self.count())
 
     @property
     def at_end(self) -> bool:
         """Whether the last line is in sight."""
         return self.scroll_offset.y >= self.max_scroll_y - 1
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.virtual_size = Size(event.size.width, len(self.lines))
+    def on_resize(self) -> None:
+        self.measure()
 
     def render_line(self, y: int) -> Strip:
-        index, width = y + round(self.scroll_offset.y), self.size.width
-        style = self.rich_style
-        if index >= len(self.lines):
-            return Strip.blank(width, style)
-        line = self.lines[index]
-        console = self.app.console
-        segments = [part for part in line.render(console) if part.text != "\n"]
-        style = style + Style(reverse=True) if index == self.marked else style
-        own = style + console.get_style(
-            line.style, default=""
-        )  # `render` leaves it out of a text without spans
-        rest = own if index == self.marked else style
-        return Strip(Segment.apply_style(segments, own)).adjust_cell_length(width, rest)
+        index = y + round(self.scroll_offset.y)
+        blank = Strip.blank(self.size.width, self.rich_style)
+        return self.strip(index, self.size.width) if index < self.count() else blank
 
-    def on_click(self, event: events.Click) -> None:
+    def strip(self, index: int, width: int) -> Strip:
+        """Return a line as it is painted."""
+        line, console, style = self.lines[index], self.app.console, self.rich_style
+        segments = [part for part in line.render(console) if part.text != "\n"]
+        marked = index == self.marked
+        style = style + Style(reverse=True) if marked else style
+        # `render` leaves the line's own style out of a text without spans
+        own = style + console.get_style(line.style, default="")
+        strip = Strip(Segment.apply_style(segments, own))
+        return strip.adjust_cell_length(width, own if marked else style)
+
+    def line_at(self, event: events.Click) -> int | None:
+        """Return the line under a click."""
         offset = event.get_content_offset(self)
         line = (offset.y if offset is not None else -1) + round(self.scroll_offset.y)
-        if offset is not None and line < len(self.lines):
+        return line if offset is not None and line < self.count() else None
+
+    def on_click(self, event: events.Click) -> None:
+        line = self.line_at(event)
+        if line is not None:
             self.post_message(self.Chosen(line))
 
 
@@ -87,11 +106,6 @@ class Rows(Static):
         def __init__(self, rows: Rows, row: int, column: int) -> None:
             super().__init__()
             self.rows, self.row, self.column = rows, row, column
-
-        @property
-        def control(self) -> Rows:
-            """The widget, by which `@on` selects."""
-            return self.rows
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

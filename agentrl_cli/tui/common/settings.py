@@ -13,60 +13,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from agentrl_cli.errors import nearest
-from agentrl_cli.tui.common.layers import PALETTES
-
-THEMES = ("auto", "dark", "light")
-"""auto follows the terminal."""
+from pydantic import BaseModel, ValidationError
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The contents of the file, and what is wrong with it."""
+class Settings(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
+    """The contents of the file."""
 
-    palette: str = ""
-    theme: str = "auto"
-    keys: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    palette: Literal["blue-orange", "bright", "purple-green", "grey"] = "blue-orange"
+    theme: Literal["auto", "dark", "light"] = "auto"
+    keys: Mapping[str, str] = {}
 
 
 def settings_path() -> Path:
     """Return the path of the file."""
-    named = os.environ.get("AGENTRL_SCREENS")
+    named, base = os.environ.get("AGENTRL_SCREENS"), os.environ.get("XDG_CONFIG_HOME")
     if named:
         return Path(named).expanduser()
-    base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "agentrl" / "screens.yaml"
 
 
-def read_settings(path: Path) -> Settings:
-    """Reads the settings; an unreadable file is reported as a `problem`."""
+def read_settings(path: Path) -> tuple[Settings, str]:
+    """Read the settings; what is wrong with the file is left out and returned beside them, as a message."""
     if not path.is_file():
-        return Settings()
+        return Settings(), ""
     import yaml  # imported only if there is such a file
 
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        return Settings(problem=f"{path} cannot be read: {error}")
-    if not isinstance(found, dict):
-        return Settings(problem=f"{path} must hold `palette:`, `theme:` and `keys:`")
-    palette, keys, problem = str(found.get("palette") or ""), found.get("keys") or {}, ""
-    unknown = [str(name) for name in found if name not in ("palette", "theme", "keys")]
-    if unknown:
-        problem = f"{path}: unknown setting {unknown[0]!r}"
-    if palette and palette not in PALETTES:
-        near = nearest(palette, PALETTES)
-        problem = f"{path}: unknown palette {palette!r}; there are {', '.join(near or PALETTES)}"
-        palette = ""
-    theme = str(found.get("theme") or "auto")
-    if theme not in THEMES:
-        problem, theme = f"{path}: unknown theme {theme!r}; known are {', '.join(THEMES)}", "auto"
-    if not isinstance(keys, dict):
-        return Settings(palette, theme, problem=f"{path}: `keys` must map ids to keys")
-    return Settings(
-        palette, theme, {str(name): str(value) for name, value in keys.items()}, problem
-    )
+        return Settings(), f"{path} cannot be read: {error}"
+    try:
+        return Settings.model_validate(found), ""
+    except ValidationError as error:
+        wrong = [(str(one["loc"][0]) if one["loc"] else "", one["msg"]) for one in error.errors()]
+    good = found if isinstance(found, dict) else {}
+    good = {name: value for name, value in good.items() if name not in dict(wrong)}
+    name, problem = wrong[0]
+    shown = f" {name} {good.get(name, found[name])!r}" if name else ""
+    return Settings.model_validate(good), f"{path}:{shown}: {problem}"
+
+
+def own_keys() -> Mapping[str, str]:
+    """Return the user's keymap."""
+    return read_settings(settings_path())[0].keys

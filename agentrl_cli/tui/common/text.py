@@ -28,6 +28,11 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def line(text: str, width: int, style: str = "") -> Text:
+    """Return a line of at most `width` characters, which is never broken."""
+    return Text(clip(text, width), style, no_wrap=True)
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Return the words of a text as lines of at most `width` characters; a longer word is cut."""
     out, line = [], ""

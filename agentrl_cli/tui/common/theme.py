@@ -24,6 +24,7 @@ WAIT = 0.3
 """Seconds for the terminal's answer."""
 DARKEST = 0.06
 """Lightness of the dark theme's background, which becomes white."""
+_END = re.compile(rb"\x1b\[\?[0-9;]*c")
 _REPLY = re.compile(rb"\x1b\]11;rgb:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
 
 
@@ -79,22 +80,19 @@ def light_background(answer: bytes) -> bool:
 
 def _ask() -> bytes:
     """Return the terminal's answers to OSC 11 and DA1; empty without a terminal, or if it does not answer in time."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+        return b""
     try:
         import termios
         import tty
     except ImportError:  # not a Unix terminal
         return b""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
-        return b""
-    source = sys.stdin.fileno()
+    source, answer = sys.stdin.fileno(), b""
     before = termios.tcgetattr(source)
-    answer = b""
     try:
         tty.setcbreak(source)
         os.write(sys.stdout.fileno(), b"\x1b]11;?\x1b\\\x1b[c")
-        while (
-            not re.search(rb"\x1b\[\?[0-9;]*c", answer) and select.select([source], [], [], WAIT)[0]
-        ):
+        while not _END.search(answer) and select.select([source], [], [], WAIT)[0]:
             part = os.read(source, 256)
             if not part:
                 break

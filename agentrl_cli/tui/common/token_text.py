@@ -43,48 +43,36 @@ class TokenTexts:
 
     def __init__(self, tokenizer_json: str | None = None) -> None:
         """`tokenizer_json` is the text of a tokenizer.json; None or broken JSON leaves a `problem`."""
-        self.problem = ""
+        self.problem = "" if tokenizer_json else "no tokenizer stored: tokens show as their ids"
         self._bytes: dict[int, bytes] = {}
         self._pieces: dict[int, str] = {}
         self._special: dict[int, str] = {}
         self._library: Any = None
-        self._known = False
-        if not tokenizer_json:
-            self.problem = "no tokenizer stored: tokens show as their ids"
-            return
         try:
-            self._read(json.loads(tokenizer_json), tokenizer_json)
+            if tokenizer_json:
+                self._read(json.loads(tokenizer_json), tokenizer_json)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.problem = (
-                f"the stored tokenizer cannot be read ({error}): tokens show as their ids"
-            )
+            why = f"the stored tokenizer cannot be read ({error})"
+            self.problem = f"{why}: tokens show as their ids"
+            self._special = {}
 
     def _read(self, data: dict[str, Any], text: str) -> None:
         if "byte_tokenizer" in data:  # chat.tokenizer.ByteTokenizer: ids 0 to 255 are bytes
             self._bytes = {byte: bytes([byte]) for byte in range(256)}
             self._special = {256 + n: str(name) for n, name in enumerate(data["byte_tokenizer"])}
-            self._known = True
             return
-        model = data["model"]
-        vocab = model["vocab"]
-        if isinstance(vocab, dict):
+        vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
+        self._special = {int(one["id"]): str(one["content"]) for one in added}
+        kinds = json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+        if "ByteLevel" in kinds and isinstance(vocab, dict) and vocab:
             self._pieces = {index: piece for piece, index in vocab.items()}
-        self._special = {
-            int(added["id"]): str(added["content"]) for added in data.get("added_tokens") or []
-        }
-        if (
-            "ByteLevel" not in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
-            or not self._pieces
-        ):
-            from tokenizers import (
-                Tokenizer,
-            )  # only the rare kinds of vocabulary pay for the library
+            return
+        from tokenizers import Tokenizer  # only the rare kinds of vocabulary pay for the library
 
-            try:
-                self._library = Tokenizer.from_str(text)
-            except Exception as error:
-                raise ValueError(str(error)) from error
-        self._known = True
+        try:
+            self._library = Tokenizer.from_str(text)
+        except Exception as error:
+            raise ValueError(str(error)) from error
 
     @property
     def specials(self) -> frozenset[int]:
@@ -93,24 +81,19 @@ class TokenTexts:
 
     def one(self, token: int) -> bytes | str:
         """Return the bytes of an ordinary token, the text of a special or unknown one."""
-        known = self._bytes.get(token)
-        if known is not None:
-            return known
+        if token in self._bytes:
+            return self._bytes[token]
         if token in self._special:
             return self._special[token]
-        if not self._known:
-            return f"⟨{token}⟩"
         if self._library is not None:
-            text = self._library.decode([token], skip_special_tokens=False)
-            raw = str(text).encode()
-        else:
-            piece = self._pieces.get(token)
-            if piece is None:
-                return f"⟨{token}⟩"
+            self._bytes[token] = str(
+                self._library.decode([token], skip_special_tokens=False)
+            ).encode()
+        elif token in self._pieces:
             table = byte_of_char()
-            raw = b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
-        self._bytes[token] = raw
-        return raw
+            chars = (bytes([table[c]]) if c in table else c.encode() for c in self._pieces[token])
+            self._bytes[token] = b"".join(chars)
+        return self._bytes.get(token, f"⟨{token}⟩")
 
     def texts(self, ids: Sequence[int] | Int32) -> list[str]:
         """Return the text of every token; joined they are the decoded text, except for `PARTIAL` placeholders."""

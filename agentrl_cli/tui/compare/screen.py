@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.widgets import Static
 
@@ -16,10 +16,11 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.reports.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.charts import chart, short
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, join, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, num
 from agentrl_cli.tui.common.token_text import keep_end
 
 KEYS = "j/k task  enter side by side  m all metrics  ? keys  q back"
@@ -56,13 +57,14 @@ class CompareScreen(AgentScreen):
         self.every = False
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        with VerticalScroll(id="long", can_focus=False):
-            yield Static(id="page")
-        yield Static(Text(KEYS, no_wrap=True), id="keys")
+        yield from (
+            Static(id="head"),
+            Lines(id="long"),
+            Static(Text(KEYS, no_wrap=True), id="keys"),
+        )
 
     def on_mount(self) -> None:
-        self.query_one("#head", Static).update(Text("agentrl compare   reading …", "bold"))
+        self.put_head("agentrl compare   reading …")
         self.load()
 
     def on_resize(self, event: Resize) -> None:
@@ -74,34 +76,25 @@ class CompareScreen(AgentScreen):
         try:
             self.found = await self.reader.call(compare_runs, *self.names)
         except AgentRLError as error:
-            self.query_one("#head", Static).update(Text(f"{error.message} {error.hint}", BAD))
-            return
+            self.put("head", Text(f"{error.message} {error.hint}", BAD))
         self.paint()
 
     def paint(self) -> None:
         """Everything; the chosen task is kept in sight."""
         if self.found is None:
             return
-        width = max(self.size.width - 3, 40)
-        head = Text(
-            f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}",
-            "bold",
-            no_wrap=True,
-        )
-        self.query_one("#head", Static).update(head)
+        width, page = max(self.size.width - 3, 40), self.query_one(Lines)
+        self.put_head(f"agentrl compare   {self.found.before.name}  with  {self.found.after.name}")
         top = top_lines(self.found, width, every=self.every)
-        tasks = task_lines(self.found, width, self.cursor)
-        self.query_one("#page", Static).update(join([*top, *tasks]))
-        long = self.query_one("#long", VerticalScroll)
-        line = len(top) + 3 + self.cursor
-        if not self.cursor:
-            long.scroll_home(animate=False)
-        elif not long.scroll_offset.y <= line < long.scroll_offset.y + long.size.height:
-            long.scroll_to(y=line - long.size.height // 2, animate=False)
+        page.show([*top, *task_lines(self.found, width, self.cursor)])
+        if self.cursor:
+            page.keep_in_sight(len(top) + 3 + self.cursor, middle=True)
+        else:
+            page.scroll_home(animate=False)
 
     def action_move(self, step: int) -> None:
         if self.found is not None and not self.found.tasks:
-            self.query_one("#long", VerticalScroll).scroll_relative(y=step, animate=False)
+            self.query_one(Lines).scroll_relative(y=step, animate=False)
         elif self.found is not None:
             self.cursor = max(0, min(self.cursor + step, len(self.found.tasks) - 1))
             self.paint()
@@ -124,32 +117,20 @@ def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
     """Curves, settings, metrics, evaluations."""
     one, two = clip(found.before.name, 18), clip(found.after.name, 18)
     lines: list[Text] = []
-    if found.curves[0] or found.curves[1]:
-        title = f"REWARD {two} (dim: {one})"
-        lines += [
-            *chart(title, found.curves[1], min(width, 100), 5, unit=True, others=[found.curves[0]]),
-            Text(""),
-        ]
-    if found.settings:
-        lines.append(Text(f"{'SETTINGS':<34}{one:>20}{two:>20}", TITLE))
-        shown = found.settings if every else found.settings[:6]
-        lines += [
-            Text(clip(f" {keep_end(name, 32):<33}{_cell(a):>20}{_cell(b):>20}", width))
-            for name, a, b in shown
-        ]
-    if found.metrics:
-        lines.append(Text(f"{'METRICS, last 10 steps':<34}{one:>20}{two:>20}", TITLE))
-        rows = found.metrics if every else found.metrics[:8]
-        lines += [
-            Text(clip(f" {keep_end(name, 32):<33}{short(a):>20}{short(b):>20}", width))
-            for name, a, b in rows
-        ]
-    if found.evals:
-        lines.append(Text(f"{'EVALUATIONS':<34}{one:>20}{two:>20}", TITLE))
-        lines += [
-            Text(clip(f" {name:<33}{_rate(a):>20}{_rate(b):>20}", width))
-            for name, a, b in found.evals
-        ]
+    if any(found.curves):
+        title, (dim, curve) = f"REWARD {two} (dim: {one})", found.curves
+        lines += chart(title, curve, min(width, 100), 5, unit=True, others=[dim])
+        lines.append(Text(""))
+    tables: tuple[tuple[str, Sequence[Any], int, Callable[[Any], str]], ...] = (
+        ("SETTINGS", found.settings, 6, _cell),
+        ("METRICS, last 10 steps", found.metrics, 8, short),
+        ("EVALUATIONS", found.evals, len(found.evals), _rate),
+    )
+    for title, rows, few, cell in tables:
+        shown = rows if every else rows[:few]
+        lines += [Text(f"{title:<34}{one:>20}{two:>20}", TITLE)] * bool(rows)
+        cells = ((keep_end(name, 32), cell(a), cell(b)) for name, a, b in shown)
+        lines += [Text(clip(f" {name:<33}{a:>20}{b:>20}", width)) for name, a, b in cells]
     return lines
 
 
@@ -162,6 +143,9 @@ def _rate(row: EvalRow | None) -> str:
         return "-"
     between = f" {num(row.low, '.2f')}..{num(row.high, '.2f')}" if row.low is not None else ""
     return f"{row.pass_rate:.3f}{between}"
+
+
+STYLES = {"gained": GOOD, "lost": BAD}
 
 
 def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
@@ -182,14 +166,6 @@ def task_lines(found: RunComparison, width: int, cursor: int) -> list[Text]:
         row = f" {line.flip:<7}{line.task_id[:25]:<26}{line.before[0]:>5}/{line.before[1]:<2}"
         row += f"{line.after[0]:>5}/{line.after[1]:<2}"
         row += f"{line.reward_before:>9.2f}{line.reward_after:>9.2f}"
-        style = (
-            HERE
-            if index == cursor
-            else GOOD
-            if line.flip == "gained"
-            else BAD
-            if line.flip == "lost"
-            else ""
-        )
+        style = HERE if index == cursor else STYLES.get(line.flip, "")
         lines.append(Text(clip(row, width), style, no_wrap=True))
     return lines

@@ -15,11 +15,11 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store import EpisodeRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
+from agentrl_cli.tui.common.keys import CLOSING, named
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, join, num
+from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, GOOD, HERE, TITLE, join, num
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.common.token_view import TokenView
 
@@ -82,7 +82,7 @@ class VersusScreen(AgentScreen):
 
     def on_mount(self) -> None:
         self.tokens(0).focus()
-        self.query_one("#head", Static).update(Text("reading …"))
+        self.put("head", Text("reading …"))
         self.load()
 
     def on_resize(self, event: Resize) -> None:
@@ -103,7 +103,7 @@ class VersusScreen(AgentScreen):
             try:
                 view = await self.reader.view(row.id)
             except AgentRLError as error:
-                self.query_one("#head", Static).update(Text(error.message, "bold #ffb454"))
+                self.put("head", Text(error.message, ALARM))
                 return
             self.views[side] = view
             if view.signals is None and self.tokens(side).lens == "push":
@@ -117,31 +117,20 @@ class VersusScreen(AgentScreen):
 
     def paint(self) -> None:
         """Titles, the difference."""
-        if None in self.views:
+        left = self.views[0]
+        if left is None or None in self.views:
             return
-        task = self.rows[0].task_id
-        head = Text(
-            f"agentrl replay   {task}   {len(self.rows)} checkpoints tried this task",
-            "bold",
-            no_wrap=True,
-        )
-        self.query_one("#head", Static).update(head)
-        for side, view in enumerate(self.views):
-            assert view is not None
-            row = self.rows[self.sides[side]]
+        count = f"{len(self.rows)} checkpoints tried this task"
+        self.put_head(f"agentrl replay   {self.rows[0].task_id}   {count}")
+        for side, at in enumerate(self.sides):
+            row, mark = self.rows[at], "▶ " if side == self.side else "  "
             where = f"{row.kind} step {row.step}" if row.step is not None else row.kind
-            text = Text(
-                "▶ " if side == self.side else "  ", HERE, no_wrap=True, overflow="ellipsis"
-            )
-            text.append(f"{row.weights_version or '?'}", TITLE)
-            text.append(
-                f"  {num(row.reward, '.2f')} {row.outcome}", GOOD if view.episode.solved else BAD
-            )
-            text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok")
-            self.query_one(f"#title{side}", Static).update(text)
-        if self.views[0] is not None:
-            lines = parting_lines(self.fork, self.views[0], max(self.size.width - 4, 20))
-            self.query_one("#diff", Static).update(join(lines))
+            text = Text(mark, HERE, no_wrap=True, overflow="ellipsis")
+            text.append(row.weights_version or "?", TITLE)
+            color = GOOD if str(row.outcome) == "solved" else BAD
+            text.append(f"  {num(row.reward, '.2f')} {row.outcome}", color)
+            self.put(f"title{side}", text.append(f"  {where}  #{row.sample}  {row.n_tokens} tok"))
+        self.put("diff", join(parting_lines(self.fork, left, max(self.size.width - 4, 20))))
 
     def action_side(self) -> None:
         self.side = 1 - self.side
@@ -195,15 +184,15 @@ def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text
     if fork is None:
         return [Text("DIFF  both sides are the same tokens", FAINT)]
     turn = left.block_of(min(fork.position, max(len(left.tokens) - 1, 0)))
-    lines = [
-        Text(f"DIFF  they part at token {fork.position}, turn {turn}"[:width], TITLE, no_wrap=True)
+    there = f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
+    own = (
+        f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {there}"
+    )
+    known = fork.p_here is not None or fork.p_there is not None
+    rows = [
+        (f"DIFF  they part at token {fork.position}, turn {turn}", TITLE),
+        (f"  left  {visible(fork.here) or '(ends here)'}", ""),
+        (f"  right {visible(fork.there) or '(ends here)'}", ""),
+        *[(own, FAINT)] * known,
     ]
-    for side, text in (("left", fork.here), ("right", fork.there)):
-        lines.append(Text(f"  {side:<6}{visible(text) or '(ends here)'}"[:width], no_wrap=True))
-    if fork.p_here is not None or fork.p_there is not None:
-        other = (
-            f"p {num(fork.p_there, '.3f')}" if fork.p_there is not None else "below its top five"
-        )
-        line = f"  the left policy gave its own token p {num(fork.p_here, '.3f')}, the right one's {other}"
-        lines.append(Text(line[:width], FAINT, no_wrap=True))
-    return lines
+    return [Text(text[:width], style, no_wrap=True) for text, style in rows]

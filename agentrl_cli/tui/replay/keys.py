@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.bindings import CLOSING, named
+from agentrl_cli.tui.common.keys import CLOSING, named
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (

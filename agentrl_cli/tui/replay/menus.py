@@ -7,10 +7,9 @@ from pathlib import Path
 
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose
+from agentrl_cli.tui.common.dialogs import Choose, Field, Form
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import EpisodeView, place_of, text_of_turn, whatif_turn
-from agentrl_cli.tui.common.form import Field, Form
 from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.token_text import visible
 from agentrl_cli.tui.replay.rewrite import Rewrite
@@ -27,7 +26,7 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
     choices = ["run its tool calls again, compare, score again"]
     if turn is not None:
         choices += [f"re-roll from turn {turn}", f"edit turn {turn} and go on", "what-ifs"]
-    model = f" model={view.run}@last" if episode.kind == "train" else ""
+    model = f"{view.run}@last" if episode.kind == "train" else ""
 
     def start(text: str, edit: str | None = None) -> None:
         arguments = whatif_arguments(text) + ([] if edit is None else ["--edit", edit])
@@ -38,34 +37,31 @@ def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
             lambda store: [run.name for run in store.runs.all() if run.kind == "train"]
         )
         names = [f"{name}@{place}" for name in runs for place in ("last", "best")]
-        given = f"{view.run}@last" if episode.kind == "train" else ""
         fields = [
             Field("turn", str(turn), "from which turn"),
             Field("n", "4", "how many episodes"),
             Field("T", "1.0", "temperature"),
             Field("seed", "0"),
-            Field("model", given, "the project's; → completes", ["tiny", "scripted", *names]),
+            Field("model", model, "the project's; → completes", ["tiny", "scripted", *names]),
         ]
         form = Form("re-roll", fields, whatif_text, help=WHATIF, check=whatif_arguments)
-        screen.app.push_screen(form, lambda text: start(text) if text else None)
+        screen.ask(form, lambda text: start(text) if text else None)
 
-    def use(choice: int | None) -> None:
+    def use(choice: int) -> None:
         if choice == 0:
             start("rerun")
         elif choice == 1:
             screen.run_worker(reroll(), exclusive=True, group="form", exit_on_error=False)
         elif choice == 2:
-            settings = f"turn={turn} n=1 T=1.0 seed=0{model}"
+            settings = f"turn={turn} n=1 T=1.0 seed=0" + f" model={model}" * bool(model)
             rewrite = Rewrite(
                 "edit", settings, text_of_turn(view, turn or 0), WHATIF, whatif_arguments
             )
-            screen.app.push_screen(
-                rewrite, lambda given: start(*given) if given is not None else None
-            )
-        elif choice == 3:
+            screen.ask(rewrite, lambda given: start(*given))
+        else:
             screen.open_screen("episodes", Browse(f"parent:{episode.id}"))
 
-    screen.app.push_screen(Choose("what if", choices), use)
+    screen.ask(Choose("what if", choices), use)
 
 
 def whatif_text(values: Mapping[str, str]) -> str:
@@ -106,30 +102,27 @@ def ask_export(
             )
         screen.notify(f"wrote {path}", markup=False)
 
-    def use(choice: int | None) -> None:
+    def use(choice: int) -> None:
         if choice == 2:
             save_svg()
-        elif choice is not None:
+        else:
             whole, lines = choice > 2, choice in (0, 4)
             path = Path(f"{ids[0]}{'-group' * whole}.{'jsonl' if lines else 'html'}").absolute()
             work = write(group if whole else ids, path)
             screen.run_worker(work, exclusive=True, group="export", exit_on_error=False)
 
-    screen.app.push_screen(Choose("export", choices), use)
+    screen.ask(Choose("export", choices), use)
 
 
 def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, token: int) -> None:
     """Asks what to copy to the clipboard."""
     targets = copy_targets(episode_id, view, token)
 
-    def use(choice: int | None) -> None:
-        if choice is not None:
-            screen.app.copy_to_clipboard(targets[choice][1])
-            screen.notify(f"copied {targets[choice][0]}", timeout=2, markup=False)
+    def use(choice: int) -> None:
+        screen.app.copy_to_clipboard(targets[choice][1])
+        screen.notify(f"copied {targets[choice][0]}", timeout=2, markup=False)
 
-    screen.app.push_screen(
-        Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use
-    )
+    screen.ask(Choose("copy", [f"{name:<12} {visible(text)[:60]}" for name, text in targets]), use)
 
 
 def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[tuple[str, str]]:

@@ -1,20 +1,27 @@
-"""The panes beside the transcript: group and turns on the left, reward and token on the right."""
+"""The panes of replay: group and turns | tokens, sibling, map | reward, token, reasons; each by one function."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from rich.text import Text
-from textual import on
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.message import Message
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Static
 
-from agentrl_cli.tui.common.episode_view import EpisodeView
-from agentrl_cli.tui.common.layers import Layer
+from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.episode_view import EpisodeView, Fork
+from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.lines import Rows
-from agentrl_cli.tui.common.text import join
-from agentrl_cli.tui.replay import legend, panels
+from agentrl_cli.tui.common.text import FAINT, HERE, join
+from agentrl_cli.tui.common.token_view import TokenView
+from agentrl_cli.tui.replay import inspector, legend, menus, panels, related
+
+STALE = "-stale"
+"""Class of a dimmed pane."""
+TOO_SMALL = "This terminal is too small for replay: 60x16 at least,\nor `agentrl replay --plain`."
 
 
 class Panel(Rows):
@@ -32,127 +39,190 @@ class Panel(Rows):
     def on_resize(self) -> None:
         self._count = -1
 
-
-class TokenChosen(Message):
-    """A click on something that stands for a token: a turn, a place on the map."""
-
-    def __init__(self, token: int) -> None:
-        super().__init__()
-        self.token = token
-
-
-class SiblingChosen(Message):
-    """A click on another episode of the group."""
-
-    def __init__(self, episode_id: str) -> None:
-        super().__init__()
-        self.episode_id = episode_id
-
-
-class Pane(VerticalScroll, can_focus=False):
-    """A column of panels over one episode."""
-
-    view: EpisodeView | None = None
-
     @property
     def inner(self) -> int:
-        """The width of a line in cells."""
-        return max(self.size.width - 1, 20)
+        """The width of a line in cells: that of the pane around it, without its edge."""
+        pane = cast(Widget, self.parent)
+        return max(pane.size.width - (2 if isinstance(pane, Panes) else 1), 20)
 
 
-class GroupPane(Pane):
-    """The group, episodes with the same flag, the turns, the legend of the layer."""
+class Panes(Vertical):
+    """Everything around the tokens of one episode; a subclass reads the episode."""
 
-    def __init__(self, *, id: str, classes: str) -> None:
-        super().__init__(id=id, classes=classes)
-        self.group, self.failure = Panel(id="group"), Panel(id="failure")
-        self.turns, self.legend = (
-            Panel(id="turns", classes="gap"),
-            Panel(id="legend", classes="gap"),
-        )
-        self._block = -1
+    view: EpisodeView | None = None
+    fork: Fork | None = None
+    """Where a sibling differs; None until it was read, and if it is identical."""
+    around = related.Around()
+    """What the store has beside the episode."""
+    branch: int | None = None
+    """The branch that is shown alone; None: all."""
+    hidden: frozenset[int] = frozenset()
+    """Blocks outside that branch."""
+    beside = ""
+    """The episode beside which a sibling is shown."""
+    following = False
+    """Whether the newest episode is shown as it arrives; any movement ends that."""
+    small = compact = False
+    """Room for one pane only; no room for what lies under the map."""
+    needle = ""
+    """The text that was looked for last."""
+    listed = False
+    """Whether the list of episodes was read."""
+    block = -1
+    """The turn under the cursor, once it is painted."""
 
-    def compose(self) -> ComposeResult:
-        yield from (self.group, self.failure, self.turns, self.legend)
-
-    @property
-    def panels(self) -> tuple[Panel, ...]:
-        """Those that `show` and `show_cursor` paint."""
-        return self.group, self.turns, self.legend
-
-    def show(self, view: EpisodeView, layer: Layer) -> None:
-        """Shows an episode; `show_cursor` is to follow."""
-        self.view, self._block = view, -1
-        self._hidden: frozenset[int] = frozenset()
-        self.group.show(panels.group_lines(view, self.inner))
-        self.show_layer(layer)
-
-    def show_layer(self, layer: Layer) -> None:
-        """Explains the glyphs of a layer."""
-        self.legend.show(legend.legend_lines(layer, self.inner))
-
-    def show_failure(self, found: tuple[str, int, int] | None, step: int | None) -> None:
-        """Shows how many episodes of the step carry the same flag."""
-        self.failure.show(panels.failure_lines(found, step, self.inner))
-        self.failure.display = found is not None
-
-    def show_cursor(self, token: int) -> None:
-        """Marks the turn of the token under the cursor."""
-        if self.view is not None and self.view.block_of(token) != self._block:
-            self._block = self.view.block_of(token)
-            self.turns.show(
-                panels.turn_lines(self.view, self._block, self.inner, hidden=self._hidden)
-            )
-
-    def show_branch(self, hidden: frozenset[int]) -> None:
-        """Marks the turns that are not on the branch that is shown; `show_cursor` is to follow."""
-        self._block, self._hidden = -1, hidden
-
-    @on(Panel.Chosen, "#group")
-    def choose_sibling(self, event: Panel.Chosen) -> None:
-        """Posts the sibling that was clicked."""
-        episode = panels.sibling_at(self.view, event.row) if self.view is not None else None
-        if episode is not None:
-            self.post_message(SiblingChosen(episode))
-
-    @on(Panel.Chosen, "#turns")
-    def choose_turn(self, event: Panel.Chosen) -> None:
-        """Posts the first token of the turn that was clicked."""
-        token = panels.turn_at(self.view, self._block, event.row) if self.view is not None else None
-        if token is not None:
-            self.post_message(TokenChosen(token))
-
-
-class InspectorPane(Pane):
-    """The reward, every number of the token under the cursor, and the reasons."""
-
-    def __init__(self, *, id: str, classes: str) -> None:
-        super().__init__(id=id, classes=classes)
-        self.reward, self.token = Panel(id="reward"), Panel(id="token", classes="gap")
-        self.reasons = Panel(id="why", classes="gap")
+    def __init__(self, episode_id: str, browse: Browse) -> None:
+        super().__init__(id="panes")
+        self.episode_id, self.browse = episode_id, browse
+        self.tokens, self.other = TokenView(id="tokens"), TokenView(id="other")
 
     def compose(self) -> ComposeResult:
-        yield from (self.reward, self.token, self.reasons)
+        yield from (Panel(id="head"), Panel(id="subhead"), Panel(id="strip"))
+        with Horizontal(id="body"):
+            with VerticalScroll(id="left", classes="pane", can_focus=False):
+                yield from (Panel(id="group"), Panel(id="failure"))
+                yield from (Panel(id="turns", classes="gap"), Panel(id="legend", classes="gap"))
+            with Vertical(id="middle", classes="pane"):
+                with Horizontal(id="texts"):
+                    yield Vertical(Panel(id="mine-title"), self.tokens, id="mine")
+                    yield Vertical(Panel(id="beside-title"), self.other, id="beside")
+                yield from (Panel(id="diff"), Panel(id="map"), Panel(id="steps"))
+            with VerticalScroll(id="right", classes="pane", can_focus=False):
+                yield Panel(id="reward")
+                yield from (Panel(id="token", classes="gap"), Panel(id="why", classes="gap"))
+        yield Static(TOO_SMALL, id="enlarge", markup=False)
+        yield Panel(id="status")
 
     @property
-    def panels(self) -> tuple[Panel, ...]:
-        """Its parts."""
-        return self.reward, self.token, self.reasons
+    def cursor(self) -> int:
+        """The token under the cursor."""
+        return self.tokens.cursor
 
-    def show(self, view: EpisodeView) -> None:
-        """Shows an episode; `show_cursor` is to follow."""
-        self.view = view
-        self.reward.show(panels.reward_lines(view, self.inner))
-        self.reasons.show(panels.reason_lines(view, self.inner))
+    @property
+    def lens(self) -> Layer:
+        """The layer under which the tokens are shown (`layer` means something else to Textual)."""
+        return LAYERS[self.tokens.lens]
 
-    def show_cursor(self, token: int) -> None:
-        """Shows the token under the cursor."""
+    def panel(self, name: str) -> Panel:
+        return self.query_one(f"#{name}", Panel)
+
+    def repaint(self, *names: str) -> None:
+        """Paints panels, each by its function in PANELS."""
+        if self.view is None:
+            return
+        for name in names:
+            panel = self.panel(name)
+            lines = PANELS[name](self, self.view, panel.inner)
+            panel.show(lines)
+            if name in FOLDING:
+                panel.display = bool(lines)
+
+    def dim(self, stale: bool, *names: str) -> None:
+        """Dims panes that still show another episode than the transcript."""
+        for name in names:
+            self.query_one(f"#{name}").set_class(stale, STALE)
+
+    def paint(self) -> None:
+        """Paints everything but the tokens, which paint themselves."""
         if self.view is not None:
-            self.token.show(panels.token_lines(self.view, token, self.inner))
+            self.block = -1
+            self.repaint("head", "strip", "group", "legend", "reward", "why", "mine-title", "diff")
+            self.repaint("subhead")
+            if self.around.steps:
+                self.repaint("steps")
+            self.show_cursor(self.cursor)
+            self.dim(False, *NEXT)
 
-    def page(self) -> None:
-        """Scrolls on by a page, from the end to the start."""
-        if self.scroll_offset.y >= self.max_scroll_y:
-            self.scroll_home(animate=False)
+    def show_cursor(self, token: int) -> None:
+        """Paints what follows the token cursor: inspector, map, the mark in the list of turns."""
+        if self.view is not None:
+            self.repaint("token", "map", *["status"] * self.small)
+            if self.view.block_of(token) != self.block:
+                self.block = self.view.block_of(token)
+                self.repaint("turns")
+
+    def use_layer(self, name: str) -> None:
+        """Shows the tokens of both sides under another layer."""
+        self.tokens.lens = self.other.lens = name
+        self.paint()
+
+    def scroll_pane(self, lines: int) -> bool:
+        """Scrolls the pane that hides the transcript on a small terminal; False if none does."""
+        shown = [name for name in ("left", "right") if self.screen.has_class(f"-show-{name}")]
+        for name in shown:
+            self.query_one(f"#{name}").scroll_relative(y=lines, animate=False)
+        return bool(shown)
+
+    def next_pane(self) -> None:
+        """On a small terminal shows the next of transcript, inspector, group; else pages the inspector."""
+        right, order = self.query_one("#right"), ["", "-show-right", "-show-left"]
+        if self.small:
+            here = next((name for name in order[1:] if self.screen.has_class(name)), "")
+            for name in order[1:]:
+                self.screen.set_class(name == order[(order.index(here) + 1) % 3], name)
+            self.call_after_refresh(self.paint)
+        elif right.scroll_offset.y >= right.max_scroll_y:
+            right.scroll_home(animate=False)
         else:
-            self.scroll_page_down(animate=False)
+            right.scroll_page_down(animate=False)
+
+
+def subhead(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+    """Return the second line: marks of the episode, the list, the link."""
+    text = panes.browse.describe() if panes.listed else ""
+    if panes.browse.ids is not None:
+        text += f"   {len(panes.browse.ids):,} episodes in the list"
+    marks = panels.marks(view, panes.following, panes.branch, panes.around.children)
+    text += f"   link {menus.link(panes.episode_id, view, panes.cursor)}"
+    return [Text().append("   ".join([*marks, ""]), HERE) + Text(text, FAINT, no_wrap=True)]
+
+
+def map_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+    """Return the map; two of its lines on a small terminal."""
+    lines = legend.map_lines(view, panes.lens, panes.tokens.levels, panes.cursor, width)
+    return [lines[1], lines[3]] if panes.small and len(lines) > 3 else lines
+
+
+def fork_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+    """Return where a sibling differs, if there is one and room."""
+    shown = len(view.siblings) > 1 and not panes.compact
+    return panels.fork_lines(panes.fork, view, width) if shown else []
+
+
+def step_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
+    """Return the task's mean reward by step, if there is room."""
+    around, step = panes.around, view.episode.step
+    return [] if panes.compact else panels.step_lines(around.kind, around.steps, step, width)
+
+
+PANELS: Mapping[str, Callable[[Panes, EpisodeView, int], list[Text]]] = {
+    "head": lambda panes, view, width: [panels.head(view, brief=panes.small)],
+    "subhead": subhead,
+    "strip": lambda panes, view, width: [
+        panels.group_strip(view),
+        legend.legend_strip(panes.lens, width),
+    ],
+    "group": lambda panes, view, width: panels.group_lines(view, width),
+    "failure": lambda panes, view, width: panels.failure_lines(
+        panes.around.failure, view.episode.step, width
+    ),
+    "turns": lambda panes, view, width: panels.turn_lines(
+        view, panes.block, width, hidden=panes.hidden
+    ),
+    "legend": lambda panes, view, width: legend.legend_lines(panes.lens, width),
+    "mine-title": lambda panes, view, width: [panels.side_title("HERE", view)],
+    "diff": fork_lines,
+    "map": map_lines,
+    "steps": step_lines,
+    "reward": lambda panes, view, width: inspector.reward_lines(view, width),
+    "token": lambda panes, view, width: inspector.token_lines(view, panes.cursor, width),
+    "why": lambda panes, view, width: inspector.reason_lines(view, width),
+    "status": lambda panes, view, width: inspector.token_status(view, panes.cursor, width),
+}
+"""The lines of each panel at a width."""
+FOLDING = ("failure", "diff", "steps")
+"""Panels that take no room without lines."""
+NEXT = ("group", "turns", "legend", "reward", "token", "why", "strip", "map")
+"""Painted a frame after the tokens of another episode."""
+LATER = ("failure", "diff", "steps", "beside")
+"""These need more reading, and come after that."""

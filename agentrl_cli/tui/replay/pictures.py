@@ -16,32 +16,21 @@ from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Dialog
 from agentrl_cli.tui.common.episode_view import EpisodeView
 from agentrl_cli.tui.common.picture import open_file, picture_lines
+from agentrl_cli.tui.common.text import FAINT, TITLE, join
 
-Shown = tuple[str, bytes]
-"""What an image is called, and its bytes."""
 KEYS = "→ ← other images   o open the file   any other key closes this"
-
-
-def images_near(view: EpisodeView, token: int) -> tuple[list[Shown], int]:
-    """Return all images of an episode with their turns, and the number of the first one of the cursor's turn or before
-    it.
-    """
-    found: list[Shown] = []
-    here, start = view.block_of(token), 0
-    for block in view.blocks:
-        images = block.turn.shown if block.turn is not None else ()
-        if images and block.number <= here:
-            start = len(found)
-        found += [
-            (f"turn {block.number}, {block.role}, image {n}", data)
-            for n, data in enumerate(images, 1)
-        ]
-    return found, start
+STEPS = {"right": 1, "l": 1, "left": -1, "h": -1}
 
 
 def show_images(screen: AgentScreen, view: EpisodeView | None, token: int) -> None:
-    """Opens a window with the images of an episode, from the cursor's turn on."""
-    found, start = images_near(view, token) if view is not None else ([], 0)
+    """Opens a window with the images of an episode, from those of the cursor's turn or before it on."""
+    found, start = list[tuple[str, bytes]](), 0
+    for block in view.blocks if view is not None else ():
+        images = block.turn.shown if block.turn is not None else ()
+        if images and view is not None and block.number <= view.block_of(token):
+            start = len(found)
+        title = f"turn {block.number}, {block.role}, image"
+        found += [(f"{title} {n}", data) for n, data in enumerate(images, 1)]
     if view is None or not found:
         screen.notify("This episode has no images.", timeout=2)
     else:
@@ -49,49 +38,38 @@ def show_images(screen: AgentScreen, view: EpisodeView | None, token: int) -> No
 
 
 class Pictures(Dialog[None]):
-    """Shows images in half blocks."""
+    """Shows images, each with its name, in half blocks."""
 
-    def __init__(self, images: Sequence[Shown], number: int, folder: Path | None) -> None:
+    def __init__(
+        self, images: Sequence[tuple[str, bytes]], number: int, folder: Path | None
+    ) -> None:
         super().__init__()
-        self.images, self.number, self.folder, self.said = images, number, folder, ""
+        self.images, self.number, self.folder = images, number, folder
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
             yield Static(id="picture")
 
     def on_mount(self) -> None:
-        self._show()
+        self._show("")
 
     def on_key(self, event: Key) -> None:
         event.stop()
-        if event.key in ("right", "left", "l", "h"):
-            self.number = (self.number + (1 if event.key in ("right", "l") else -1)) % len(
-                self.images
-            )
-            self.said = ""
+        if event.key in STEPS:
+            self.number = (self.number + STEPS[event.key]) % len(self.images)
+            self._show("")
         elif event.key == "o":
-            path = (
-                image_file(self.folder, self.images[self.number][1])
-                if self.folder is not None
-                else None
-            )
-            self.said = (
-                "the store has no folder for files"
-                if path is None
-                else open_file(path) or f"opened {path}"
-            )
+            image = self.images[self.number][1]
+            path = image_file(self.folder, image) if self.folder is not None else None
+            opened = path and (open_file(path) or f"opened {path}")
+            self._show(opened or "the store has no folder for files")
         else:
             self.dismiss()
-            return
-        self._show()
 
-    def _show(self) -> None:
+    def _show(self, note: str) -> None:
         name, data = self.images[self.number]
-        title = Text(
-            f"{name}   {self.number + 1} of {len(self.images)}   {len(data):,} bytes",
-            "bold #8fbfff",
-        )
+        title = f"{name}   {self.number + 1} of {len(self.images)}   {len(data):,} bytes"
         size = max(self.app.size.width - 12, 8), max(self.app.size.height - 8, 4)
-        notes = [Text(self.said, "#8a8a8a")] if self.said else []
-        lines = [title, Text(KEYS, "#8a8a8a"), *picture_lines(data, *size), *notes]
-        self.query_one("#picture", Static).update(Text("\n").join(lines))
+        lines = [Text(title, TITLE), Text(KEYS, FAINT), *picture_lines(data, *size)]
+        lines += [Text(note, FAINT)] * bool(note)
+        self.query_one("#picture", Static).update(join(lines))

@@ -12,7 +12,7 @@ from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.load_episode import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
-from agentrl_cli.tui.replay import legend, panels
+from agentrl_cli.tui.replay import inspector, legend, panels
 
 
 def replay_lines(
@@ -34,9 +34,9 @@ def replay_lines(
     if sibling is not None:
         yield from panels.fork_lines(fork_of(view, store.episodes.get(sibling)), view, width)
         yield Text("")
-    yield from panels.reward_lines(view, min(width, 60))
+    yield from inspector.reward_lines(view, min(width, 60))
     yield Text("")
-    yield from panels.reason_lines(view, width)
+    yield from inspector.reason_lines(view, width)
 
 
 def transcript_lines(view: EpisodeView, layer: Layer, width: int) -> Iterator[Text]:
@@ -75,22 +75,16 @@ def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
     """One object per token with all stored numbers, NaN for missing ones."""
     view = load_view(store, episode_id)
     tokens, signals = view.tokens, view.signals
-    push = signals.push if signals is not None else ()
-    for token in range(len(tokens)):
-        row: dict[str, object] = {
+    arrays = {name: getattr(tokens, name) for name in ("logp_sampled", "logp_policy", "entropy")}
+    if signals is not None:
+        arrays |= {name: getattr(signals, name) for name in (*_TRAINED, "push")}
+    for token, text in enumerate(view.texts):
+        yield {
             "position": token,
             "turn": view.block_of(token),
             "id": int(tokens.ids[token]),
-            "text": view.texts[token],
-            "origin": dict(panels.token_numbers(view, token))["origin"],
+            "text": text,
+            "origin": dict(inspector.token_numbers(view, token))["origin"],
+            **{name: float(array[token]) for name, array in arrays.items() if array is not None},
+            "top": [[text, p] for text, p, _ in inspector.top_alternatives(view, token)],
         }
-        for name in ("logp_sampled", "logp_policy", "entropy"):
-            row[name] = float(getattr(tokens, name)[token])
-        for name in _TRAINED:
-            array = getattr(signals, name) if signals is not None else None
-            if array is not None:
-                row[name] = float(array[token])
-        if signals is not None:
-            row["push"] = float(push[token])
-        row["top"] = [[text, p] for text, p, _ in panels.top_alternatives(view, token)]
-        yield row

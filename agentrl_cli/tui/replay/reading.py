@@ -15,7 +15,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
@@ -41,12 +41,12 @@ q                   back
 
 
 class Fold:
-    """Where a folded value stands: its number, by which it is opened."""
+    """Where folded values stand, and which of them are open."""
 
     def __init__(self, opened: frozenset[int], every: bool) -> None:
         self.opened, self.every, self.count = opened, every, 0
         self.lines: dict[int, int] = {}
-        """Line to number."""
+        """Line to the number of the value."""
 
 
 def reading_lines(episode: Episode, width: int, fold: Fold) -> list[Text]:
@@ -54,75 +54,46 @@ def reading_lines(episode: Episode, width: int, fold: Fold) -> list[Text]:
     out: list[Text] = []
     for turn in episode.turns:
         out.append(Text(f"TURN {turn.index} {turn.role}", TITLE))
-        for line in _turn_lines(turn, width, fold, len(out)):
-            out.append(line)
+        for number, lines in _blocks(turn, width, fold):
+            if number is not None:
+                fold.lines[len(out)] = number
+            out += lines
         out.append(Text(""))
     return out
 
 
-def _turn_lines(turn: Turn, width: int, fold: Fold, start: int) -> Iterator[Text]:
-    place = start
-    for block in _blocks(turn, width, fold):
-        number, lines = block
-        for offset, line in enumerate(lines):
-            if number is not None and not offset:
-                fold.lines[place] = number
-            yield line
-            place += 1
-
-
 def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, list[Text]]]:
-    """(number of the folded value, lines)"""
+    """Yield the parts of a turn: (number of the folded value, lines)."""
+    show = markdown_lines if turn.role == "assistant" else plain_lines
     for message in turn.messages:
         text = content_text(message.get("content"))
-        if text.strip():
-            value = _json(text)
-            if value is not None:
-                yield from _value_block("", value, width, fold)
-            else:
-                yield (
-                    None,
-                    markdown_lines(text, width)
-                    if turn.role == "assistant"
-                    else plain_lines(text, width),
-                )
+        value = _json(text)
+        if value is not None:
+            yield _value_block("", value, width, fold)
+        elif text.strip():
+            yield None, show(text, width)
     for data in turn.shown:
         yield None, picture_lines(data, min(64, width), 16)
     for call in turn.calls:
         arguments: Any = call.raw if call.arguments is None else call.arguments
-        yield (
-            None,
-            [
-                Text(
-                    f"▸ {visible(call.name)}" + (f"  {visible(call.error)}" if call.error else ""),
-                    "#8fbfff",
-                )
-            ],
-        )
-        yield from _value_block("  ", arguments, width, fold)
-    for result in turn.results:
-        if result.error:
-            yield None, [Text(f"ERROR {visible(result.error)}", BAD)]
+        error = f"  {visible(call.error)}" if call.error else ""
+        yield None, [Text(f"▸ {visible(call.name)}{error}", "#8fbfff")]
+        yield _value_block("  ", arguments, width, fold)
+    yield None, [Text(f"ERROR {visible(one.error)}", BAD) for one in turn.results if one.error]
 
 
-def _value_block(
-    indent: str, value: Any, width: int, fold: Fold
-) -> Iterator[tuple[int | None, list[Text]]]:
-    """Yield a JSON value in one line if it is short, else folded to a line that counts what is in it."""
-    if isinstance(value, str):
-        yield None, plain_lines(value, width)
-        return
-    short = json.dumps(value, ensure_ascii=False)
-    if len(short) <= LONG:
-        yield None, plain_lines(indent + short, width)
-        return
+def _value_block(indent: str, value: Any, width: int, fold: Fold) -> tuple[int | None, list[Text]]:
+    """Return a JSON value in one line if it is short, else folded to a line that counts what is in it."""
+    short = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) or len(short) <= LONG:
+        return None, plain_lines(short if isinstance(value, str) else indent + short, width)
     number, fold.count = fold.count, fold.count + 1
     opened = fold.every or number in fold.opened
     lines = [Text(f"{indent}{'v' if opened else '>'} {summary(value)}", FAINT, no_wrap=True)]
     if opened:
-        whole = json.dumps(value, ensure_ascii=False, indent=2)
-        lines += plain_lines("\n".join(indent + line for line in whole.splitlines()), width)
-    yield number, lines
+        rows = json.dumps(value, ensure_ascii=False, indent=2).splitlines()
+        lines += plain_lines("\n".join(indent + row for row in rows), width)
+    return number, lines
 
 
 def summary(value: Any) -> str:
@@ -148,33 +119,25 @@ def _json(text: str) -> Any:
 def plain_lines(text: str, width: int) -> list[Text]:
     """Return a text as it is, long lines wrapped; control characters as pictures."""
     out: list[Text] = []
-    for line in text.splitlines():
-        shown = visible(line).rstrip("\n") if line else ""
-        parts = (
-            [shown[n : n + width] for n in range(0, len(shown), width)]
-            if "  " in shown
-            else wrap(shown, width)
-        )
-        out += [Text(part, no_wrap=True) for part in parts or [""]]
-    return (
-        out if len(out) <= MOST else [*out[:MOST], Text(f"… {len(out) - MOST:,} lines more", FAINT)]
-    )
+    for shown in map(visible, text.splitlines()):
+        cut = [shown[n : n + width] for n in range(0, len(shown), width)]
+        parts = cut if "  " in shown else wrap(shown, width)
+        out += [Text(part, no_wrap=True) for part in parts]
+    more = [Text(f"… {len(out) - MOST:,} lines more", FAINT)] if len(out) > MOST else []
+    return out[:MOST] + more
 
 
 def markdown_lines(text: str, width: int) -> list[Text]:
     """Return a text as Markdown: headings, lists, code, tables. Links are not links: nothing here opens anything."""
-    clean = "\n".join(
-        visible(line).rstrip("\n") if line else "" for line in text.splitlines()[:MOST]
-    )
+    clean = "\n".join(map(visible, text.splitlines()[:MOST]))
     console = Console(
         width=max(width, 20), color_system="truecolor", legacy_windows=False, force_terminal=True
     )
-    rendered = console.render_lines(
-        Markdown(clean, hyperlinks=False, code_theme="ansi_dark"), pad=False
-    )
+    markdown = Markdown(clean, hyperlinks=False, code_theme="ansi_dark")
+    rows = console.render_lines(markdown, pad=False)
     return [
-        Text.assemble(*((part.text, part.style or "") for part in line), no_wrap=True)
-        for line in rendered
+        Text.assemble(*((part.text, part.style or "") for part in row), no_wrap=True)
+        for row in rows
     ]
 
 
@@ -197,7 +160,6 @@ class ReadingScreen(AgentScreen):
         super().__init__(reader)
         self.episode = episode
         self.fold = Fold(frozenset(), False)
-        self.every = False
 
     def compose(self) -> ComposeResult:
         yield Static(
@@ -212,7 +174,7 @@ class ReadingScreen(AgentScreen):
 
     def draw(self) -> None:
         """Makes the lines again; what is unfolded stays so."""
-        self.fold = Fold(self.fold.opened, self.every)
+        self.fold = Fold(self.fold.opened, self.fold.every)
         self.query_one(Lines).show(
             reading_lines(self.episode, max(self.size.width - 3, 20), self.fold)
         )
@@ -223,9 +185,7 @@ class ReadingScreen(AgentScreen):
     def action_unfold(self) -> None:
         """The first folded value from the top of the screen on."""
         top = round(self.query_one(Lines).scroll_offset.y)
-        line = next((line for line in sorted(self.fold.lines) if line >= top), None)
-        if line is not None:
-            self.unfold(line)
+        self.unfold(next((line for line in sorted(self.fold.lines) if line >= top), -1))
 
     def unfold(self, line: int) -> None:
         """Opens or closes the value at a line."""
@@ -235,7 +195,7 @@ class ReadingScreen(AgentScreen):
             self.draw()
 
     def action_unfold_all(self) -> None:
-        self.every = not self.every
+        self.fold.every = not self.fold.every
         self.draw()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:

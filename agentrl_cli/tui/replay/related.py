@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,11 +85,6 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
     return rows[0].id if rows else None
 
 
-def children(store: Store, episode_id: str) -> int:
-    """Return how many episodes were made from this one: what-ifs, chats."""
-    return len(store.episodes.ids(f"parent:{quoted(episode_id)}"))
-
-
 def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
     """(first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
     row = store.episodes.row(episode_id)
@@ -121,35 +116,27 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
 class Around:
     """What the store has beside an episode."""
 
-    failure: tuple[str, int, int] | None
+    failure: tuple[str, int, int] | None = None
     """As `same_failure` returns it."""
-    children: int
-    kind: str
-    steps: list[tuple[int, float, int]]
+    children: int = 0
+    kind: str = ""
+    steps: Sequence[tuple[int, float, int]] = ()
     """As `by_step` returns them."""
 
 
 def around(store: Store, episode_id: str) -> Around:
     """Episodes with the same flag, what-ifs and chats from this one, and the task at other steps."""
-    return Around(
-        same_failure(store, episode_id), children(store, episode_id), *by_step(store, episode_id)
-    )
+    children = len(store.episodes.ids(f"parent:{quoted(episode_id)}"))
+    return Around(same_failure(store, episode_id), children, *by_step(store, episode_id))
 
 
-def change_tags(store: Store, episode_id: str, words: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Adds tags, removes those with a minus in front. Returns (tags, note) as they are then."""
-    for word in words:
-        if word.startswith("-"):
-            store.marks.untag(episode_id, word[1:])
-        else:
-            store.marks.tag(episode_id, word)
-    row = store.episodes.row(episode_id)
-    return row.tags, row.note
-
-
-def change_note(store: Store, episode_id: str, text: str) -> tuple[tuple[str, ...], str]:
-    """Sets the note, an empty one removes it. Returns (tags, note)."""
-    store.marks.note(episode_id, text)
+def mark(store: Store, episode_id: str, text: str, *, note: bool) -> tuple[tuple[str, ...], str]:
+    """Set the note, or add tags and remove those with a minus in front. Returns (tags, note) as they are then."""
+    if note:
+        store.marks.note(episode_id, text)
+    for word in [] if note else text.replace(",", " ").split():
+        change = store.marks.untag if word.startswith("-") else store.marks.tag
+        change(episode_id, word.removeprefix("-"))
     row = store.episodes.row(episode_id)
     return row.tags, row.note
 

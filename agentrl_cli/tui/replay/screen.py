@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from rich.text import Text
 from textual import work
@@ -64,9 +64,7 @@ class ReplayScreen(AgentScreen):
         wide = width >= WIDE and not small
         for name, on in (("tiny", tiny), ("small", small), ("mid", mid), ("wide", wide)):
             self.set_class(on, f"-{name}")
-        self.query_one("#keys", Static).update(
-            Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True)
-        )
+        self.put("keys", Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True))
         self.panes.resized()
 
     @property
@@ -83,50 +81,52 @@ class ReplayScreen(AgentScreen):
 
     # -- moving in the episode ------------------------------------------------------------------------------------
 
-    def action_turn(self, step: int) -> None:
+    def _free(self) -> TokenView:
+        """Return the tokens to move in; the newest episode is not followed any more."""
         self.panes.stop_following()
-        self.tokens.move_turn(step)
+        return self.tokens
+
+    def action_turn(self, step: int) -> None:
+        self._free().move_turn(step)
 
     def action_token(self, step: int) -> None:
-        self.panes.stop_following()
-        self.tokens.move(step)
+        self._free().move(step)
 
     def action_line(self, step: int) -> None:
-        self.panes.stop_following()
+        tokens = self._free()
         if not self.panes.scroll_pane(step):
-            self.tokens.move_lines(step)
+            tokens.move_lines(step)
 
     def action_page(self, sign: int) -> None:
-        self.panes.stop_following()
+        tokens = self._free()
         if not self.panes.scroll_pane(sign * max(self.size.height - 6, 1)):
-            self.tokens.move_lines(sign * max(self.tokens.size.height - 2, 1))
+            tokens.move_lines(sign * max(tokens.size.height - 2, 1))
 
     def action_end(self, last: int) -> None:
-        self.panes.stop_following()
-        self.tokens.move_to(len(self.view.tokens) - 1 if last and self.view else 0)
+        self._free().move_to(len(self.view.tokens) - 1 if last and self.view else 0)
 
     def action_next_flagged(self) -> None:
-        if self.view is not None and not self.panes.transcript.to_flagged():
+        if self.view is not None and not self.panes.to_flagged():
             self.notify("No token stands out.", timeout=2)
 
     def action_find(self) -> None:
-        def find(text: str | None) -> None:
+        def find(text: str) -> None:
             if text:
-                self.panes.transcript.needle = text
+                self.panes.needle = text
                 self.action_find_again()
 
-        self.app.push_screen(Prompt("find in this episode", self.panes.transcript.needle), find)
+        self.ask(Prompt("find in this episode", self.panes.needle), find)
 
     def action_find_again(self) -> None:
-        self.notify(self.panes.transcript.find(), timeout=2, markup=False)
+        self.notify(self.panes.find(), timeout=2, markup=False)
 
     def action_diff(self) -> None:
         """Moves to where a sibling differs; without a pane for the difference, a window shows it."""
-        transcript = self.panes.transcript
-        if not transcript.to_fork():
+        panes = self.panes
+        if not panes.to_fork():
             self.notify("No sibling differs.", timeout=2)
-        elif transcript.compact and self.view is not None:
-            lines = panels.fork_lines(transcript.fork, self.view, max(self.size.width - 12, 20))
+        elif panes.compact and self.view is not None:
+            lines = panels.fork_lines(panes.fork, self.view, max(self.size.width - 12, 20))
             self.app.push_screen(Help("diff", "\n".join(line.plain for line in lines), what=""))
 
     def action_layer(self, name: str) -> None:
@@ -204,12 +204,11 @@ class ReplayScreen(AgentScreen):
         self.panes.follow()
 
     def action_filter(self) -> None:
-        def read(text: str | None) -> None:
-            if text is not None:
-                self.browse.filter, self.browse.ids = text, None
-                self._go(self.browse.first, "No episode matches.", None)
+        def read(text: str) -> None:
+            self.browse.filter, self.browse.ids = text, None
+            self._go(self.browse.first, "No episode matches.", None)
 
-        self.app.push_screen(filter_form(self.browse.filter), read)
+        self.ask(filter_form(self.browse.filter), read)
 
     def action_sort(self) -> None:
         self.browse.next_sort()
@@ -262,35 +261,23 @@ class ReplayScreen(AgentScreen):
         path = Path(f"replay-{self.episode_id}.svg").absolute()
         self.save_picture(path, f"agentrl replay {self.episode_id}", secret=secret)
 
-    # -- marks ----------------------------------------------------------------------------------------------------
-
     def action_tag(self) -> None:
-        def change(text: str | None) -> None:
-            if text:
-                self._mark(related.change_tags, text.replace(",", " ").split())
-
-        self.app.push_screen(Prompt("tags, with a minus in front to take one away", ""), change)
+        label = "tags, with a minus in front to take one away"
+        self.ask(Prompt(label), lambda text: text and self._mark(text))
 
     def action_note(self) -> None:
-        def change(text: str | None) -> None:
-            if text is not None:
-                self._mark(related.change_note, text)
-
-        self.app.push_screen(
-            Prompt("note", self.view.note if self.view is not None else ""), change
-        )
+        note = self.view.note if self.view is not None else ""
+        self.ask(Prompt("note", note), lambda text: self._mark(text, note=True))
 
     def action_bookmark(self) -> None:
         """Sets or removes the tag `mark`; the filter `tag:mark` lists all bookmarks."""
         marked = self.view is not None and related.BOOKMARK in self.view.tags
-        self._mark(related.change_tags, [f"-{related.BOOKMARK}" if marked else related.BOOKMARK])
+        self._mark("-" * marked + related.BOOKMARK)
 
     @work(group="mark", exit_on_error=False)
-    async def _mark(
-        self, change: Callable[[Store, str, Any], tuple[tuple[str, ...], str]], value: Any
-    ) -> None:
+    async def _mark(self, text: str, *, note: bool = False) -> None:
         episode = self.episode_id
-        tags, note = await self.reader.write(change, episode, value)
+        tags, remark = await self.reader.write(related.mark, episode, text, note=note)
         if self.episode_id == episode:
-            self.panes.show_marks(tags, note)
-            self.notify(related.marks_text(tags, note), timeout=2, markup=False)
+            self.panes.show_marks(tags, remark)
+            self.notify(related.marks_text(tags, remark), timeout=2, markup=False)

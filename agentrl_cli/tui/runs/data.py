@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,21 +63,32 @@ def load_runs(store: Store) -> list[RunSummary]:
     """Return all runs, the newest first, in a handful of queries."""
     summaries, counts = [], store.stats.episodes()
     for run in store.runs.all():
-        steps = [row.get("reward") for row in store.runs.steps(run.id, max(run.step - NEWEST + 1, 0))]
+        steps = [
+            row.get("reward") for row in store.runs.steps(run.id, max(run.step - NEWEST + 1, 0))
+        ]
         rewards = tuple(float(value) for value in steps if isinstance(value, (int, float)))
         reward = steps[-1] if steps else None
         evals = tuple(store.runs.evals(run.id))
         if reward is None and counts.get(run.id):
             reward = _mean_reward(store, run)
         summaries.append(
-            RunSummary(run, counts.get(run.id, 0), reward, evals, tuple(store.runs.checkpoints(run.id)), rewards)
+            RunSummary(
+                run,
+                counts.get(run.id, 0),
+                reward,
+                evals,
+                tuple(store.runs.checkpoints(run.id)),
+                rewards,
+            )
         )
     return summaries
 
 
 def _mean_reward(store: Store, run: RunRow) -> float | None:
     """Over the newest 200 episodes; of an evaluation, those of the test split, if it has any."""
-    test = store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
+    test = (
+        store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
+    )
     rows = store.episodes.rows(test or store.episodes.ids("", "-time", run.id, limit=200))
     rewards = [row.reward for row in rows if row.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None
@@ -85,7 +97,11 @@ def _mean_reward(store: Store, run: RunRow) -> float | None:
 def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
     """(step, reward) of a run."""
     rows = store.runs.steps(run_id)
-    return [(float(row["step"]), float(row["reward"])) for row in rows if isinstance(row.get("reward"), (int, float))]
+    return [
+        (float(row["step"]), float(row["reward"]))
+        for row in rows
+        if isinstance(row.get("reward"), (int, float))
+    ]
 
 
 def shown_path(path: Path) -> str:
@@ -102,7 +118,7 @@ def head_line(width: int) -> str:
     return (text + "  model and pack" * (width >= WIDEST))[:width].ljust(width)
 
 
-def judged(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
+def evals_of_split(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
     """Return the evaluations of one split, so that no number mixes splits: the test split's, else the first split's."""
     splits = dict.fromkeys(row.split for row in evals)
     split = "test" if "test" in splits else next(iter(splits), "")
@@ -114,10 +130,12 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
     run = summary.run
     name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
-    best = max((row.pass_rate for row in judged(summary.evals) if row.pass_rate is not None), default=None)
-    text = (
-        f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}} {run.state:<11} {step:>9}"
+    best = max(
+        (row.pass_rate for row in evals_of_split(summary.evals) if row.pass_rate is not None),
+        default=None,
     )
+    text = f" {'*' if marked else ' '} {clip(run.name, name):<{name}} {run.kind[:kind]:<{kind}}"
+    text += f" {run.state:<11} {step:>9}"
     curve = sparkline(summary.rewards, _curve(width)) if len(summary.rewards) > 1 else ""
     text += f" {summary.episodes:>9,} {num(summary.reward, '.3f'):>7} {curve:<{_curve(width)}} {num(best, '.2f'):>5}"
     text += f"  {clip(summary.next.removeprefix('agentrl '), NEXT):<{NEXT}}" * (width >= WIDE)
@@ -136,28 +154,28 @@ def _room(width: int) -> tuple[int, int]:
     return (24, 8) if width >= WIDE else (max(width - 63, 8), 5)
 
 
-def detail_lines(summary: RunSummary, curve: list[tuple[float, float]], width: int) -> list[Text]:
+def detail_lines(
+    summary: RunSummary, curve: Sequence[tuple[float, float]], width: int
+) -> list[Text]:
     """Return the chosen run: its curve, evaluations, checkpoints."""
-    run = summary.run
+    run, kept = summary.run, summary.checkpoints
     took = span(run.ended - run.started) if run.ended and run.started else "-"
-    lines = [
-        Text(clip(f"{run.name}   {run.kind}   {run.state}   {run.model}   {run.pack}   took {took}", width), TITLE)
+    title = f"{run.name}   {run.kind}   {run.state}   {run.model}   {run.pack}   took {took}"
+    rows = [
+        (title, TITLE),
+        (f" next: {summary.next}", "bold"),
+        *[(f" {run.error}", BAD)] * bool(run.error),
     ]
-    lines.append(Text(clip(f" next: {summary.next}", width), "bold"))
-    if run.error:
-        lines.append(Text(clip(f" {run.error}", width), BAD))
+    lines = [Text(clip(text, width), style) for text, style in rows]
     if curve:
         lines += chart(f"REWARD {short(curve[-1][1])}", curve, min(width, 90), 4, unit=True)
     for row in summary.evals[-3:]:
         between = f"[{num(row.low, '.2f')}, {num(row.high, '.2f')}]" if row.low is not None else ""
         step = "-" if row.step is None else row.step
-        lines.append(
-            Text(clip(f" eval {row.name} {row.split} step {step}: {num(row.pass_rate, '.3f')} {between}", width), GOOD)
-        )
-    if summary.checkpoints:
-        shown = "  ".join(f"{row.kind} {row.step}" for row in summary.checkpoints[-8:])
-        lines.append(Text(clip(f" checkpoints ({len(summary.checkpoints)}): {shown}", width), FAINT))
-    return lines
+        text = f" eval {row.name} {row.split} step {step}: {num(row.pass_rate, '.3f')} {between}"
+        lines.append(Text(clip(text, width), GOOD))
+    shown = "  ".join(f"{row.kind} {row.step}" for row in kept[-8:])
+    return lines + [Text(clip(f" checkpoints ({len(kept)}): {shown}", width), FAINT)] * bool(kept)
 
 
 def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
@@ -168,11 +186,15 @@ def checkpoint_lines(summary: RunSummary, width: int) -> list[Text]:
     for row in summary.checkpoints:
         numbers = "  ".join(f"{name} {num(value, '.3f')}" for name, value in _numbers(row.metrics))
         lines.append(Text(clip(f"step {row.step:>6}  {row.kind:<5} {numbers}", width)))
-        lines.append(Text(clip(f"             {'/'.join(Path(row.path).parts[-3:])}", width), FAINT))
+        lines.append(
+            Text(clip(f"             {'/'.join(Path(row.path).parts[-3:])}", width), FAINT)
+        )
     name, last = summary.run.name, summary.checkpoints[-1].step
     lines.append(Text(f"agentrl chat --model {name}@best   agentrl eval {name}@{last}", FAINT))
     return lines
 
 
 def _numbers(metrics: Any) -> list[tuple[str, float]]:
-    return [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))][:4]
+    return [
+        (name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))
+    ][:4]

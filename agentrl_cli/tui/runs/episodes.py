@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, named
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
 from agentrl_cli.tui.common.episode_table import EpisodeTable
-from agentrl_cli.tui.common.text import quoted
+from agentrl_cli.tui.common.keys import CLOSING, named
+from agentrl_cli.tui.common.reader import Reader
+from agentrl_cli.tui.common.text import BAD, quoted
 
 HELP = """\
 enter  open the episode          j k  down, up
@@ -52,12 +53,14 @@ class EpisodesScreen(AgentScreen):
     def __init__(self, reader: Reader, browse: Browse | None = None) -> None:
         super().__init__(reader)
         self.browse = browse or Browse()
-        self.error = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
         yield EpisodeList(self.reader, self.browse)
-        yield Static("enter open  j/k move  f filter  / find  o sort  r read again  ? keys  q back", id="keys")
+        yield Static(
+            "enter open  j/k move  f filter  / find  o sort  r read again  ? keys  q back",
+            id="keys",
+        )
 
     def on_mount(self) -> None:
         self.table.focus()
@@ -72,16 +75,16 @@ class EpisodesScreen(AgentScreen):
     def table(self) -> EpisodeTable:
         return self.listing.table
 
-    def _title(self, count: str) -> None:
-        self.query_one("#head", Static).update(
-            f"[b]agentrl episodes[/b]   {count}   {_escape(self.browse.describe())}"
-            + (f"   [#ffb454]{_escape(self.error)}[/]" if self.error else "")
-        )
+    def _title(self, count: str, error: str = "") -> None:
+        head = Text().append("agentrl episodes", "bold")
+        head.append(f"   {count}   {self.browse.describe()}")
+        self.put("head", head.append(f"   {error}" if error else "", BAD))
 
     def on_episode_list_listed(self, event: EpisodeList.Listed) -> None:
-        self.error = event.error
-        empty = "no episodes match" if self.browse.filter else "no episodes yet: `agentrl rollout -n 8` makes some"
-        self._title("" if event.error else f"{event.count:,} episodes" if event.count else empty)
+        some = "no episodes yet: `agentrl rollout -n 8` makes some"
+        empty = "no episodes match" if self.browse.filter else some
+        count = f"{event.count:,} episodes" if event.count else empty
+        self._title("" if event.error else count, event.error)
 
     def on_episode_table_opened(self, event: EpisodeTable.Opened) -> None:
         self.open_screen("replay", event.row.id, self.browse)
@@ -108,13 +111,9 @@ class EpisodesScreen(AgentScreen):
         self.listing.ask_filter()
 
     def action_find(self) -> None:
-        def done(text: str | None) -> None:
+        def done(text: str) -> None:
             if text:
                 self.browse.filter = f"{self.browse.filter} text:{quoted(text)}".strip()
                 self.action_reload()
 
-        self.app.push_screen(Prompt("text in the transcripts", ""), done)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+        self.ask(Prompt("text in the transcripts"), done)

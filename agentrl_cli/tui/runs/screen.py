@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-
+from collections.abc import Sequence
 
 from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from agentrl_cli.store import RunRow
-from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.registry.plugins import offers
+from agentrl_cli.store import RunRow
 from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import moving, named
-from agentrl_cli.tui.common.dialogs import Confirm, Help, Prompt
-from agentrl_cli.tui.common.lines import Rows
-from agentrl_cli.tui.common.text import HERE, join, wrap
+from agentrl_cli.tui.common.dialogs import Help, Prompt
+from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.keys import moving, named
+from agentrl_cli.tui.common.lines import Lines
+from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, join, wrap
 from agentrl_cli.tui.runs.data import (
     RunSummary,
     checkpoint_lines,
@@ -33,7 +32,8 @@ from agentrl_cli.tui.runs.data import (
 )
 
 KEYS = (
-    "enter open  w watch  e episodes  c checkpoints  space mark  C compare  / name  D delete  r again  ? keys  q quit"
+    "enter open  w watch  e episodes  c checkpoints  space mark  C compare  / name  D delete"
+    "  r again  ? keys  q quit"
 )
 KEYS_SMALL = "enter open  w watch  e episodes  c ckpts  space C compare  D delete  ? keys"
 HELP = """\
@@ -82,42 +82,31 @@ class RunsScreen(AgentScreen):
 
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "runs", HELP
-
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
-        self.every: list[RunSummary] = []
-        self.curve: list[tuple[float, float]] = []
-        self.marked = ""
-        self.needle = ""
-        self.cursor = 0
-        self.read = False
-        self.problem = ""
-        self._version: int | None = None
+    every: Sequence[RunSummary] = ()
+    curve: Sequence[tuple[float, float]] = ()
+    marked = ""
+    cursor = 0
+    read = False
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="columns")
-        with VerticalScroll(id="list", can_focus=False):
-            yield Rows(id="rows")
-        yield Static(id="detail")
-        yield Static(id="keys")
+        yield from (Static(id="head"), Static(id="columns"), Lines(id="list"))
+        yield from (Static(id="detail"), Static(id="keys"))
 
     def on_mount(self) -> None:
-        self.query_one("#head", Static).update(Text("agentrl   reading …", "bold"))
-        self.reload()
+        self.put_head("agentrl   reading …")
+        self.poll()
         self.set_interval(POLL, self.poll)
 
     def on_resize(self, event: events.Resize) -> None:
-        small = event.size.width < 100
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if small else KEYS, no_wrap=True))
+        self.put("keys", Text(KEYS_SMALL if event.size.width < 100 else KEYS, no_wrap=True))
         self.query_one("#detail").display = event.size.height >= 20
         self.paint()
 
     @property
     def runs(self) -> list[RunSummary]:
         """The runs that match the filter."""
-        low = self.needle.lower()
-        return [f for f in self.every if low in f"{f.run.name} {f.run.model} {f.run.pack} {f.run.kind}".lower()]
+        texts = ((f, f"{f.run.name} {f.run.model} {f.run.pack} {f.run.kind}") for f in self.every)
+        return [found for found, text in texts if self.needle.lower() in text.lower()]
 
     @property
     def chosen(self) -> RunSummary | None:
@@ -126,86 +115,71 @@ class RunsScreen(AgentScreen):
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    @work(exclusive=True, group="read", exit_on_error=False)
-    async def reload(self) -> None:
-        """Reads the runs, then the chosen one's curve."""
+    @work(exclusive=True, group="poll", exit_on_error=False)
+    async def poll(self) -> None:
+        """Reads the runs, then the chosen one's curve, when the store changed and this screen is the one in front.
+
+        An error is shown once, in place, not as a notification every two seconds.
+        """
+        if not self.is_current:
+            return
         try:
-            self.every = await self.reader.call(load_runs)
-            self._version = await self.reader.call(lambda store: store.data_version())
-            self.problem = ""
+            if not await self.has_changed():
+                return
+            self.every, self.problem = await self.reader.call(load_runs), ""
+            self.detail()
         except AgentRLError as error:
-            self.problem = f"{error.message} {error.hint}".strip()
+            self.problem, self._version = f"{error.message} {error.hint}".strip(), None
         self.read = True
         self.paint()
-        self.detail()
 
     @work(exclusive=True, group="detail", exit_on_error=False)
     async def detail(self) -> None:
         """The curve of the chosen run; keys that follow one another fast cost one look."""
-        chosen = self.chosen
-        self.curve = await self.reader.call(load_detail, chosen.run.id) if chosen is not None else []
+        run = self.chosen and self.chosen.run.id
+        self.curve = await self.reader.call(load_detail, run) if run else []
         self.paint()
-
-    @work(exclusive=True, group="poll", exit_on_error=False)
-    async def poll(self) -> None:
-        """Reads again when the store changed and this screen is the one in front."""
-        if not self.is_current:
-            return
-        try:
-            version = await self.reader.call(lambda store: store.data_version())
-        except AgentRLError as error:  # shown once, in place, not as a notification every two seconds
-            self.problem = f"{error.message} {error.hint}".strip()
-            self.paint()
-            return
-        if version != self._version:
-            self.reload()
 
     # -- painting -------------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
         """The list and the details of the chosen run."""
-        width = max(self.size.width, 40)
-        runs = self.runs
+        width, runs = max(self.size.width, 40), self.runs
         self.cursor = max(0, min(self.cursor, len(runs) - 1))
-        head = Text(f"agentrl   {shown_path(self.reader.path)}   ", "bold", no_wrap=True, overflow="ellipsis")
+        path = f"agentrl   {shown_path(self.reader.path)}   "
+        head = Text(path, "bold", no_wrap=True, overflow="ellipsis")
         holding = f"   holding {self.needle!r}" if self.needle else ""
         head.append(f"{len(runs)} run{'s' * (len(runs) != 1)}{holding}", "not bold")
-        if self.problem:
-            head.append("   cannot be read now", "#ffb454")
-        self.query_one("#head", Static).update(head)
-        self.query_one("#columns", Static).update(head_line(width - 2))
+        head.append("   cannot be read now" if self.problem else "", BAD)
+        self.put("head", head)
+        self.put("columns", head_line(width - 2))
         lines = [run_line(f, width - 2, marked=f.run.id == self.marked) for f in runs]
         if lines:
             lines[self.cursor].stylize("reverse " + HERE)
         elif self.problem:
-            lines = [Text(part, "bold #ffb454") for part in wrap(self.problem, width - 2)]
+            lines = [Text(part, ALARM) for part in wrap(self.problem, width - 2)]
         elif self.read:
-            lines = [Text(line, "#8a8a8a") for line in (EMPTY if not self.every else "no run matches").splitlines()]
-        self.query_one("#rows", Static).update(join(lines))
+            empty = EMPTY if not self.every else "no run matches"
+            lines = [Text(line, FAINT) for line in empty.splitlines()]
+        self.query_one(Lines).show(lines)
         chosen = self.chosen
         detail = detail_lines(chosen, self.curve, width - 2) if chosen is not None else []
-        self.query_one("#detail", Static).update(join(detail))
+        self.put("detail", join(detail))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
     def action_move(self, step: int) -> None:
         self.cursor = max(0, min(self.cursor + step, len(self.runs) - 1))
         self.paint()
-        self.query_one("#list", VerticalScroll).scroll_to(
-            y=max(self.cursor - self.query_one("#list").size.height // 2, 0), animate=False
-        )
+        self.query_one(Lines).keep_in_sight(self.cursor, middle=True)
         self.detail()
 
-    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
         """A click on a run chooses it, a second one opens it."""
-        if event.row >= len(self.runs):
-            return
-        if event.row == self.cursor:
+        if event.line == self.cursor:
             self.action_open()
-        else:
-            self.cursor = event.row
-            self.paint()
-            self.detail()
+        elif event.line < len(self.runs):
+            self.action_move(event.line - self.cursor)
 
     def action_open(self) -> None:
         chosen = self.chosen
@@ -221,8 +195,6 @@ class RunsScreen(AgentScreen):
             self.open_screen("watch", self.chosen.run.id)
 
     def action_episodes(self) -> None:
-        from agentrl_cli.tui.common.episode_list import Browse
-
         if self.chosen is not None:
             self.open_screen("episodes", Browse(run=self.chosen.run.id))
 
@@ -253,24 +225,18 @@ class RunsScreen(AgentScreen):
         self.open_screen("compare", other, chosen.run.id)
 
     def action_filter(self) -> None:
-        def done(text: str | None) -> None:
-            if text is not None:
-                self.needle, self.cursor = text, 0
-                self.paint()
-                self.detail()
+        def done(text: str) -> None:
+            self.needle, self.cursor = text, 0
+            self.paint()
+            self.detail()
 
-        self.app.push_screen(Prompt("runs whose name, model, pack or kind holds", self.needle), done)
+        self.ask(Prompt("runs whose name, model, pack or kind holds", self.needle), done)
 
     def action_rename(self) -> None:
-        chosen = self.chosen
-        if chosen is None:
-            return
-
-        def done(text: str | None) -> None:
-            if text and text != chosen.run.name:
-                self._rename(chosen.run, text)
-
-        self.app.push_screen(Prompt("another name; its folder keeps the old one", chosen.run.name), done)
+        if self.chosen is not None:
+            run = self.chosen.run
+            prompt = Prompt("another name; its folder keeps the old one", run.name)
+            self.ask(prompt, lambda text: text and text != run.name and self._rename(run, text))
 
     @work(group="write", exit_on_error=False)
     async def _rename(self, run: RunRow, name: str) -> None:
@@ -278,25 +244,21 @@ class RunsScreen(AgentScreen):
             self.notify(f"There is a run {name} already.", severity="warning", markup=False)
             return
         await self.reader.write(lambda store: store.runs.update(run.id, name=name))
-        self.reload()
+        self.action_reload()
 
     def action_delete(self) -> None:
         chosen = self.chosen
         if chosen is None:
             return
         if chosen.run.held:
-            self.notify(f"{chosen.run.name} is running: stop it first.", severity="warning", markup=False)
+            self.notify(
+                f"{chosen.run.name} is running: stop it first.", severity="warning", markup=False
+            )
             return
         folder = run_folder(self.reader.path, chosen.run)
-        detail = f"{chosen.episodes:,} episodes, {chosen.run.step} steps" + (
-            f"\nand the folder {folder}" if folder else ""
-        )
-
-        def done(yes: bool | None) -> None:
-            if yes:
-                self._delete(chosen)
-
-        self.app.push_screen(Confirm(f"Delete {chosen.run.name}?", detail), done)
+        detail = f"{chosen.episodes:,} episodes, {chosen.run.step} steps"
+        detail += f"\nand the folder {folder}" if folder else ""
+        self.confirm(f"Delete {chosen.run.name}?", detail, lambda: self._delete(chosen))
 
     @work(group="write", exit_on_error=False)
     async def _delete(self, summary: RunSummary) -> None:
@@ -306,7 +268,8 @@ class RunsScreen(AgentScreen):
             self.notify(str(error), severity="error", markup=False)
         else:
             self.notify(f"deleted {summary.run.name} with {count:,} episodes", markup=False)
-        self.reload()
+        self.action_reload()
 
     def action_reload(self) -> None:
-        self.reload()
+        self._version = None
+        self.poll()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
+from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.charts import OVER, chart, short
 from agentrl_cli.tui.common.text import FAINT, wrap
-from agentrl_cli.tui.watch import panels as panes
-from agentrl_cli.tui.watch.data import WatchData
+from agentrl_cli.tui.watch import panels
 
 ZOOMS = (0, 100, 30, 10)
 """How many of the last steps are shown; 0: all."""
@@ -33,7 +33,7 @@ class Look:
     """Windows of `last` steps between the shown one and the newest step."""
     smooth: int = 1
     """Steps over which a curve is averaged."""
-    others: tuple[WatchData, ...] = ()
+    others: tuple[RunData, ...] = ()
     """Other runs, drawn under the curves."""
 
     def matches(self, name: str) -> bool:
@@ -70,23 +70,21 @@ class Look:
 
     def describe(self) -> str:
         """Return the settings that differ from the default, in a few words."""
-        parts = [f"metrics with {self.pattern!r}"] if self.pattern else []
-        parts += ["log axis"] if self.log else []
-        if self.last:
-            parts.append(
-                f"last {self.last} steps"
-                if not self.back
-                else f"{self.last} steps, {self.back} windows back"
-            )
-        parts += [f"mean of {self.smooth} steps"] if self.smooth > 1 else []
-        return "   ".join(parts)
+        back = f"{self.last} steps, {self.back} windows back"
+        parts = (
+            f"metrics with {self.pattern!r}" if self.pattern else "",
+            "log axis" if self.log else "",
+            (back if self.back else f"last {self.last} steps") if self.last else "",
+            f"mean of {self.smooth} steps" if self.smooth > 1 else "",
+        )
+        return "   ".join(filter(None, parts))
 
-    def legend(self) -> Text:
-        """Return the settings, and the names of the other runs in the colours of their curves."""
+    def legend(self) -> list[Text]:
+        """Return the settings, and the names of the other runs in the colours of their curves; no line without any."""
         line = Text(self.describe(), FAINT, no_wrap=True)
         for n, other in enumerate(self.others):
             line.append(f"   ⠒ {other.run.name}", OVER[n % len(OVER)])
-        return line
+        return [line] if line.plain else []
 
 
 Series = list[tuple[float, float]]
@@ -113,23 +111,17 @@ WIDE = 157
 """Least width (a terminal of 160 columns) for two more charts in a row."""
 
 
-def chart_grid(
-    data: WatchData, width: int, height: int = 6, look: Look | None = None
-) -> list[Text]:
+def chart_grid(data: RunData, width: int, height: int = 6, look: Look | None = None) -> list[Text]:
     """Return every metric as a curve: two a row, four on a wide terminal."""
     look = look or Look()
     columns = max(width // 40, 4 if width >= WIDE else 1)
     names = [name for name in data.names() if look.matches(name) or look.matches(data.key(name))]
-    if panes.eval_series(data) and look.matches("eval"):
+    if panels.eval_series(data) and look.matches("eval"):
         names.insert(min(1, len(names)), EVAL)
     if not names:
-        return [
-            Text(
-                "No metric has such a name." if look.pattern else "No step has finished yet.", FAINT
-            )
-        ]
-    legend = look.legend()
-    lines: list[Text] = [legend] if legend.plain.strip() else []
+        why = "No metric has such a name." if look.pattern else "No step has finished yet."
+        return [Text(why, FAINT)]
+    lines = look.legend()
     for start in range(0, len(names), columns):
         blocks = [
             one_chart(data, name, width // columns - 2, height, look)
@@ -144,7 +136,7 @@ EVAL = "eval"
 
 
 def one_chart(
-    data: WatchData, name: str, width: int, height: int, look: Look, title: str = ""
+    data: RunData, name: str, width: int, height: int, look: Look, title: str = ""
 ) -> list[Text]:
     """One metric over the steps that the look shows, and over the other runs."""
     end, mine = float(data.step), _points(data, name)
@@ -154,7 +146,7 @@ def one_chart(
     if any(at):
         text += " vs " + " ".join(short(values[-1] if values else None) for values in at)
     dim = [cut(other, look, end) for other in theirs]
-    marks = panes.control_steps(data) if name != EVAL else []
+    marks = panels.control_steps(data) if name != EVAL else []
     unit = name in UNIT
     return chart(
         text, cut(mine, look, end), width, height, marks=marks, others=dim, unit=unit, log=look.log
@@ -165,8 +157,8 @@ UNIT = frozenset({EVAL, "reward", "solved", "all_solved", "all_failed", "zero_st
 """Drawn between 0 and 1 at least."""
 
 
-def _points(data: WatchData, name: str) -> Series:
-    return panes.eval_series(data) if name == EVAL else data.series(name)
+def _points(data: RunData, name: str) -> Series:
+    return panels.eval_series(data) if name == EVAL else data.series(name)
 
 
 NARROWEST = 25
@@ -177,50 +169,40 @@ ASIDE = re.compile(
 """Metrics that the overview leaves to the page of charts."""
 
 
-def overview_charts(data: WatchData, width: int, height: int, look: Look) -> list[Text]:
+def overview_charts(data: RunData, width: int, height: int, look: Look) -> list[Text]:
     """As many curves as the middle of the overview has room for; those that do not move are named under them."""
-    names = [
-        name
-        for name in data.names()
-        if (look.matches(name) if look.pattern else not ASIDE.match(name))
-    ]
-    names = [*names[:1], *([EVAL] if panes.eval_series(data) else []), *names[1:]]
-    names = [name for name in names if _points(data, name)]
+    shown = look.matches if look.pattern else lambda name: not ASIDE.match(name)
+    names = [name for name in data.names() if shown(name)]
+    names = [name for name in (*names[:1], EVAL, *names[1:]) if _points(data, name)]
     flat = [name for name in names if not _moves(data, name)]
     names = [name for name in names if name not in flat]
-    still = [f"{panes.TITLES.get(name, name)} {short(_points(data, name)[-1][1])}" for name in flat]
+    still = [
+        f"{panels.TITLES.get(name, name)} {short(_points(data, name)[-1][1])}" for name in flat
+    ]
     if not data.has_reference and "kl" not in names and data.steps:
         still.insert(0, "KL no reference model")
-    legend = look.legend()
-    lines = [legend] if legend.plain.strip() else []
     head = "no curve yet: " if not names else "does not move: "
-    under = (
-        [Text(part, FAINT, no_wrap=True) for part in wrap(head + ",  ".join(still), width - 1)]
-        if still
-        else []
-    )
+    parts = wrap(head + ",  ".join(still), width - 1) if still else []
+    lines, under = look.legend(), [Text(part, FAINT, no_wrap=True) for part in parts]
     if not names:
-        return [
-            *lines,
-            *(under or [Text("No step has finished yet: the first curves need two.", FAINT)]),
-        ]
+        first = Text("No step has finished yet: the first curves need two.", FAINT)
+        return [*lines, *(under or [first])]
     most = max(min(width // NARROWEST, len(names)), 1)
     room = height - len(lines) - min(len(under), 2)
     rows = max(min(-(-len(names) // most), room // 6), 1)
     columns = min(-(-len(names) // rows), most)  # rows of about the same length
     each, extra = divmod(room, rows)
     for row in range(rows):
-        shown = names[row * columns : (row + 1) * columns]
-        tall = max(min(each + (row < extra), 14) - 2, 2)
+        tall, wide = max(min(each + (row < extra), 14) - 2, 2), width // columns
         blocks = [
-            one_chart(data, n, width // columns - 1, tall, look, panes.TITLES.get(n, n))
-            for n in shown
+            one_chart(data, name, wide - 1, tall, look, panels.TITLES.get(name, name))
+            for name in names[row * columns : (row + 1) * columns]
         ]
-        lines += beside(blocks, width // columns)
+        lines += beside(blocks, wide)
     return [*lines, *under][:height]
 
 
-def _moves(data: WatchData, name: str) -> bool:
+def _moves(data: RunData, name: str) -> bool:
     """Whether a metric has a curve to draw: two values that differ; reward and evaluations always, with two values."""
     values = [y for _, y in _points(data, name)]
     return len(values) > 1 and (name in ("reward", EVAL) or max(values) - min(values) > 1e-9)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.errors import UsageError
+from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose, Confirm, Prompt
-from agentrl_cli.tui.watch.data import WatchData
-
-if TYPE_CHECKING:
-    from agentrl_cli.store import Store
+from agentrl_cli.tui.common.dialogs import Choose, Prompt
 
 SETTINGS = {"lr": float, "max_grad_norm": float, "steps": int, "eval_every": int, "save_every": int}
 """What may change during a run, as `trainer.controls.CHANGEABLE` has it, and its type."""
@@ -30,13 +27,13 @@ class Controls:
     def __init__(self, screen: AgentScreen, sent: Callable[[], None]) -> None:
         self.screen, self.sent = screen, sent
 
-    def control(self, data: WatchData | None, action: str) -> None:
+    def control(self, data: RunData | None, action: str) -> None:
         """Asks for pause (resume, if the run is paused), checkpoint, evaluate or stop."""
         if action == "pause" and data is not None and data.paused:
             action = "resume"
         self._confirm(data, action, {}, DETAILS[action])
 
-    def rate(self, data: WatchData | None, factor: float) -> None:
+    def rate(self, data: RunData | None, factor: float) -> None:
         """Asks for the learning rate times a factor."""
         rate = data.learning_rate if data is not None else None
         if rate is None:
@@ -46,70 +43,52 @@ class Controls:
         detail = f"Learning rate {rate:g} → {new:g} from the next step on."
         self._confirm(data, "set", {"key": "train.lr", "value": new}, detail)
 
-    def set(self, data: WatchData | None) -> None:
+    def set(self, data: RunData | None) -> None:
         """Asks for any setting that may change during a run."""
 
-        def confirm(text: str | None) -> None:
+        def confirm(text: str) -> None:
             if text:
                 values = read_setting(text)
                 detail = f"{values['key']} becomes {values['value']:g} from the next step on."
                 self._confirm(data, "set", values, detail)
 
-        prompt = Prompt(
-            "set a knob", "eval_every=20", help=f"one of {', '.join(SETTINGS)}", check=read_setting
-        )
-        self.screen.app.push_screen(prompt, confirm)
+        known = f"one of {', '.join(SETTINGS)}"
+        prompt = Prompt("set a knob", "eval_every=20", help=known, check=read_setting)
+        self.screen.ask(prompt, confirm)
 
-    def leave(self, data: WatchData | None) -> None:
+    def leave(self, data: RunData | None) -> None:
         """Asks whether to detach or to stop the run; leaves at once if it has ended."""
         if data is None or not data.run.alive:
             self.screen.action_back()
             return
         run = data.run.id
-
-        def use(choice: int | None) -> None:
-            if choice == 0:
-                self.screen.action_back()
-            elif choice == 1:
-                self._send(run, "stop", {})
-            elif choice == 2:
-                self._send(run, "stop", {"now": True})
-
-        choices = [
-            "detach: the training goes on",
-            "stop after this step, save",
-            "stop now: --resume repeats the step",
-        ]
-        self.screen.app.push_screen(Choose(f"{data.run.name} is running", choices), use)
+        ways: dict[str, Callable[[], object]] = {
+            "detach: the training goes on": self.screen.action_back,
+            "stop after this step, save": lambda: self._send(run, "stop", {}),
+            "stop now: --resume repeats the step": lambda: self._send(run, "stop", {"now": True}),
+        }
+        choose = Choose(f"{data.run.name} is running", list(ways))
+        self.screen.ask(choose, lambda choice: list(ways.values())[choice]())
 
     def _confirm(
-        self, data: WatchData | None, action: str, values: dict[str, Any], detail: str
+        self, data: RunData | None, action: str, values: dict[str, Any], detail: str
     ) -> None:
-        if data is None or not data.run.alive:
-            name = (
-                f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
+        if data is not None and data.run.alive:
+            run, send = data.run, self._send
+            self.screen.confirm(
+                f"{action} {run.name}?", detail, lambda: send(run.id, action, values)
             )
-            self.screen.notify(f"This run has ended.{name}", severity="warning", markup=False)
             return
-        run = data.run.id
-
-        def send(yes: bool | None) -> None:
-            if yes:
-                self._send(run, action, values)
-
-        self.screen.app.push_screen(Confirm(f"{action} {data.run.name}?", detail), send)
+        name = f" `agentrl train --resume {data.run.name}` continues." if data is not None else ""
+        self.screen.notify(f"This run has ended.{name}", severity="warning", markup=False)
 
     def _send(self, run_id: str, action: str, values: dict[str, Any]) -> None:
-        self.screen.run_worker(
-            self._store(run_id, action, values), group="control", exit_on_error=False
-        )
+        work = self._store(run_id, action, values)
+        self.screen.run_worker(work, group="control", exit_on_error=False)
 
     async def _store(self, run_id: str, action: str, values: dict[str, Any]) -> None:
-        try:
-            await self.screen.reader.write(_add_control, run_id, action, values)
-        except AgentRLError as error:
-            self.screen.notify(f"{error.message} {error.hint}", severity="error", markup=False)
-            return
+        """Stores a control; an error is shown as that of any worker of the screen."""
+        await self.screen.reader.write(lambda store: store.controls.add(run_id, action, values))
         self.sent()
         self.screen.notify(f"{action}: asked the trainer", markup=False)
 
@@ -126,7 +105,3 @@ def read_setting(text: str) -> dict[str, Any]:
         return {"key": f"train.{name}", "value": SETTINGS[name](value)}
     except ValueError:
         raise UsageError(f"{name} needs a number, not {value.strip()!r}.") from None
-
-
-def _add_control(store: Store, run_id: str, action: str, values: dict[str, Any]) -> int:
-    return store.controls.add(run_id, action, values)

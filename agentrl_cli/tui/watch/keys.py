@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.bindings import named
-from agentrl_cli.tui.watch.tabs import TABS
+from agentrl_cli.tui.common.keys import named
 
+TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
+WORKERS = "workers"
+"""A tab more, on w, for runs whose episodes workers make."""
 KEYS = (
     "1-9 tab  ↑/↓ choose  enter open  space freeze  f filter  y log axis  z zoom  [ ] range  r smooth  C compare run\n"
     "p pause  k checkpoint  E evaluate  + - rate  S set  X stop (all ask first)  x flagged  d health  ? keys  q detach"

@@ -11,10 +11,10 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.widget import Widget
 
+from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.watch.charts import Look
-from agentrl_cli.tui.watch.data import WatchData
 from agentrl_cli.tui.watch.recent import Recent
 
 
@@ -22,32 +22,27 @@ from agentrl_cli.tui.watch.recent import Recent
 class Shown:
     """What a page draws: the run as it was last read, its newest episodes, and how curves are drawn."""
 
-    data: WatchData
+    data: RunData
     recent: Recent
     look: Look
 
     def key(self, size: Size) -> tuple[Any, ...]:
         """Changes if anything changes that a page shows: reading the store every second must cost little."""
         data = self.data
-        newest = (
-            len(data.steps),
-            data.steps[-1:],
-            data.evals,
-            data.events[-1:],
-            data.logs[-1:],
-            data.alerts,
-        )
-        return (*newest, data.workers, data.health, data.run.config, self.recent, self.look, size)
+        newest = data.steps[-1:], data.events[-1:], data.logs[-1:], data.evals, data.alerts
+        return (*newest, len(data.steps), data.workers, data.health, data.run.config,
+                self.recent, self.look, size)  # fmt: skip
 
 
 class Page(Widget):
     """What every tab has beside its kind of widget: the screen calls `draw` after every look at the store, the others
     for keys."""
 
-    NEEDS_RECENT = False
+    needs_recent = False
     """Whether the page shows the newest episodes."""
-    HAS_CHARTS = False
+    has_charts = False
     """Whether a filter of metrics keeps this page; from another one it leads to the charts."""
+    shown: Shown | None = None
 
     class Opened(Message):
         """Open an episode in replay."""
@@ -70,8 +65,6 @@ class Page(Widget):
             super().__init__()
             self.pattern = pattern
 
-    shown: Shown | None = None
-
     def draw(self, shown: Shown) -> None:
         """Draws the page."""
         self.shown = shown
@@ -93,16 +86,14 @@ class Page(Widget):
 
     def ask_filter(self) -> None:
         """Asks which metrics the charts show."""
-        names = "  ".join(self.shown.data.names()[:24]) if self.shown is not None else ""
-        pattern = self.shown.look.pattern if self.shown is not None else ""
+        if self.shown is None:
+            return
+        names = "  ".join(self.shown.data.names()[:24])
         label = "metrics whose name holds (a regular expression)"
+        prompt = Prompt(label, self.shown.look.pattern, help=names)
+        self.ask(prompt, lambda text: self.post_message(self.MetricsFiltered(text)))
 
-        def use(text: str) -> None:
-            self.post_message(self.MetricsFiltered(text))
-
-        self.ask(Prompt(label, pattern, help=names), use)
-
-    def ask(self, prompt: Prompt, use: Callable[[str], None]) -> None:
+    def ask(self, prompt: Prompt, use: Callable[[str], object]) -> None:
         """Calls `use` with the line that was entered, unless the prompt was cancelled."""
 
         def entered(text: str | None) -> None:
@@ -117,9 +108,22 @@ class LinesPage(Lines, Page):
 
     _key: Any = None
 
+    def __init__(
+        self,
+        id: str,
+        lines: Callable[[Shown, int], list[Text]] | None = None,
+        *,
+        recent: bool = False,
+        charts: bool = False,
+    ) -> None:
+        """`lines` returns the page at a width; a subclass may have them as `lines_of`."""
+        super().__init__(id=id)
+        self.needs_recent, self.has_charts = recent, charts
+        self._lines = lines
+
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
         """Return the lines of the page at a width."""
-        raise NotImplementedError
+        return self._lines(shown, width) if self._lines is not None else []
 
     def draw(self, shown: Shown) -> None:
         super().draw(shown)

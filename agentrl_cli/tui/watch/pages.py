@@ -1,23 +1,35 @@
-"""The pages of watch that scroll: charts, groups, tokens, tools, log, config, health."""
+"""The tabs of the watch screen but the overview: episodes, groups, and pages of lines, most of them one function."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
+from textual.widgets import Static
 
-from agentrl_cli.tui.common.charts import bar, span
+from agentrl_cli.reports.run_data import GroupRow, RunData
+from agentrl_cli.tui.common.charts import bar, counts_line, span
 from agentrl_cli.tui.common.dialogs import Prompt
+from agentrl_cli.tui.common.episode_list import EpisodeList
 from agentrl_cli.tui.common.lines import Lines
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, num, wrap
+from agentrl_cli.tui.common.text import (
+    ALARM,
+    BAD,
+    FAINT,
+    GOOD,
+    HERE,
+    TITLE,
+    clip,
+    line,
+    num,
+    wrap,
+)
 from agentrl_cli.tui.common.token_text import keep_end
-from agentrl_cli.tui.watch.charts import Look, chart_grid
-from agentrl_cli.tui.watch.data import WatchData
-from agentrl_cli.tui.watch.page import LinesPage, Shown
-from agentrl_cli.tui.watch.panels import alert_lines, health_lines, log_lines
-from agentrl_cli.tui.watch.recent import Fold, GroupLine, Recent, folded
+from agentrl_cli.tui.watch.charts import chart_grid
+from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
+from agentrl_cli.tui.watch.panels import health_lines, log_lines
+from agentrl_cli.tui.watch.recent import Fold, Recent, fold_groups
 
 TOKEN_METRICS = (
     r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"
@@ -25,15 +37,32 @@ TOKEN_METRICS = (
 TOOL_METRICS = r"tool|turns|branches"
 GROUP_HEAD = 2
 """Lines above the first group."""
+SILENT = 10.0
+"""Seconds after which the time of a worker's last sign of life is shown."""
 
 
-class ChartsPage(LinesPage):
-    """Every metric as a curve."""
+class EpisodesPage(EpisodeList, Page):
+    """The run's episodes by a filter and an order."""
 
-    HAS_CHARTS = True
+    def run_read(self) -> None:
+        self.read_again()
 
-    def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return chart_grid(shown.data, width, look=shown.look)
+    def choose(self, step: int) -> None:
+        self.table.move_to(self.table.cursor + step)
+
+    def open(self) -> None:
+        self.table.open_current()
+
+    def sort(self) -> None:
+        self.next_sort()
+        self.notify(f"sort {self.browse.sort}", timeout=2)
+
+    def on_episode_list_listed(self, event: EpisodeList.Listed) -> None:
+        """Shows what is wrong with the filter in place of the column titles."""
+        if event.error:
+            self.query_one("#columns", Static).update(Text(event.error, ALARM))
+        else:
+            self.show_columns()
 
 
 class GroupsPage(LinesPage):
@@ -42,16 +71,14 @@ class GroupsPage(LinesPage):
     Enter opens the best attempt of the chosen group, or unfolds the line.
     """
 
-    NEEDS_RECENT = True
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.cursor = 0
-        self.open_steps: frozenset[int] = frozenset()
+    cursor = 0
+    open_steps: frozenset[int] = frozenset()
 
     @property
-    def rows(self) -> Sequence[GroupLine | Fold]:
-        return folded(self.shown.recent.groups, self.open_steps) if self.shown is not None else ()
+    def rows(self) -> Sequence[GroupRow | Fold]:
+        return (
+            fold_groups(self.shown.recent.groups, self.open_steps) if self.shown is not None else ()
+        )
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
         return group_lines(shown.recent, self.cursor, width, self.open_steps)
@@ -62,53 +89,28 @@ class GroupsPage(LinesPage):
         self.scroll_to(y=max(self.cursor + GROUP_HEAD - self.size.height // 2, 0), animate=False)
 
     def open(self) -> None:
-        rows = self.rows
-        row = rows[self.cursor] if self.cursor < len(rows) else None
-        if isinstance(row, Fold):
-            self.open_steps ^= {row.step}
-            self.draw_again()
-        elif row is not None:
-            self.post_message(self.Opened(row.best))
+        for row in self.rows[self.cursor : self.cursor + 1]:
+            if isinstance(row, Fold):
+                self.open_steps ^= {row.step}
+                self.draw_again()
+            else:
+                self.post_message(self.Opened(row.best))
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
         """A click on a row chooses it, a second one opens it."""
         row = event.line - GROUP_HEAD
-        if not 0 <= row < len(self.rows):
-            return
         if row == self.cursor:
             self.open()
-        else:
+        elif 0 <= row < len(self.rows):
             self.cursor = row
             self.draw_again()
-
-
-class TokensPage(LinesPage):
-    """Lengths and dispositions of the last step's episodes, and every metric per token."""
-
-    NEEDS_RECENT = HAS_CHARTS = True
-
-    def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return token_lines(shown.data, shown.recent, shown.look, width)
-
-
-class ToolsPage(LinesPage):
-    """Calls and failures of each tool, and their curves."""
-
-    NEEDS_RECENT = HAS_CHARTS = True
-
-    def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return tool_lines(shown.recent, width) + chart_grid(
-            shown.data, width, look=shown.look.only(TOOL_METRICS)
-        )
 
 
 class LogPage(LinesPage):
     """Log and events by time; the end stays in sight until it is scrolled away."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.needle = ""
-        """What a line must contain."""
+    needle = ""
+    """What a line must contain."""
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
         return event_lines(shown.data, self.needle, width)
@@ -117,10 +119,9 @@ class LogPage(LinesPage):
         at_end = self.at_end
         super().draw(shown)
         if at_end:
-            self.call_after_refresh(self.scroll_end, animate=False)
+            self.enter()
 
     def enter(self) -> None:
-        super().enter()
         self.call_after_refresh(self.scroll_end, animate=False)
 
     def ask_filter(self) -> None:
@@ -132,22 +133,24 @@ class LogPage(LinesPage):
         self.ask(Prompt("lines that hold", self.needle), use)
 
 
-class ConfigPage(LinesPage):
-    """Every setting of the run."""
+def make_pages() -> list[Page]:
+    """Return the tabs of lines by their ids."""
+    return [
+        LinesPage("charts", lambda s, width: chart_grid(s.data, width, look=s.look), charts=True),
+        GroupsPage("groups", recent=True),
+        LinesPage("tokens", token_lines, recent=True, charts=True),
+        LinesPage("tools", tool_lines, recent=True, charts=True),
+        LogPage("log"),
+        LinesPage("config", config_lines),
+        LinesPage("health", check_lines),
+        LinesPage("workers", lambda shown, width: worker_lines(shown.data, width)),
+    ]
 
-    def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return config_lines(shown.data, next(iter(shown.look.others), None), width)
 
-
-class HealthPage(LinesPage):
-    """Every check with what to try, and the alerts."""
-
-    def lines_of(self, shown: Shown, width: int) -> list[Text]:
-        return [
-            *health_lines(shown.data, width, advice=True),
-            Text(""),
-            *alert_lines(shown.data, width, 200),
-        ]
+def check_lines(shown: Shown, width: int) -> list[Text]:
+    """Return every check with what to try, and the alerts."""
+    alerts = log_lines(shown.data.alerts, "ALERTS", width, 200)
+    return [*health_lines(shown.data, width, advice=True), Text(""), *alerts]
 
 
 def group_lines(
@@ -156,144 +159,103 @@ def group_lines(
     """Return every group of the newest steps: its rewards, their spread, and whether it was trained."""
     if not found.groups:
         return [Text("GROUPS", TITLE), Text("  no finished attempt yet", FAINT)]
-    flat = sum(group.flat for group in found.groups)
-    lines = [
-        Text(
-            clip(
-                f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there",
-                width,
-            ),
-            TITLE,
-        ),
-        Text(
-            f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"[
-                :width
-            ],
-            FAINT,
-        ),
-    ]
-    for index, group in enumerate(folded(found.groups, open_steps)):
+    flat = sum(bool(group.kind) for group in found.groups)
+    title = f"GROUPS {len(found.groups)}, {flat} of them without spread: nothing to learn there"
+    head = f"  {'step':>5} {'task':<22} {'solved':>7} {'mean':>6} {'sd':>5}  rewards by sample"
+    lines = [line(title, width, TITLE), Text(head[:width], FAINT)]
+    for index, group in enumerate(fold_groups(found.groups, open_steps)):
+        style = FAINT if isinstance(group, Fold) or group.kind else ""
         row = group.text() if isinstance(group, Fold) else _group_text(group)
-        dim = isinstance(group, Fold) or group.flat
-        lines.append(
-            Text(clip(row, width), HERE if index == cursor else FAINT if dim else "", no_wrap=True)
-        )
+        lines.append(line(row, width, HERE if index == cursor else style))
     return lines
 
 
-def _group_text(group: GroupLine) -> str:
-    mean = sum(group.rewards) / len(group.rewards) if group.rewards else None
-    solved = f"{group.solved:>3}/{len(group.rewards):<3}" if group.rewards else "runs   "
-    row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved}"
-    row += f" {num(mean, '6.2f'):>6} {group.spread:>5.2f}  "
-    row += " ".join(num(reward, ".1f") for reward in group.rewards)
-    return (
-        row
-        + "  "
-        + " ".join([*(name for name in group.dispositions if name != "trained"), *group.flags])
-    )
+def _group_text(group: GroupRow) -> str:
+    count = len(group.rewards)
+    mean = sum(group.rewards) / count if count else None
+    solved = f"{group.solved:>3}/{count:<3}" if count else "runs   "
+    rewards = " ".join(num(reward, ".1f") for reward in group.rewards)
+    marks = [*(name for name in group.dispositions if name != "trained"), *group.flags]
+    row = f"  {group.step:>5} {keep_end(group.task_id, 22):<22} {solved} {num(mean, '6.2f'):>6}"
+    return f"{row} {group.spread:>5.2f}  {rewards}  {' '.join(marks)}"
 
 
-def token_lines(data: WatchData, found: Recent, look: Look, width: int) -> list[Text]:
+def token_lines(shown: Shown, width: int) -> list[Text]:
     """Dispositions and lengths of the last step's episodes, then every metric per token as a curve."""
-    lines = [Text(f"LAST STEP ({data.step})", TITLE)]
-    total = sum(count for _, count in found.dispositions)
+    data, found = shown.data, shown.recent
+    lines, total = [Text(f"LAST STEP ({data.step})", TITLE)], len(found.lengths)
     for name, count in found.dispositions:
         text = f"  {name:<28} {count:>4} {bar(count / total, 22)}"
         lines.append(Text(text[:width], "" if name == "trained" else BAD))
-    if found.lengths:
-        ordered = sorted(found.lengths)
-        cut = data.last("cut")
-        middle, high = (
-            ordered[len(ordered) // 2],
-            ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)],
-        )
-        text = f"  sampled tokens an episode: median {middle:,}, p95 {high:,}, most {ordered[-1]:,}"
-        lines.append(Text(clip(text + (f"; cut off {cut:.0%}" if cut is not None else ""), width)))
-        lines += _histogram(found.lengths, width)
-    return [*lines, Text(""), *chart_grid(data, width, look=look.only(TOKEN_METRICS))]
+    if ordered := sorted(found.lengths):
+        cut, low, high = data.last("cut"), ordered[0], ordered[-1]
+        p95 = ordered[min(int(total * 0.95), total - 1)]
+        text = f"  sampled tokens an episode: median {ordered[total // 2]:,}, p95 {p95:,}, most {high:,}"
+        lines.append(line(text + (f"; cut off {cut:.0%}" if cut is not None else ""), width))
+        bins = min(max(width - 20, 10), 60)
+        places = (int((value - low) / max(high - low, 1) * bins) for value in ordered)
+        row = f"  {low:>7,} {counts_line(places, bins)} {high:,}"
+        lines.append(Text(row, GOOD, no_wrap=True))
+    return [*lines, Text(""), *chart_grid(data, width, look=shown.look.only(TOKEN_METRICS))]
 
 
-def _histogram(values: Sequence[int], width: int) -> list[Text]:
-    bins, low, high = min(max(width - 20, 10), 60), min(values), max(values)
-    counts = [0] * bins
-    for value in values:
-        counts[min(int((value - low) / max(high - low, 1) * bins), bins - 1)] += 1
-    cells = "".join(" ▁▂▃▄▅▆▇█"[min(math.ceil(count / max(counts) * 8), 8)] for count in counts)
-    return [Text(f"  {low:>7,} {cells} {high:,}", GOOD, no_wrap=True)]
-
-
-def tool_lines(found: Recent, width: int) -> list[Text]:
-    """Return each tool's calls and failures in the newest steps."""
+def tool_lines(shown: Shown, width: int) -> list[Text]:
+    """Return each tool's calls and failures in the newest steps, and their curves."""
+    found = shown.recent
     lines = [Text(f"TOOLS since step {found.since}", TITLE)]
-    if not found.tools:
-        lines.append(Text("  no tool was called", FAINT))
-    else:
-        head = f"  {'tool':<18} {'calls':>7} {'malformed':>10} {'failed':>8} {'mean':>8} {'slowest':>8}  kinds of error"
-        lines.append(Text(head[:width], FAINT))
+    head = f"  {'tool':<18} {'calls':>7} {'malformed':>10} {'failed':>8} {'mean':>8} {'slowest':>8}"
+    head += "  kinds of error"
+    lines.append(Text(head[:width] if found.tools else "  no tool was called", FAINT))
     for name, calls, malformed, failed, mean, slowest, kinds in found.tools:
-        bad = (malformed + failed) / calls if calls else 0.0
-        row = (
-            f"  {clip(name, 18):<18} {calls:>7,} {malformed / calls:>10.0%} {failed / calls:>8.0%}"
-        )
-        row += f" {_wait(mean):>8} {_wait(slowest):>8}  {(kinds or '').replace(',', ' ')}"
-        lines.append(Text(clip(row, width), BAD if bad > 0.3 else "", no_wrap=True))
-    return [*lines, Text("")]
+        shares = f"{malformed / calls:>10.0%} {failed / calls:>8.0%}"
+        row = f"  {clip(name, 18):<18} {calls:>7,} {shares} {_wait(mean):>8} {_wait(slowest):>8}"
+        style = BAD if malformed + failed > 0.3 * calls else ""
+        lines.append(line(f"{row}  {(kinds or '').replace(',', ' ')}", width, style))
+    curves = chart_grid(shown.data, width, look=shown.look.only(TOOL_METRICS))
+    return [*lines, Text(""), *curves]
 
 
 def _wait(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 1 else span(seconds)
 
 
-def event_lines(data: WatchData, needle: str, width: int) -> list[Text]:
+def event_lines(data: RunData, needle: str, width: int) -> list[Text]:
     """Log and events by time, the newest last."""
     events = [{"at": row["at"], "level": "event", "text": _event(row)} for row in data.events]
     rows = sorted([*data.logs, *events], key=lambda row: float(row["at"]))
-    if needle:
-        rows = [row for row in rows if needle.lower() in str(row["text"]).lower()]
+    rows = [row for row in rows if needle.lower() in str(row["text"]).lower()]
     return log_lines(rows, f"LOG{f' holding {needle!r}' if needle else ''}", width, 400)
 
 
 def _event(row: Mapping[str, Any]) -> str:
     data = row["data"] if isinstance(row["data"], Mapping) else {}
-    return " ".join(
-        [str(row["kind"]), *(f"{name}={value}" for name, value in data.items() if name != "id")]
-    )
+    values = (f"{name}={value}" for name, value in data.items() if name != "id")
+    return " ".join([str(row["kind"]), *values])
 
 
-def config_lines(data: WatchData, other: WatchData | None, width: int) -> list[Text]:
+def config_lines(shown: Shown, width: int) -> list[Text]:
     """Return every setting of the run; those that differ from the other run, or were changed during the run, are
     marked.
     """
+    data, other = shown.data, next(iter(shown.look.others), None)
     mine = dict(flat(data.run.config))
     theirs = dict(flat(other.run.config)) if other is not None else mine
-    changed = {
-        str(row["data"].get("key")): row["data"].get("value")
-        for row in data.events
-        if row["kind"] == "control:set"
-    }
-    lines = [
-        Text(
-            clip(f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}", width), TITLE
-        )
-    ]
-    section = ""
+    sets = [row["data"] for row in data.events if row["kind"] == "control:set"]
+    changed = {str(values.get("key")): values.get("value") for values in sets}
+    title = f"CONFIG of {data.run.name}   seed {data.run.seed}   {data.run.dir}"
+    lines, section = [line(title, width, TITLE)], ""
     for key, value in mine.items():
-        if key.partition(".")[0] != section:
-            section = key.partition(".")[0]
+        head, _, rest = key.partition(".")
+        if head != section:
+            section = head
             lines.append(Text(section, "bold"))
-        notes = []
-        if other is not None and theirs.get(key, "-") != value:
-            notes.append(f"{other.run.name}: {theirs.get(key, '-')}")
-        if key in changed:
-            notes.append(f"changed while it ran to {changed[key]}")
-        text = f"  {key.partition('.')[2] or key:<28} {value}"
-        for number, part in enumerate(
-            wrap(text.strip(), max(width - 4, 20)) if len(text) > width else [text]
-        ):
-            lines.append(
-                Text(part if number == 0 else f"      {part}", HERE if notes else "", no_wrap=True)
-            )
+        notes = [f"{other.run.name}: {theirs.get(key, '-')}"] if other is not None else []
+        notes = notes if theirs.get(key, "-") != value else []
+        notes += [f"changed while it ran to {changed[key]}"] if key in changed else []
+        text = f"  {rest or key:<28} {value}"
+        parts = wrap(text.strip(), max(width - 4, 20)) if len(text) > width else [text]
+        rows = [parts[0], *(f"      {part}" for part in parts[1:])]
+        lines += [Text(row, HERE if notes else "", no_wrap=True) for row in rows]
         lines += [Text(f"      {note}", BAD) for note in notes]
     return lines if mine else [*lines, Text("  none stored", FAINT)]
 
@@ -305,7 +267,30 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, Mapping) and value:
             out += flat(value, f"{prefix}{name}.")
         else:
-            out.append(
-                (f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value))
-            )
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            out.append((f"{prefix}{name}", shown))
     return out
+
+
+def worker_lines(data: RunData, width: int) -> list[Text]:
+    """Return a line for each worker, and its last error under it."""
+    if not data.workers:
+        text = "  the process of the run makes the episodes itself (cluster.kind: here)"
+        return [Text("WORKERS", TITLE), Text(text[:width], FAINT)]
+    ready = [worker for worker in data.workers if worker.state == "ready"]
+    title = f"WORKERS {len(data.workers)} ({data.workers[0].kind}), {len(ready)} ready"
+    title += f", {sum(worker.rate for worker in ready):,.0f} tokens/s"
+    node = max(8, *(min(len(worker.node), 24) for worker in data.workers))
+    head = f"  {'':>4} {'node':<{node}} {'pid':>8} {'state':<9} {'weights':<18}"
+    head += f" {'runs':>5} {'done':>8} {'tokens/s':>9} {'lost':>5}"
+    lines = [line(title, width, TITLE), line(head, width, FAINT)]
+    for worker in data.workers:
+        version = keep_end(worker.version, 18)  # the step is at its end
+        row = f"  {worker.number:>4} {clip(worker.node, node):<{node}} {worker.pid:>8} {worker.state:<9}"
+        row += f" {version:<18} {worker.running:>5} {worker.finished:>8,} {worker.rate:>9,.0f}"
+        silent = data.read - worker.at
+        seen = f"  seen {span(silent)} ago" if data.run.alive and silent > SILENT else ""
+        style = BAD if worker.state == "starting" else ""
+        lines.append(line(f"{row} {worker.lost:>5}{seen}", width, style))
+        lines += [line(f"         {worker.error}", width, BAD)] * bool(worker.error)
+    return lines

@@ -1,7 +1,7 @@
 """Watch: one run, live or finished. The trainer is its own process; this reads the store and writes only `controls`.
 
-`q` detaches and the run never notices. Each tab is a page of its own (pages.py, overview.py, episodes.py); keys.py has
-the keys, controls.py what changes the run.
+`q` detaches and the run never notices. Each tab is a page of its own (pages.py, overview.py); keys.py has the keys,
+controls.py what changes the run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.style import Style
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
@@ -17,33 +18,22 @@ from textual.events import Resize
 from textual.widgets import ContentSwitcher, Static
 
 from agentrl_cli.errors import AgentRLError
+from agentrl_cli.reports.run_data import RunData
+from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.store.mask_secrets import mask_text
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_table import EpisodeTable
-from agentrl_cli.tui.common.text import ALARM, join
+from agentrl_cli.tui.common.text import ALARM, FAINT, join
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import Look
 from agentrl_cli.tui.watch.controls import Controls
-from agentrl_cli.tui.watch.data import WatchData, metrics_csv
-from agentrl_cli.tui.watch.episodes import EpisodesPage
-from agentrl_cli.tui.watch.keys import BINDINGS, HELP, KEYS, KEYS_SMALL
-from agentrl_cli.tui.watch.load import load, newer
+from agentrl_cli.tui.watch.keys import BINDINGS, HELP, KEYS, KEYS_SMALL, TABS, WORKERS
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
 from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
-from agentrl_cli.tui.watch.pages import (
-    ChartsPage,
-    ConfigPage,
-    GroupsPage,
-    HealthPage,
-    LogPage,
-    TokensPage,
-    ToolsPage,
-)
+from agentrl_cli.tui.watch.pages import EpisodesPage, make_pages
 from agentrl_cli.tui.watch.recent import Recent, load_recent
-from agentrl_cli.tui.watch.tabs import TABS, WORKERS, TabBar
-from agentrl_cli.tui.watch.workers import WorkersPage
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
@@ -59,42 +49,28 @@ class WatchScreen(AgentScreen):
 
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "watch", HELP
+    data: RunData | None = None
+    recent = Recent()
+    look = Look()
+    tab = "overview"
+    frozen = False
 
     def __init__(self, reader: Reader, run: str, *, follow: bool = False) -> None:
         """`follow`: a training that begins once this one has ended takes its place."""
         super().__init__(reader)
-        self.run, self.following = run, follow
-        self.data: WatchData | None = None
-        self.recent = Recent()
-        self.look = Look()
-        self.browse = Browse(run=run)
-        self.controls = Controls(self, self._changed)
-        self.pages: dict[str, Page] = {
-            "overview": OverviewPage(id="overview"),
-            "charts": ChartsPage(id="charts"),
-            "episodes": EpisodesPage(reader, self.browse, id="episodes"),
-            "groups": GroupsPage(id="groups"),
-            "tokens": TokensPage(id="tokens"),
-            "tools": ToolsPage(id="tools"),
-            "log": LogPage(id="log"),
-            "config": ConfigPage(id="config"),
-            "health": HealthPage(id="health"),
-            WORKERS: WorkersPage(id=WORKERS),
-        }
-        self.tab = "overview"
-        self.frozen = False
-        self.problem = ""
-        self._version: int | None = None
+        self.run, self.following, self.browse = run, follow, Browse(run=run)
+        self.controls = Controls(self, self._forget)
+        episodes = EpisodesPage(reader, self.browse, id="episodes")
+        pages: list[Page] = [OverviewPage(id="overview"), episodes, *make_pages()]
+        self.pages = {str(page.id): page for page in pages}
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield TabBar(id="tabs")
-        yield Static(id="summary")
+        yield from (Static(id="head"), TabBar(id="tabs"), Static(id="summary"))
         yield ContentSwitcher(*self.pages.values(), initial=self.tab)
         yield Static(id="keys")
 
     def on_mount(self) -> None:
-        self.query_one("#head", Static).update(Text(f"agentrl watch   {self.run}   reading …"))
+        self.put("head", Text(f"agentrl watch   {self.run}   reading …"))
         self.poll()
         self.set_interval(POLL, self.poll)
 
@@ -105,7 +81,7 @@ class WatchScreen(AgentScreen):
         self.set_class(width >= 160 and not narrow, "-wide")
         self.set_class(width < 80 or height < 20, "-tiny")
         self.set_class(not narrow and (width < 112 or height < 34), "-mid")
-        self.query_one("#keys", Static).update(Text(KEYS_SMALL if narrow else KEYS, no_wrap=True))
+        self.put("keys", Text(KEYS_SMALL if narrow else KEYS, no_wrap=True))
         self.call_after_refresh(self.paint)
 
     @property
@@ -121,30 +97,28 @@ class WatchScreen(AgentScreen):
         if self.frozen:
             return
         try:
-            version = await self.reader.call(lambda store: store.data_version())
-            alive = self.data is not None and self.data.run.alive
-            if version == self._version and not alive:
+            changed = await self.has_changed()
+            if not changed and self.data is not None and not self.data.run.alive:
                 return
-            if version != self._version or self.data is None:
-                if self.following:
-                    await self._follow()
-                self.data = await self.reader.call(load, self.run, self.data)
-                await self._read_page()
-            self._version, self.problem = version, ""
-        except (
-            AgentRLError
-        ) as error:  # a locked or vanished store is shown; the next look may find it again
-            self.problem = f"{error.message} {error.hint}".strip()
+            if changed or self.data is None:
+                await self._read()
+            self.problem = ""
+        except AgentRLError as error:
+            # a locked or vanished store is shown; the next look may find it again
+            self.problem, self._version = f"{error.message} {error.hint}".strip(), None
         self.paint()
+
+    async def _read(self) -> None:
+        if self.following:
+            await self._follow()
+        self.data = await self.reader.call(load, self.run, self.data)
+        await self._read_page()
 
     async def _follow(self) -> None:
         run = await self.reader.call(newer, self.run)
         if self.data is not None and run != self.data.run.id:
-            self.notify(
-                f"a new training began; {self.data.run.name} is in the list of runs",
-                timeout=6,
-                markup=False,
-            )
+            text = f"a new training began; {self.data.run.name} is in the list of runs"
+            self.notify(text, timeout=6, markup=False)
         self.run = run
 
     async def _read_page(self) -> None:
@@ -152,7 +126,7 @@ class WatchScreen(AgentScreen):
         if self.data is None:
             return
         self.browse.run = self.data.run.id
-        if self.page.NEEDS_RECENT:
+        if self.page.needs_recent:
             self.recent = await self.reader.call(load_recent, self.data.run.id)
         self.page.run_read()
 
@@ -161,33 +135,27 @@ class WatchScreen(AgentScreen):
         await self._read_page()
         self.paint()
 
-    def _changed(self) -> None:
+    def _forget(self) -> None:
         self._version = None
 
     # -- painting -------------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
         """Paints the head and the page in front, from the data of the last read."""
-        head = self.query_one("#head", Static)
+        data = self.data
         if self.problem:
-            head.update(Text(self.problem, ALARM))
-        if self.data is None:
+            self.put("head", Text(self.problem, ALARM))
+        elif data is not None:
+            self.put("head", panels.head(data, self.size.width))
+        if data is None:
             return
-        if not self.problem:
-            head.update(panels.head(self.data, self.size.width))
-        state = (
-            "FROZEN, space resumes"
-            if self.frozen
-            else "attached, q detaches"
-            if self.data.run.alive
-            else ""
-        )
-        self.query_one(TabBar).show(
-            self.tab, state, short=self.has_class("-small"), workers=bool(self.data.workers)
-        )
+        state = "attached, q detaches" if data.run.alive else ""
+        state = "FROZEN, space resumes" if self.frozen else state
+        workers = bool(data.workers) or self.tab == WORKERS
+        self.query_one(TabBar).show(self.tab, state, self.has_class("-small"), workers)
         if self.has_class("-mid"):
-            self.query_one("#summary", Static).update(join(summary(self.data, self.size.width - 2)))
-        self.page.draw(Shown(self.data, self.recent, self.look))
+            self.put("summary", join(summary(data, self.size.width - 2)))
+        self.page.draw(Shown(data, self.recent, self.look))
 
     def _draw(self, look: Look) -> None:
         self.look = look
@@ -203,9 +171,8 @@ class WatchScreen(AgentScreen):
         self.read_page()
 
     def action_next_tab(self) -> None:
-        self.action_tab(
-            TABS[(TABS.index(self.tab) + 1) % len(TABS)] if self.tab in TABS else TABS[0]
-        )
+        at = TABS.index(self.tab) if self.tab in TABS else -1
+        self.action_tab(TABS[(at + 1) % len(TABS)])
 
     def action_problems(self) -> None:
         """The episodes that carry a flag, or all again."""
@@ -219,7 +186,7 @@ class WatchScreen(AgentScreen):
 
     def on_page_metrics_filtered(self, event: Page.MetricsFiltered) -> None:
         self.look = replace(self.look, pattern=event.pattern)
-        self.action_tab(self.tab if self.page.HAS_CHARTS else "charts")
+        self.action_tab(self.tab if self.page.has_charts else "charts")
 
     def on_page_opened(self, event: Page.Opened) -> None:
         self.open_screen("replay", event.episode_id)
@@ -270,15 +237,10 @@ class WatchScreen(AgentScreen):
             self.notify("No other training is in this store.", timeout=3)
             return
         shown = {other.run.id for other in self.look.others}
-        choices = [
-            f"{'-' if run.id in shown else '+'} {run.name}  {run.step} steps" for run in found
-        ]
-
-        def use(choice: int | None) -> None:
-            if choice is not None:
-                self._compare_with(found[choice].id)
-
-        self.app.push_screen(Choose(f"curves of other trainings, {OTHERS} at most", choices), use)
+        signs = ["-" if run.id in shown else "+" for run in found]
+        choices = [f"{sign} {r.name}  {r.step} steps" for sign, r in zip(signs, found, strict=True)]
+        choose = Choose(f"curves of other trainings, {OTHERS} at most", choices)
+        self.ask(choose, lambda choice: self._compare_with(found[choice].id))
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def _compare_with(self, run: str) -> None:
@@ -292,17 +254,20 @@ class WatchScreen(AgentScreen):
     def action_svg(self) -> None:
         """Writes the screen as a picture; asks first if it may show a secret."""
         data = self.data
-        texts = (
-            "" if data is None else repr((data.live, data.logs, data.alerts, data.events, data.run))
-        )
-        texts += repr(self.recent.tools)
+        shown = () if data is None else (data.live, data.logs, data.alerts, data.events, data.run)
+        texts = repr((shown, self.recent.tools))
         secret = mask_text(texts) != texts
         self.save_picture(Path(f"watch-{self.run}.svg"), f"agentrl watch {self.run}", secret=secret)
 
     def action_export(self) -> None:
         """Writes every metric of every step as CSV."""
-        if self.data is not None:
-            self.write_file(Path(f"{self.data.run.name}-metrics.csv"), metrics_csv(self.data))
+        if self.data is None:
+            return
+        names = list(dict.fromkeys(name for row in self.data.steps for name in row))
+        cells = ([row.get(name) for name in names] for row in self.data.steps)
+        rows = [names, *(["" if value is None else str(value) for value in row] for row in cells)]
+        text = "".join(f"{','.join(row)}\n" for row in rows)
+        self.write_file(Path(f"{self.data.run.name}-metrics.csv"), text)
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -324,3 +289,25 @@ class WatchScreen(AgentScreen):
 
     def action_detach(self) -> None:
         self.action_back()
+
+
+class TabBar(Static):
+    """Every tab with its number in one line, and the state of the screen after them; a click shows a tab."""
+
+    auto_links = False
+    """A tab is not painted as a link."""
+    _shown: tuple[str, str, bool, bool] | None = None
+
+    def show(self, current: str, state: str, short: bool, workers: bool) -> None:
+        """Marks the current tab; `short`: names of three letters, for small terminals; `workers`: the run has some."""
+        if self._shown == (current, state, short, workers):
+            return
+        self._shown = (current, state, short, workers)
+        line = Text(style=FAINT, no_wrap=True)
+        keys = {str(number): tab for number, tab in enumerate(TABS, 1)}
+        for key, tab in (keys | {"w": WORKERS} if workers else keys).items():
+            name = tab.capitalize()
+            label = f"[{key} {name}]" if tab == current else f" {key} {name[:3] if short else name}"
+            line.append(label, Style(meta={"@click": f"screen.tab('{tab}')"}))
+            line.append(" ")
+        self.update(line.append(f"  {state}"), layout=False)

@@ -9,16 +9,16 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.bindings import CLOSING, FINDING, moving, named
 from agentrl_cli.tui.common.episode_list import Browse
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import HERE, TITLE, clip, join
+from agentrl_cli.tui.common.text import HERE, TITLE, clip
 from agentrl_cli.tui.whatif.client import MODULE
 from agentrl_cli.tui.whatif.view import event_lines
 
@@ -60,10 +60,11 @@ class WhatIfScreen(AgentScreen):
         self.state = "starting …"
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        with VerticalScroll(id="long", can_focus=False):
-            yield Static(id="page")
-        yield Static(Text(KEYS, no_wrap=True), id="keys")
+        yield from (
+            Static(id="head"),
+            Lines(id="long"),
+            Static(Text(KEYS, no_wrap=True), id="keys"),
+        )
 
     def on_mount(self) -> None:
         self.paint()
@@ -106,13 +107,8 @@ class WhatIfScreen(AgentScreen):
 
     def paint(self) -> None:
         """Everything so far."""
-        asked = " ".join(word for word in self.arguments)
-        head = Text(
-            f"agentrl what if   {self.episode_id}   {clip(asked, 60)}   {self.state}",
-            "bold",
-            no_wrap=True,
-        )
-        self.query_one("#head", Static).update(head)
+        asked = clip(" ".join(self.arguments), 60)
+        self.put_head(f"agentrl what if   {self.episode_id}   {asked}   {self.state}")
         chosen = self.stored[self.cursor] if self.cursor < len(self.stored) else ""
         lines: list[Text] = []
         for event in self.events:
@@ -122,15 +118,11 @@ class WhatIfScreen(AgentScreen):
             lines += shown
         children = [event for event in self.events if event["ev"] == "child"]
         if children:
-            rewards = [event["reward"] for event in children]
+            mean = sum(event["reward"] for event in children) / len(children)
             solved = sum(event["outcome"] == "solved" for event in children)
-            lines.append(
-                Text(
-                    f"{solved} of {len(rewards)} solved, mean reward {sum(rewards) / len(rewards):.2f}",
-                    TITLE,
-                )
-            )
-        self.query_one("#page", Static).update(join(lines))
+            text = f"{solved} of {len(children)} solved, mean reward {mean:.2f}"
+            lines.append(Text(text, TITLE))
+        self.query_one(Lines).show(lines)
 
     def action_move(self, step: int) -> None:
         self.cursor = max(0, min(self.cursor + step, len(self.stored) - 1))

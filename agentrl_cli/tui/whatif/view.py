@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.text import Text
 
-from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num
+from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, TITLE, clip, num, wrap
 
 
 def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
     """Return the lines of an event; none for events that only steer."""
-    kind = event["ev"]
-    if kind == "ready":
-        lines = [Text(f"! {event['note']}", BAD)] if event.get("note") else []
-        before = event.get("sampled_by", event["weights"])
-        weights = event["weights"] + f"; the episode was sampled by {before}" * (
-            before != event["weights"]
-        )
-        return lines + (
-            [Text(f"{event['model']}  weights {weights}", FAINT)] if event["model"] else []
-        )
-    if kind in ("rerun", "diverged"):
-        return rerun_lines(event, width)
-    if kind == "rewards":
-        return reward_lines(event)
-    if kind == "from":
-        return parent_lines(event, width)
-    if kind == "child":
-        return [child_line(event, width)]
-    if kind == "fatal":
-        return [
-            Text(f"! {event['message']}", BAD),
-            *(Text(f"  {line}", FAINT) for line in event["hint"].splitlines()),
-        ]
-    return []
+    return LINES[event["ev"]](event, width) if event["ev"] in LINES else []
+
+
+def ready_lines(event: dict[str, Any]) -> list[Text]:
+    """Return the model and its weights, and what to know about them."""
+    note, weights = event.get("note"), event["weights"]
+    before = event.get("sampled_by", weights)
+    weights += f"; the episode was sampled by {before}" * (before != weights)
+    lines = [Text(f"! {note}", BAD)] * bool(note)
+    return lines + [Text(f"{event['model']}  weights {weights}", FAINT)] * bool(event["model"])
 
 
 def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
@@ -68,7 +55,7 @@ def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
     return lines
 
 
-def reward_lines(event: dict[str, Any]) -> list[Text]:
+def reward_lines(event: dict[str, Any], width: int) -> list[Text]:
     """Return every reward part before and now, the total, the advantage."""
     before = {part["name"]: part for part in event["before"]}
     lines = [Text(f"{'REWARD':<16}{'was':>8}{'now':>8}", TITLE)]
@@ -96,12 +83,8 @@ def reward_lines(event: dict[str, Any]) -> list[Text]:
     if event["episode"]:
         lines.append(Text(f"stored with its new rewards: agentrl replay {event['episode']}", GOOD))
     elif not event["same"]:
-        lines.append(
-            Text(
-                "not stored: other answers would be other tokens; re-roll from that turn instead",
-                FAINT,
-            )
-        )
+        text = "not stored: other answers would be other tokens; re-roll from that turn instead"
+        lines += [Text(part, FAINT) for part in wrap(text, width)]
     return lines
 
 
@@ -131,3 +114,18 @@ def child_line(event: dict[str, Any], width: int) -> Text:
     more = "  ".join(filter(None, [" ".join(event["flags"]), text]))
     line = f"#{event['sample']:<2} {_columns(event)}  {more}"
     return Text(clip(line, width), GOOD if event["outcome"] == "solved" else "", no_wrap=True)
+
+
+LINES: Mapping[str, Callable[[dict[str, Any], int], list[Text]]] = {
+    "ready": lambda event, width: ready_lines(event),
+    "rerun": rerun_lines,
+    "diverged": rerun_lines,
+    "rewards": reward_lines,
+    "from": parent_lines,
+    "child": lambda event, width: [child_line(event, width)],
+    "fatal": lambda event, width: (
+        [Text(f"! {part}", BAD) for part in wrap(event["message"], width)]
+        + [Text(f"  {part}", FAINT) for part in event["hint"].splitlines()]
+    ),
+}
+"""The lines of each kind of event at a width."""

@@ -38,14 +38,14 @@ from agentrl_cli.plugins.ray.settings import ClusterConfig
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.remote.http import Unreachable
 from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.reports.run_load import load
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store, WorkerRow
 from agentrl_cli.tasks import load_packs
-from agentrl_cli.tui.watch.load import load
-from agentrl_cli.tui.watch.workers import worker_lines
+from agentrl_cli.tui.watch.pages import worker_lines
 from agentrl_cli.types import (
     Episode,
     Origin,

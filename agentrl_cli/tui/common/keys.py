@@ -1,11 +1,16 @@
-"""Bindings of the screens: their ids in a keymap file, and their actions in words."""
+"""Keys of the screens: their ids in a keymap file, their actions in words, and all of them in the command palette."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from textual.binding import Binding, BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.screen import Screen
+
+from agentrl_cli.tui.common.settings import own_keys
 
 CLOSING = (
     Binding("question_mark", "help", "keys"),
@@ -38,12 +43,8 @@ def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
     for binding in bindings:
         assert isinstance(binding, Binding)
         action, _, rest = binding.action.partition("(")
-        argument = rest.rstrip(")").strip("'")
-        out.append(
-            replace(
-                binding, id=f"{screen}.{action}.{argument}" if argument else f"{screen}.{action}"
-            )
-        )
+        parts = (screen, action, rest.rstrip(")").strip("'"))
+        out.append(replace(binding, id=".".join(filter(None, parts))))
     return out
 
 
@@ -61,3 +62,33 @@ def describe(binding: Binding) -> str:
         return words  # `raise the rate`, `previous step`
     much = f" ×{abs(step):g}" if abs(step) > 1 else ""
     return f"{'next' if step > 0 else 'previous'} {words}{much}"
+
+
+def describe_keys(screen: Screen[object]) -> list[tuple[Binding, str]]:
+    """Return the bindings of a screen with their actions in words."""
+    keys = type(screen).BINDINGS
+    return [(key, describe(key)) for key in keys if isinstance(key, Binding)]
+
+
+class KeyCommands(Provider):
+    """The bindings of the screen below the palette, each action once, with the keys of the user's keymap."""
+
+    def _all(self) -> Iterator[DiscoveryHit]:
+        own, actions = own_keys(), dict[str, tuple[Binding, str]]()
+        for key, words in describe_keys(self.screen):
+            actions.setdefault(key.action, (key, words))
+        for action, (key, words) in actions.items():
+            run = partial(self.app.run_action, action, self.screen)
+            yield DiscoveryHit(words, run, help=f"{own.get(key.id or '', key.key)}   {key.id}")
+
+    async def discover(self) -> Hits:
+        for hit in self._all():
+            yield hit
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for hit in self._all():
+            words, help = str(hit.display), hit.help or ""
+            score = max(matcher.match(words), matcher.match(help))
+            if score > 0:
+                yield Hit(score, matcher.highlight(words), hit.command, help=help)

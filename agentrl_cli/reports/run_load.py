@@ -1,4 +1,4 @@
-"""Reads a run for the watch screen, in one go, in the reader's thread. No textual."""
+"""Reads a training from its store, again and again while it goes on: each time only what is new."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.tui.watch.data import Signal, WatchData
-from agentrl_cli.tui.watch.health import health_of
+from agentrl_cli.reports.run_data import RunData, graded_rows, group_rows
+from agentrl_cli.reports.run_health import health_of
 from agentrl_cli.types import Fact
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
 
-SAME = 1e-8
-"""Rewards closer than this are equal."""
-
 
 def load(
-    store: Store, run_id: str, before: WatchData | None = None, now: float | None = None
-) -> WatchData:
+    store: Store, run_id: str, before: RunData | None = None, now: float | None = None
+) -> RunData:
     """Reads a run; given the last reading, only newer steps, logs, alerts and events.
 
     `now` stands for the clock, in seconds since 1970.
@@ -33,7 +30,7 @@ def load(
     last = int(old.steps[-1]["step"]) if old and old.steps else 0
     kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
     steps = kept + tuple(store.runs.steps(run.id, last))
-    data = WatchData(
+    data = RunData(
         run=run,
         steps=steps,
         evals=tuple(store.runs.evals(run.id)),
@@ -55,16 +52,10 @@ def load(
         which = current[not data.evaluating]
         done = len(store.episodes.ids(which, "time", run.id)) - len(data.live)
     if old is not None and old.step == data.step and old.notable:
-        data = replace(data, notable=old.notable, advantages=old.advantages, flags=old.flags)
-        data = replace(data, signal=old.signal)
-        data = replace(data, episodes=old.episodes, bytes=old.bytes, free=old.free)
+        same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
     else:
-        data = replace(data, **notable_of(store, run.id, data.step))
-        size, free = _disk(Path(store.path))
-        data = replace(
-            data, episodes=store.stats.episodes(run.id).get(run.id, 0), bytes=size, free=free
-        )
-    data = replace(data, done=max(done, 0))
+        same = {**notable_of(store, run.id, data.step), **_sizes(store, run.id)}
+    data = replace(data, done=max(done, 0), **same)
     return replace(data, health=health_of(data))
 
 
@@ -78,12 +69,15 @@ def newer(store: Store, run_id: str) -> str:
     return run.id
 
 
-def _disk(path: Path) -> tuple[int, int]:
-    """(bytes of the store, bytes left on its disk)"""
-    files = (path, path.with_name(f"{path.name}-wal"))
-    return sum(file.stat().st_size for file in files if file.exists()), shutil.disk_usage(
-        path.parent
-    ).free
+def _sizes(store: Store, run_id: str) -> dict[str, int]:
+    """Return the number of episodes of the run, the bytes of the store, and the bytes left on its disk."""
+    path = Path(store.path)
+    files = [file for file in (path, path.with_name(f"{path.name}-wal")) if file.exists()]
+    return {
+        "episodes": store.stats.episodes(run_id).get(run_id, 0),
+        "bytes": sum(file.stat().st_size for file in files),
+        "free": shutil.disk_usage(path.parent).free,
+    }
 
 
 def _newest_step(store: Store, run_id: str) -> int:
@@ -106,42 +100,37 @@ def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wanted(config: Mapping[str, Any]) -> int:
-    rollout = config.get("rollout")
-    if not isinstance(rollout, Mapping):
-        return 0
     try:
+        rollout = config["rollout"]
         return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))
-    except (TypeError, ValueError):
+    except (KeyError, AttributeError, TypeError, ValueError):
         return 0
+
+
+PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free")
+"""Read once a step."""
 
 
 def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
-    """Return a step's `notable` episodes (best, worst, flagged, erroring), `advantages`, `flags` counted, `signal`."""
-    rows = store.episodes.rows(
-        store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512]
-    )
-    graded = [
-        row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)
-    ]
-    out: list[tuple[str, EpisodeRow]] = []
-    if graded:
-        best = max(graded, key=lambda row: row.reward or 0.0)
-        others = [
-            row for row in graded if row is not best
-        ]  # so the worst is another one even if all are equal
-        out.append(("best", best))
-        out += [("worst", min(others, key=lambda row: row.reward or 0.0))] if others else []
-    seen = {row.id for _, row in out}
-    for why, rest in (
+    """Return a step's `notable` episodes (best, worst, flagged, erring), `advantages`, `flags` counted, `groups`."""
+    ids = store.episodes.ids(f"step:{step} kind:train", "-reward", run_id)[:512]
+    rows = store.episodes.rows(ids)
+    graded = graded_rows(rows)
+    best = max(graded, key=lambda row: row.reward or 0.0, default=None)
+    # the worst is another one even if all are equal
+    others = [row for row in graded if row is not best]
+    kinds = (
+        ("best", [best] if best is not None else []),
+        ("worst", sorted(others, key=lambda row: row.reward or 0.0)),
         ("odd", [row for row in rows if row.flags]),
         ("error", [row for row in rows if row.outcome and row.outcome.is_error]),
-    ):
-        fresh = [row for row in rest if row.id not in seen]
-        if fresh:
-            out.append((why, fresh[0]))
-            seen.add(fresh[0].id)
+    )
+    notable: dict[str, tuple[str, EpisodeRow]] = {}
+    for why, found in kinds:
+        fresh = [row for row in found if row.id not in notable]
+        notable |= {row.id: (why, row) for row in fresh[:1]}
     return {
-        "notable": tuple(out),
+        "notable": tuple(notable.values()),
         # a group without spread has no advantages stored: each of them would be zero
         "advantages": tuple(
             row.advantage or 0.0
@@ -149,19 +138,5 @@ def notable_of(store: Store, run_id: str, step: int) -> dict[str, Any]:
             if row.advantage is not None or row.fact == Fact.SKIPPED_ZERO_VARIANCE
         ),
         "flags": tuple(Counter(flag for row in rows for flag in row.flags).most_common()),
-        "signal": _signal(graded),
+        "groups": group_rows(graded),
     }
-
-
-def _signal(rows: Sequence[EpisodeRow]) -> Signal:
-    """Graded episodes of one step, by group; a group of one is not compared with anything."""
-    groups: dict[str, list[EpisodeRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id or row.task_id, []).append(row)
-    kinds: Counter[str] = Counter()
-    for members in groups.values():
-        rewards = [row.reward or 0.0 for row in members]
-        if len(members) > 1 and max(rewards) - min(rewards) < SAME:
-            solved = sum(str(row.outcome) == "solved" for row in members)
-            kinds["solved" if solved == len(members) else "equal" if solved else "failed"] += 1
-    return Signal(len(groups), kinds["solved"], kinds["failed"], kinds["equal"])

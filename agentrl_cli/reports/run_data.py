@@ -1,22 +1,89 @@
-"""A run as the watch screen shows it. Pure; no textual."""
+"""A training as its store has it: steps, groups, running episodes, log; what the watch screen and checks read."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.reports.compare import METRICS
-from agentrl_cli.tui.common.charts import short
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
 
 HIDDEN = frozenset({"step", "at"})
+SAME = 1e-8
+"""Spread of rewards below which they are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """The attempts at one task in one step."""
+
+    step: int
+    task_id: str
+    rewards: tuple[float, ...]
+    solved: int
+    dispositions: tuple[str, ...]
+    flags: tuple[str, ...]
+    best: str
+    """The id of the episode to open."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the rewards: a group without spread teaches nothing."""
+        return statistics.pstdev(self.rewards) if self.rewards else 0.0
+
+    @property
+    def kind(self) -> str:
+        """Why a group of several graded attempts teaches nothing: `all solved`, …; empty if it does."""
+        if len(self.rewards) < 2 or self.spread >= SAME:
+            return ""
+        if self.solved == len(self.rewards):
+            return "all solved"
+        return "equal rewards" if self.solved else "all failed"
+
+
+def count_kinds(groups: Sequence[GroupRow]) -> str:
+    """Return why groups teach nothing: `3 all solved, 2 all failed`."""
+    kinds = Counter(group.kind for group in groups)
+    names = ("all solved", "all failed", "equal rewards")
+    return ", ".join(f"{kinds[name]} {name}" for name in names if kinds[name])
+
+
+def group_rows(rows: Iterable[EpisodeRow]) -> tuple[GroupRow, ...]:
+    """Return episodes by step and group."""
+    groups: dict[tuple[int, str], list[EpisodeRow]] = {}
+    for row in rows:
+        groups.setdefault((row.step or 0, row.group_id or row.task_id), []).append(row)
+    return tuple(_group(step, members) for (step, _), members in groups.items())
+
+
+def _group(step: int, rows: Sequence[EpisodeRow]) -> GroupRow:
+    graded = graded_rows(rows)
+    best = max(graded, key=lambda row: row.reward or 0.0, default=rows[0])
+    facts = Counter(row.fact for row in rows if row.fact).most_common()
+    flags = Counter(flag for row in rows for flag in row.flags).most_common(3)
+    return GroupRow(
+        step,
+        rows[0].task_id,
+        tuple(row.reward or 0.0 for row in sorted(graded, key=lambda row: row.sample)),
+        sum(str(row.outcome) == "solved" for row in rows),
+        tuple(name for name, _ in facts),
+        tuple(name for name, _ in flags),
+        best.id,
+    )
+
+
+def graded_rows(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
+    """Return the episodes with a reward that were not ended by a fault."""
+    return [
+        row for row in rows if row.reward is not None and not (row.outcome and row.outcome.is_error)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +98,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
-    """The groups of a step by what they teach: a group whose rewards are all equal has no advantages."""
-
-    groups: int = 0
-    solved: int = 0
-    """Without spread, every attempt solved."""
-    failed: int = 0
-    """Without spread, no attempt solved."""
-    equal: int = 0
-    """Without spread otherwise."""
-
-    def text(self) -> str:
-        """`5 of 8 groups teach nothing: 3 all solved, 2 all failed`."""
-        names = (
-            ("all solved", self.solved),
-            ("all failed", self.failed),
-            ("equal rewards", self.equal),
-        )
-        parts = ", ".join(f"{count} {name}" for name, count in names if count)
-        flat = self.solved + self.failed + self.equal
-        return f"{flat} of {self.groups} groups teach nothing" + (f": {parts}" if parts else "")
-
-
-@dataclass(frozen=True, slots=True)
-class WatchData:
+class RunData:
     """A run as it is now."""
 
     run: RunRow
@@ -72,8 +115,8 @@ class WatchData:
     """(why, episode) of the last finished step."""
     advantages: tuple[float, ...] = ()
     """Advantages of the episodes of the last finished step."""
-    signal: Signal = Signal()
-    """Signal of that step's groups."""
+    groups: tuple[GroupRow, ...] = ()
+    """The groups of that step."""
     flags: tuple[tuple[str, int], ...] = ()
     """How many of them carry each flag, the most frequent first."""
     done: int = 0
@@ -188,26 +231,3 @@ class WatchData:
             ):
                 out.append((name.removeprefix("rewards/").removesuffix("/mean"), float(value)))
         return out
-
-
-def step_line(row: Mapping[str, Any]) -> str:
-    """`step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
-    parts = [f"step {row['step']}"]
-    if row.get("at"):
-        parts.append(time.strftime("%H:%M:%S", time.localtime(float(row["at"]))))
-    for name, stored in METRICS.items():
-        value = next((row[key] for key in stored if isinstance(row.get(key), (int, float))), None)
-        if value is not None:
-            parts.append(f"{name} {short(float(value))}")
-    return "  ".join(parts)
-
-
-def metrics_csv(data: WatchData) -> str:
-    """Return every metric of every step, a row each."""
-    names = list(dict.fromkeys(name for row in data.steps for name in row))
-    lines = [",".join(names)]
-    lines += [
-        ",".join("" if row.get(name) is None else str(row[name]) for name in names)
-        for row in data.steps
-    ]
-    return "\n".join(lines) + "\n"

@@ -1,0 +1,208 @@
+"""The right pane of replay as lines of rich text: reward, token under the cursor, reasons. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from rich.text import Text
+
+from agentrl_cli.tui.common.episode_view import EpisodeView
+from agentrl_cli.tui.common.layers import reference_kl
+from agentrl_cli.tui.common.text import BAD, FAINT, HERE, TITLE, clip, num, wrap
+from agentrl_cli.tui.common.token_text import visible
+from agentrl_cli.types import Float32, Origin, TrainSignals
+from agentrl_cli.types.signals import NO_GRADIENT
+
+STATUS = (
+    (("logp policy", "logp"), ("trained", "trained")),
+    (
+        ("advantage", "adv"),
+        ("push", "push"),
+        ("ratio", "ratio"),
+        ("KL ref", "KL"),
+        ("entropy", "entropy"),
+    ),
+)
+"""The numbers of a token in the two lines of a small terminal, and their names there."""
+
+
+def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
+    """Raw value × weight = share, for every part; the total; the primary part marked."""
+    room = max(min(12, width - 16), 4)
+    lines = [Text(f"{'REWARD':<{room}}{'raw':>5}{'w':>5}{'sum':>6}"[:width], TITLE)]
+    e = view.episode
+    if not e.reward_parts:
+        what = "not graded yet" if view.running else f"not graded: {e.outcome}"
+        return [
+            *lines,
+            Text(f" {what}"[:width], FAINT),
+            *([Text(e.error[:width], BAD)] if e.error else []),
+        ]
+    for part in e.reward_parts:
+        name = ("*" if part.primary else " ") + part.name
+        share = part.value * part.weight + 0.0  # no minus before a zero
+        row = f"{clip(name, room):<{room}}{num(part.value, '5.2f'):>5}{part.weight:>5.2g}{num(share, '6.2f'):>6}"
+        lines.append(Text(row[:width], BAD if share < 0 else ""))
+        if part.fakeable:
+            lines.append(Text("   FAKEABLE by the solution"[:width], BAD, no_wrap=True))
+        if part.detail:
+            lines += [
+                Text(f"   {text}", FAINT, no_wrap=True)
+                for text in wrap(visible(part.detail), width - 3)[:6]
+            ]
+    lines.append(Text(f"{' total':<{room + 10}}{num(e.reward, '.2f'):>6}"[:width], "bold"))
+    rewards = [row.reward for row in view.siblings if row.reward is not None]
+    if len(rewards) > 1:
+        lines.append(
+            Text(f" group mean {np.mean(rewards):.2f}  adv {num(e.advantage)}"[:width], FAINT)
+        )
+    return lines
+
+
+def _probability(logp: float) -> str:
+    return f"{num(logp, '+.3f')} p {num(math.exp(logp) if math.isfinite(logp) else None, '.3f').lstrip('0')}"
+
+
+def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
+    """Return every stored number of one token as (name, value); missing ones are left out."""
+    tokens, signals, origin = view.tokens, view.signals, int(view.tokens.origin[token])
+    known = Origin(origin).name.lower() if origin in Origin._value2member_map_ else str(origin)
+    out = [("origin", known)]
+    for name, logps in (("logp sampled", tokens.logp_sampled), ("logp policy", tokens.logp_policy)):
+        if np.isfinite(logp := float(logps[token])):
+            out.append((name, f"{num(logp, '+.3f')} p {num(math.exp(logp), '.3f').lstrip('0')}"))
+    if np.isfinite(tokens.entropy[token]):
+        rank = _rank(view, token)
+        out.append(("entropy", f"{tokens.entropy[token]:.3f}" + (f" rank {rank}" if rank else "")))
+    if signals is not None:
+        out += [
+            (name, num(float(array[token]), "+.4g"))
+            for name, array in _trained(view, signals)
+            if array is not None and np.isfinite(array[token])
+        ]
+        if math.isfinite(push := float(signals.push[token])):
+            scale = view.push_scale
+            shown = f"{num(push / scale)} of p95" if scale else num(push, "+.4g")
+            out.append(("push", shown))
+    return [*out, ("trained", _disposition(view, token))]
+
+
+def _trained(view: EpisodeView, signals: TrainSignals) -> list[tuple[str, Float32 | None]]:
+    """Return the arrays of a training step by their names in the inspector."""
+    teacher = signals.logp_teacher
+    return [
+        ("logp trainer", signals.logp_train),
+        ("logp ref", signals.logp_ref),
+        ("KL ref", reference_kl(view.tokens, signals)),
+        ("p teacher", None if teacher is None else np.exp(teacher)),
+        ("teacher − own", None if teacher is None else teacher - signals.logp_train),
+        ("adv reward", signals.reward_advantage),
+        ("ratio", signals.ratio),
+        ("advantage", signals.advantage),
+        ("weight", signals.weight),
+        ("value", signals.value),
+        ("return", signals.returns),
+    ]
+
+
+def _disposition(view: EpisodeView, token: int) -> str:
+    """Return whether a token was trained, and why not."""
+    fact, kind, signals = view.episode.fact, view.episode.kind, view.signals
+    kinds = {"train": "not yet", "eval": "an evaluation", "whatif": "a what-if"}
+    state = "yes" if fact == "trained" else f"no: {fact or kinds.get(kind, f'a {kind}')}"
+    if not view.tokens.trained_mask[token]:
+        state = "no"
+    if signals is not None and np.isfinite(signals.weight[token]):
+        state += f", {NO_GRADIENT[signals.clipped[token]]}"
+    return state
+
+
+def _rank(view: EpisodeView, token: int) -> str:
+    found = np.flatnonzero(view.tokens.top_ids[token] == view.tokens.ids[token])
+    if len(found):
+        return str(int(found[0]) + 1)
+    return "> 5" if view.tokens.top_ids[token, 0] >= 0 else ""
+
+
+def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bool]]:
+    """(text, probability, was sampled) of the stored alternatives, most likely first."""
+    out = []
+    for token_id, logp in zip(
+        view.tokens.top_ids[token], view.tokens.top_logps[token], strict=True
+    ):
+        if token_id >= 0 and np.isfinite(logp):
+            text = visible(view.decoder.text([int(token_id)]))
+            out.append((text, float(np.exp(logp)), int(token_id) == int(view.tokens.ids[token])))
+    return out
+
+
+def token_lines(view: EpisodeView, token: int, width: int = 28) -> list[Text]:
+    """Return the inspector of the token under the cursor."""
+    n = len(view.tokens)
+    if not 0 <= token < n:
+        return [Text("TOKEN", TITLE), Text(" no tokens stored", FAINT)]
+    block = view.blocks[view.block_of(token)] if view.blocks else None
+    place = f"{token - block.start + 1}/{len(block)}" if block else f"{token + 1}/{n}"
+    lines = [Text(f"TOKEN {place}  id {int(view.tokens.ids[token])}"[:width], TITLE, no_wrap=True)]
+    lines.append(Text(f' "{visible(view.texts[token])}"'[:width], HERE, no_wrap=True))
+    for name, value in token_numbers(view, token):
+        style = BAD if "CLIPPED" in value else ""
+        lines.append(Text(f" {name:<12} {value}"[:width], style, no_wrap=True))
+    alternatives = top_alternatives(view, token)
+    if alternatives:
+        lines.append(Text(" most likely", FAINT))
+    for text, p, sampled in alternatives:
+        bar = "█" * round(p * 8)
+        lines.append(
+            Text(
+                f" {'>' if sampled else ' '}{text[:10]:<10} {p:5.3f} {bar}"[:width],
+                HERE if sampled else "",
+            )
+        )
+    # as many lines for every token of an episode, so that what is below keeps its place
+    return lines + [Text("")] * (_token_room(view) - len(lines))
+
+
+def _token_room(view: EpisodeView) -> int:
+    signals, sampled = view.signals, bool(view.tokens.trained_mask.any())
+    optional: tuple[object, ...] = ()
+    if signals is not None:
+        optional = (signals.logp_ref, signals.logp_ref, signals.value, signals.returns)
+        optional += (signals.logp_teacher, signals.logp_teacher, signals.reward_advantage)
+    trained = 5 + sum(array is not None for array in optional) if signals is not None else 0
+    return 4 + (3 + trained + 1 + view.tokens.top_ids.shape[1] if sampled else 0)
+
+
+def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
+    """Return the inspector in two lines, for small terminals."""
+    if not 0 <= token < len(view.tokens):
+        return [Text("no tokens stored", FAINT), Text("")]
+    numbers = dict(token_numbers(view, token))
+    shown = clip(visible(view.texts[token]), 16)
+    first = f'{token + 1}/{len(view.tokens)} id {int(view.tokens.ids[token])} "{shown}"  {numbers["origin"]}  '
+    first += "  ".join(f"{label} {numbers[name]}" for name, label in STATUS[0] if name in numbers)
+    second = [f"{label} {numbers[name]}" for name, label in STATUS[1] if name in numbers]
+    second += [f"{clip(text, 8)} {p:.2f}"[:14] for text, p, _ in top_alternatives(view, token)[:5]]
+    while (
+        sum(map(len, second)) + 2 * len(second) > width + 2
+    ):  # whole numbers with their names, as many as fit
+        second.pop()
+    return [Text(clip(first, width), no_wrap=True), Text("  ".join(second), FAINT, no_wrap=True)]
+
+
+def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
+    """Flags and checks, each with its evidence."""
+    solved, running = view.episode.solved, view.running
+    lines = [Text("SO FAR" if running else "CHECKS" if solved else "WHY IT FAILED (rules)", TITLE)]
+    for reason in view.reasons:
+        for number, part in enumerate(wrap(reason.text, width - 3)):
+            prefix = f" {reason.mark} " if number == 0 else "   "
+            lines.append(Text(prefix + part, BAD if reason.mark == "!" else FAINT))
+    if view.decoder.problem:
+        lines += [Text(f" ! {part}", BAD) for part in wrap(view.decoder.problem, width - 3)]
+    if view.tags:
+        lines.append(Text(f"TAGS {', '.join(view.tags)}"[:width], TITLE))
+    if view.note:
+        lines += [Text(part, FAINT) for part in wrap(f"NOTE {view.note}", width)]
+    return lines
