@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from agentrl_cli.chat.audit import Conversations
     from agentrl_cli.policies import Policy
     from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.rollout import Rollout
     from agentrl_cli.rollout.context import Workers
     from agentrl_cli.sandbox import Sandbox
+    from agentrl_cli.trainer.compute import Team
 
 SMALL = 64 * 2**20
 """Most bytes of a store that is checked for damage before anything is written to it."""
@@ -60,6 +62,21 @@ class Runtime:
     workers: Workers | None = None
     """What makes the episodes; None: this process."""
 
+    def rollout(self) -> Rollout:
+        """Return a rollout of the packs: by their agents, or by the built-in loop for a pack without one."""
+        from agentrl_cli.agents.runners import AgentRollout
+
+        rollout = AgentRollout(
+            self.loaded.policy,
+            self.loaded.chat,
+            self.packs,
+            self.config,
+            sandbox=self.sandbox,
+            store=self.store,
+            hooks=self.hooks,
+        )
+        return rollout.with_(workers=self.workers)
+
 
 @contextlib.asynccontextmanager
 async def open_runtime(
@@ -71,8 +88,11 @@ async def open_runtime(
     trainable: bool = False,
     packs: Sequence[Pack] | None = None,
     hooks: Sequence[object] = (),
+    loading: Config | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open the parts that a configuration names; `packs` and `hooks` are objects of a script.
+
+    `loading`: the settings by which the model is loaded; None: `config`.
 
     Raises AgentRLErrors for everything a user can get wrong.
     """
@@ -89,7 +109,7 @@ async def open_runtime(
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
         servers: list[Server] = []
-        served = config
+        served = loading or config
         for name in offers("servers"):
             starting = resolve("servers", {}, name)(served, base, db.parent / "logs", spec)
             if (server := await stack.enter_async_context(starting)) is not None:
@@ -218,33 +238,44 @@ async def run_training(
     """
     from agentrl_cli.learning.settings import check
     from agentrl_cli.trainer import build_trainer
-    from agentrl_cli.trainer.ranks import team_of
+    from agentrl_cli.trainer.compute import find_learner
 
     check(config.algo)
-    if config.trainer.kind == "trl":
-        from agentrl_cli.trainer import with_trl
-
-        with_trl.check(config)
-    with team_of(config, base, db.parent / "logs") as team:
+    maker = find_learner(config)
+    with open_team(config, base, db.parent / "logs") as team:
         async with open_runtime(
-            config, base=base, db=db, trainable=True, packs=packs, hooks=hooks
+            config,
+            base=base,
+            db=db,
+            trainable=True,
+            packs=packs,
+            hooks=hooks,
+            loading=None if team is None else team.config,
         ) as runtime:
             trainer = build_trainer(
                 config,
                 begin(runtime),
                 runtime.loaded,
-                runtime.packs,
-                runtime.store,
-                sandbox=runtime.sandbox,
-                hooks=runtime.hooks,
-                workers=runtime.workers,
+                runtime.rollout(),
                 team=team,
+                maker=maker,
                 narrate=narrate,
                 on_step=on_step,
                 base=base,
                 accept_changes=accept_changes,
             )
             return await trainer.train()
+
+
+@contextlib.contextmanager
+def open_team(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
+    """Yield the first team of processes that a plugin opens for these settings; None: this process trains alone."""
+    with contextlib.ExitStack() as stack:
+        team: Team | None = None
+        for name in offers("teams"):
+            opened = stack.enter_context(resolve("teams", {}, name)(config, base, logs))
+            team = team or opened
+        yield team
 
 
 def new_training(runtime: Runtime, id: str = "") -> RunRow:

@@ -127,9 +127,8 @@ def _lengths(rng: random.Random) -> Drawn:
 def _degrees(rng: random.Random) -> Drawn:
     to = rng.choice(("C", "F"))
     degrees = rng.randint(-20, 110)
-    return {"degrees": degrees, "from": "F" if to == "C" else "C", "to": to}, temperature(
-        degrees, to
-    )  # type: ignore[arg-type]
+    answer = temperature(degrees, to)  # type: ignore[arg-type]
+    return {"degrees": degrees, "from": "F" if to == "C" else "C", "to": to}, answer
 
 
 def _column(rng: random.Random) -> Drawn:

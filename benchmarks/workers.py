@@ -233,8 +233,7 @@ async def learned(
     async with open_runtime(
         config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True
     ) as opened:
-        parts = (opened.loaded, opened.packs, opened.store)
-        trainer = build_trainer(config, new_training(opened), *parts, workers=opened.workers)
+        trainer = build_trainer(config, new_training(opened), opened.loaded, opened.rollout())
         run = await trainer.train()
         found = [
             age

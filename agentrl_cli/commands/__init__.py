@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from agentrl_cli._version import __version__
 from agentrl_cli.commands.escapes import ESCAPES
+from agentrl_cli.commands.flags import add_flags
 from agentrl_cli.commands.help import with_examples
 from agentrl_cli.errors import AgentRLError, UsageError, disk_problem, nearest
 from agentrl_cli.registry import resolve, trust
@@ -271,6 +272,7 @@ def load_command(name: str) -> Any:
     command.params = [
         p for p in command.params if p.name not in ("install_completion", "show_completion")
     ]
+    add_flags(command, name)
     with_examples(command, name)
     return command
 

@@ -313,14 +313,9 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
         with Progress(name, len(plan.tasks) * plan.settings.k) as progress:
             result = await evaluate(
                 runtime.loaded,
-                runtime.packs,
-                config,
-                runtime.store,
+                runtime.rollout(),
                 tasks=plan.tasks,
                 settings=plan.settings,
-                sandbox=runtime.sandbox,
-                hooks=runtime.hooks,
-                workers=runtime.workers,
                 parent=(origin[0].id, origin[1]) if origin else None,
                 resume=plan.resume,
                 on_done=lambda attempt: progress.advance(),

@@ -46,9 +46,12 @@ from agentrl_cli.commands.dry import (
     VerboseOption,
     Wanted,
 )
+from agentrl_cli.commands.flags import plugin_settings
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.restart import is_project, restarting
 from agentrl_cli.errors import ConfigError, NotFound, RunFailed, StoreError
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 
 if TYPE_CHECKING:
     from agentrl_cli.runtime import Runtime
@@ -74,27 +77,9 @@ ResumeOption = Annotated[
         "--resume", help='Resume a run: its name, id, or "last".', autocompletion=completion.runs
     ),
 ]
-GpusOption = Annotated[
-    int | None, typer.Option("--gpus", min=1, help="GPUs of this machine that train together.")
-]
-RanksOption = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Processes on the CPU, in place of --gpus.")
-]
-NodesOption = Annotated[
-    int | None, typer.Option("--nodes", min=1, help="Machines that train together.")
-]
-NodeOption = Annotated[
-    int, typer.Option("--node", min=0, help="The number of this machine; 0 holds the run.")
-]
-RendezvousOption = Annotated[
-    str | None,
-    typer.Option(
-        "--rendezvous", metavar="HOST:PORT", help="Where several machines meet: on the first."
-    ),
-]
 IdOption = Annotated[str | None, typer.Option("--run-id", hidden=True, help="The new run's id.")]
 
-FIXED = ("model", "adapter", "task", "trainer", "seed", "deterministic")
+FIXED = ("model", "adapter", "task", "seed", "deterministic")
 """Settings that a resume cannot change."""
 AT_ONCE = "stopped at once"
 """The trainer's error for a run that did not finish its step."""
@@ -122,11 +107,6 @@ def command(
     config: ConfigOption = None,
     sets: SetOption = None,
     agent: AgentOption = None,
-    gpus: GpusOption = None,
-    ranks: RanksOption = None,
-    nodes: NodesOption = None,
-    node: NodeOption = 0,
-    rendezvous: RendezvousOption = None,
     run_id: IdOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -137,10 +117,7 @@ def command(
         "rollout.group_size": group,
         "task.packs": pack or None,
         "task.agent": agent,
-        "cluster.gpus": gpus,
-        "cluster.ranks": ranks,
-        "cluster.nodes": nodes,
-        "cluster.rendezvous": rendezvous,
+        **plugin_settings(),
     }
     wanted = Wanted(
         preset,
@@ -151,7 +128,7 @@ def command(
         accept=accept,
     )
     context = open_project(project, db, [*wanted.files, *(config or [])], sets, flags)
-    if not _joins(context, node):
+    if not _joins(context):
         context = (
             context if watch or detach else wanted.fitted(context)
         )  # the process that trains chooses
@@ -191,19 +168,10 @@ def _begin(
             _foreground(context, resume, id, shown)
 
 
-def _joins(context: Context, node: int) -> bool:
-    """True after a training that another process led, as one of its other ranks."""
-    if not node and os.environ.get("RANK", "0") == "0":
-        return False
-    from agentrl_cli.trainer.rank_settings import Place
-    from agentrl_cli.trainer.ranks import join_as, join_from
-
-    given = Place.given(os.environ)
-    if given is not None:
-        join_as(given)
-    elif node:
-        join_from(node, context.config, context.db.parent / "logs")
-    return given is not None or bool(node)
+def _joins(context: Context) -> bool:
+    """Whether this process was part of a training that another process led, which has ended."""
+    logs = context.db.parent / "logs"
+    return any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins"))
 
 
 @contextlib.contextmanager
@@ -297,6 +265,7 @@ def _resumed(
     import dataclasses
 
     from agentrl_cli.config import Config, load_config
+    from agentrl_cli.config.models import fixed_sections
     from agentrl_cli.paths import portable
     from agentrl_cli.store import Store
 
@@ -308,7 +277,7 @@ def _resumed(
     )
     before, now = portable(row.config, (context.project,)), settings.model_dump(mode="json")
     default = Config().model_dump(mode="json")
-    for key in FIXED:
+    for key in (*FIXED, *fixed_sections()):
         was = before.get(key, default[key])
         if isinstance(was, dict):  # a setting that is newer than the run had its default
             was = {**default[key], **was}

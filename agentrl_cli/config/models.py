@@ -7,15 +7,14 @@ the bundled model on a CPU. Relative paths are relative to the project folder.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
 from agentrl_cli.config.algo import AlgoConfig
-from agentrl_cli.config.cluster import ClusterConfig
 from agentrl_cli.config.conflicts import conflict
 from agentrl_cli.config.remote import RemoteConfig
-from agentrl_cli.config.train import EvalConfig, TrainConfig, TrainerConfig
+from agentrl_cli.config.train import EvalConfig, TrainConfig
 from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -300,9 +299,6 @@ class Config(Section):
         default_factory=RolloutConfig, description="how episodes are sampled"
     )
     algo: AlgoConfig = Field(default_factory=AlgoConfig, description="how rewards become gradients")
-    trainer: TrainerConfig = Field(
-        default_factory=TrainerConfig, description="what computes the updates"
-    )
     train: TrainConfig = Field(
         default_factory=TrainConfig, description="optimizer, schedule, evaluation, checkpoints"
     )
@@ -311,10 +307,6 @@ class Config(Section):
         default_factory=SandboxConfig, description="where the model's code runs"
     )
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
-    cluster: ClusterConfig = Field(
-        default_factory=ClusterConfig,
-        description="several GPUs and machines",
-    )
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
     drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
     rewards: dict[str, float] = Field(
@@ -341,15 +333,6 @@ class Config(Section):
         description="interrupted and uninterrupted CPU runs end with identical weights",
     )
 
-    @property
-    def sharded(self) -> bool:
-        """Whether the trained weights are spread over several ranks (FSDP2)."""
-        if self.cluster.size == 1 or self.cluster.shard == "none":
-            return False
-        return self.cluster.shard == "full" or (
-            not self.adapter.enabled and self.train.optimizer == "adamw"
-        )
-
     def section(self, kind: type[S]) -> S:
         """Return the section that a plugin declares by this class."""
         name = next(
@@ -369,10 +352,6 @@ class Config(Section):
                 "algo.bypass does not measure the gap between trainer and sampler, so train.stop_on: mismatch would"
                 " never stop the run: leave out one of them"
             )
-        if self.algo.ref_ema and self.cluster.size > 1:
-            raise ValueError(
-                "algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average"
-            )
         if self.deterministic and self.rollout.async_staleness:
             raise ValueError(
                 "deterministic: true needs rollout.async_staleness: 0: else a turn's weights would depend on timing"
@@ -383,15 +362,13 @@ class Config(Section):
 def _with_plugins(core: type[Config]) -> type[Config]:
     """Return the settings with the sections of plugins, each described by its docstring.
 
-    A section that extends one of the core's takes its place; any other that has its name, or that cannot be loaded, is
-    reported and left out.
+    A section with the name of one of the core's, or that cannot be loaded, is reported and left out.
     """
     sections: dict[str, Any] = {}
     for name in offers("settings"):
         try:
             kind = resolve("settings", {}, name)
-            taken = core.model_fields.get(name)
-            if taken is not None and not issubclass(kind, cast("type[Section]", taken.annotation)):
+            if name in core.model_fields:
                 raise ConfigError(f"the core has a section {name}")
         except AgentRLError as error:
             _LOG.warning("The section %s of a plugin is left out: %s", name, error)
@@ -423,6 +400,16 @@ def fields() -> list[tuple[str, Any]]:
         else:
             found.append((name, info))
     return found
+
+
+def fixed_sections() -> list[str]:
+    """Return the sections of plugins that a resume cannot change."""
+    kinds = {name: info.annotation for name, info in Config.model_fields.items()}
+    return [
+        name
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, Section) and kind.fixed
+    ]
 
 
 def sections() -> list[str]:

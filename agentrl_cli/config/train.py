@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -25,19 +25,6 @@ Stop = Literal[
     "truncated",
 ]
 """Names of alerts (trainer/alerts.py)."""
-
-
-class TrainerConfig(Section):
-    """What computes the updates."""
-
-    kind: Literal["agentrl", "trl"] = Field(
-        default="agentrl",
-        description="agentrl: this package's trainer; trl: TRL's GRPOTrainer (extra trl)",
-    )
-    options: dict[str, Any] = Field(
-        default={},
-        description="trl: fields of GRPOConfig over what the other settings give, e.g. {loss_type: cispo}",
-    )
 
 
 class TrainConfig(Section):

@@ -1,6 +1,6 @@
 """Evaluation: pass@k with intervals, per family, held-out families separate, and two policies compared task by task.
 
-    result = await evaluate(loaded, packs, config, store, sandbox=sandbox)
+    result = await evaluate(runtime.loaded, runtime.rollout())
     result.pass_rate, result.score.pass_at[4], result.families("test"), compare(base, result, "test").p_value
 
 `evaluate_policy` evaluates a trainer's live policy.

@@ -17,16 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed
 from agentrl_cli.evaluate.result import Attempt, EvalResult
-from agentrl_cli.hooks import HookList
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout import Job, Rollout, seed_of
-from agentrl_cli.rollout.context import Workers
-from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.rows import EpisodeRow, RunRow
@@ -169,30 +165,26 @@ async def _attempt(rollout: Rollout, jobs: Sequence[Job], made: Made, on_done: O
 
 async def evaluate(
     loaded: Candidate,
-    packs: Mapping[str, Pack],
-    config: Config,
-    store: Store | None = None,
+    rollout: Rollout,
     *,
     tasks: Sequence[Task] | None = None,
     settings: Settings | None = None,
-    sandbox: Sandbox | None = None,
-    hooks: HookList | None = None,
-    workers: Workers | None = None,
     parent: tuple[str, int] | None = None,
     resume: bool = False,
     on_done: OnDone | None = None,
 ) -> EvalResult:
-    """Evaluate a loaded policy as its own run, and store it.
+    """Evaluate a loaded policy, which `rollout` samples from, as its own run, and store it.
 
     Continues the newest interrupted evaluation of the same weights, tasks and settings; with `resume` also a finished
     one. `parent` is (run id, step) of the training that made the weights. Raises RunFailed if no attempt could be
     graded, UsageError if another process is making the same evaluation.
     """
-    config, settings = _without_supports(config), settings or Settings.of(config)
-    tasks = (
-        pick_tasks(packs, [config.eval.split], limit=config.eval.limit) if tasks is None else tasks
-    )
-    step, hooks = parent[1] if parent else 0, hooks or HookList()
+    store, packs, hooks = rollout.context.store, rollout.context.packs, rollout.context.hooks
+    config = _without_supports(rollout.context.config)
+    settings = settings or Settings.of(config)
+    if tasks is None:
+        tasks = pick_tasks(packs, [config.eval.split], limit=config.eval.limit)
+    step = parent[1] if parent else 0
     # One of two that start at once sees the other.
     with contextlib.nullcontext() if store is None else store.transaction():
         run = (
@@ -200,18 +192,9 @@ async def evaluate(
             if store is None
             else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
         )
-    rollout = AgentRollout(
-        loaded.policy,
-        loaded.chat,
-        packs,
-        config,
-        sandbox=sandbox,
-        store=store,
-        hooks=hooks,
-        with_tools=settings.with_tools,
-        temperature=settings.temperature,
-        run=run,
-    ).with_(workers=workers)
+    rollout = rollout.with_(
+        config=config, run=run, with_tools=settings.with_tools, temperature=settings.temperature
+    )
     facts: dict[str, Any] = {
         "run_id": run.id if run else None,
         "step": step,

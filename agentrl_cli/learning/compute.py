@@ -1,6 +1,6 @@
 """What an update computes with the model: forwards, backwards and the optimizer's step, on prepared micro-batches.
 
-`Compute` does it in this process. It is also what every rank of a training on several GPUs runs (ranked.py): a
+`Compute` does it in this process. A plugin that trains on several GPUs runs it in each of its processes: a
 micro-batch is plain numpy and can be sent, its loss is already divided by the totals of the whole mini-batch, and
 gradients add up, over micro-batches as over ranks.
 """
@@ -203,6 +203,11 @@ class Compute:
             return self.average.in_place()
         assert off is not None
         return off()
+
+    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[Columns]]:
+        """Let the loss use a teacher; return the forward of its model."""
+        self.teacher = teacher
+        return self.taught
 
     @torch.no_grad()
     def taught(self, batches: Sequence[MicroBatch]) -> list[Columns]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,24 +30,13 @@ from agentrl_cli.learning.losses import find, mark
 from agentrl_cli.learning.masks import hold_certain, reject
 from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import Segment, chosen
+from agentrl_cli.learning.protocols import ModelCompute, Update
 from agentrl_cli.learning.settings import loss_config
 from agentrl_cli.learning.step import Source, Step
 from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import Critic, explained_variance
-from agentrl_cli.types import Episode, TrainSignals, no_support
-
-if TYPE_CHECKING:
-    from agentrl_cli.learning.ranked import Lead
-
-
-@dataclass
-class Update:
-    """What a step did: metrics under the names common elsewhere, and signals by episode id."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    signals: dict[str, TrainSignals] = field(default_factory=dict)
-    advantages: dict[str, float] = field(default_factory=dict)
+from agentrl_cli.types import Episode, no_support
 
 
 class Learner:
@@ -71,7 +60,7 @@ class Learner:
         *,
         checkpoint: bool = False,
         aside: bool = False,
-        compute: Compute | Lead | None = None,
+        compute: ModelCompute | None = None,
         teacher: Teacher | None = None,
     ) -> None:
         algo = config.algo
@@ -88,15 +77,10 @@ class Learner:
         self.marks = bool(find(algo.loss.name).mark)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
-        self.compute: Compute | Lead = compute or Compute(
+        self.compute: ModelCompute = compute or Compute(
             model, config, reference, checkpoint=checkpoint, aside=aside
         )
-        if teacher is not None:
-            if not isinstance(self.compute, Compute):
-                raise ConfigError(
-                    "A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes."
-                )
-            self.compute.teacher = teacher
+        self.teacher_forward = None if teacher is None else self.compute.teach(teacher)
 
     @property
     def optimizer(self) -> Any:
@@ -352,8 +336,8 @@ class Learner:
             for b, bundle in enumerate(now.segments)
         ]
         if teacher.server is None:
-            assert isinstance(self.compute, Compute)
-            self._scored(now, range(len(segments)), segments, "teacher", self.compute.taught)
+            assert self.teacher_forward is not None
+            self._scored(now, range(len(segments)), segments, "teacher", self.teacher_forward)
             return
         members = now.in_batch(range(len(segments)))
         for member, values in zip(

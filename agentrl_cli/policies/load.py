@@ -205,7 +205,7 @@ def load_weights(
     settings = config.model
     if trainable:
         check_trainable(config, pick_device(settings.device))
-    if trainable and not config.adapter.enabled and (settings.dtype == "auto" or config.sharded):
+    if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
         settings = settings.model_copy(update={"dtype": "float32"})
     model = load_model(folder, settings, base=base)

@@ -12,6 +12,14 @@ imports nothing of agentrl, which is being imported. The kinds:
     examples    name of a command to two command lines for its help
     subcommands "COMMAND NAME" to a function
     packs       name to a context manager (packs by name, config) that yields the packs of a run
+    flags       "COMMAND NAME" to a function: its parameters are further options of that command, and it returns the
+                settings by dotted key that they mean
+    teams       name to a context manager (config, project folder, folder for logs) that yields the processes that
+                compute a run's updates together, this one leading (`trainer.compute.Team`), or None
+    joins       name to a function (config, folder for logs) that is a process of a team led by another, until the
+                run has ended, and returns whether this process is one
+    learners    name to a function (config) that returns what makes a run's learner (`trainer.compute.LearnerMaker`),
+                or None
     renamed     old key of agentrl.yaml to the new one
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
@@ -50,6 +58,7 @@ PLUGINS: dict[str, str] = {
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
     "ray": "agentrl_cli.plugins.ray:OFFERS",
+    "ranks": "agentrl_cli.plugins.ranks:OFFERS",
     "trl": "agentrl_cli.plugins.trl:OFFERS",
     "verifiers": "agentrl_cli.plugins.verifiers:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",

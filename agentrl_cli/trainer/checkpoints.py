@@ -22,7 +22,7 @@ from agentrl_cli.store.maintenance import prunable, prune
 from agentrl_cli.store.rows import CheckpointRow
 
 if TYPE_CHECKING:
-    from agentrl_cli.learning.update import Learner
+    from agentrl_cli.learning.protocols import PolicyLearner
     from agentrl_cli.policies.load import Loaded
 
 
@@ -35,7 +35,7 @@ class Checkpoints:
         store: Store,
         run: RunRow,
         loaded: Loaded,
-        learner: Learner,
+        learner: PolicyLearner,
         narrate: Callable[[str], None],
     ) -> None:
         self.config = config.train

@@ -1,104 +1,93 @@
-"""What trains a run's model: this process alone, or several ranks (see ranks.py)."""
+"""Chooses who computes a run's updates: this process or a plugin's team, this package's learner or a plugin's."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.learning.compute import Compute
+from agentrl_cli.learning.protocols import ModelCompute, PolicyLearner
 from agentrl_cli.models.adapter import ADAPTER_FILE
-from agentrl_cli.policies.load import Loaded, load_weights
+from agentrl_cli.policies.load import Loaded
+from agentrl_cli.registry import resolve
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
 
 if TYPE_CHECKING:
-    from agentrl_cli.errors import RunFailed
-    from agentrl_cli.learning.ranked import Lead, Ranks, Replica
+    from agentrl_cli.hooks import HookList
 
 
-class Others(Protocol):
-    """The other ranks, as rank 0 meets them (ranks.Team)."""
+class Team(Protocol):
+    """Processes that compute a run's updates together (offer "teams"); this one leads them."""
 
-    base: Path
-
-    def connect(self, config: Config, loaded: Loaded, *, recompute: bool, aside: bool) -> Ranks:
-        """Wait for them and give them the model to load."""
+    @property
+    def config(self) -> Config:
+        """The settings with which this process loads its model."""
         ...
 
-    def fault(self, wait: float = 0.0) -> RunFailed | None:
-        """Return the error of a rank that was lost; waits so many seconds for the report."""
+    def compute(self, config: Config, loaded: Loaded) -> ModelCompute:
+        """Wait for the others and return the computation of all."""
         ...
 
 
-def make_compute(config: Config, loaded: Loaded, team: Others | None) -> Compute | Lead:
-    """Return the compute of rank 0, or of the only process. `torch.manual_seed` was called with the run's seed."""
+class LearnerMaker(Protocol):
+    """Makes another learner than this package's (offer "learners")."""
+
+    def __call__(
+        self, loaded: Loaded, folder: Path, hooks: HookList, report: Callable[[str], None]
+    ) -> PolicyLearner:
+        """Return the learner. `folder` is the run's; `report` logs a sentence that the user should read."""
+        ...
+
+
+def find_learner(config: Config) -> LearnerMaker | None:
+    """Return the maker of a plugin's learner that the settings ask for; None for this package's.
+
+    Raises ConfigError or MissingDependency, before anything is opened, if it cannot train with them.
+    """
+    for name in offers("learners"):
+        maker: LearnerMaker | None = resolve("learners", {}, name)(config)
+        if maker is not None:
+            return maker
+    return None
+
+
+def make_compute(config: Config, loaded: Loaded, team: Team | None) -> ModelCompute:
+    """Return the computation of the only process, or of a team. `torch.manual_seed` was called with the run's seed."""
+    if team is not None:
+        return team.compute(config, loaded)
+    folder, model = needed_folder(loaded), loaded.model
+    return Compute(
+        model,
+        config,
+        frozen_reference(config, folder, model),
+        checkpoint=checkpoints(config, folder, model),
+        aside=sets_aside(config, folder, model),
+        row_tokens=partial(row_tokens, config, folder, model),
+    )
+
+
+def needed_folder(loaded: Loaded) -> Path:
+    """Return the folder of a model that is trained: it always has one."""
     assert loaded.folder is not None
-    recompute = checkpoints(config, loaded.folder, loaded.model)
-    aside = sets_aside(config, loaded.folder, loaded.model)
-    if team is None:
-        reference = frozen_reference(config, loaded.folder, loaded.model)
-        rows = partial(row_tokens, config, loaded.folder, loaded.model)
-        return Compute(
-            loaded.model, config, reference, checkpoint=recompute, aside=aside, row_tokens=rows
-        )
-    from agentrl_cli.learning.ranked import Lead
-
-    ranks = team.connect(config, loaded, recompute=recompute, aside=aside)
-    own = (
-        trainee(config, torch.device("cpu"), loaded.folder, loaded.name, team.base)
-        if config.sharded
-        else loaded.model
-    )
-    local = make_replica(
-        config, loaded.folder, own, ranks, loaded.model, recompute=recompute, aside=aside
-    )
-    return Lead(local, team.fault)
-
-
-def make_replica(
-    config: Config,
-    folder: Path,
-    own: nn.Module,
-    ranks: Ranks,
-    whole: nn.Module | None = None,
-    *,
-    recompute: bool,
-    aside: bool,
-) -> Replica:
-    """Return a rank's part: `own` is the model that it trains, `whole` rank 0's, which samples and is saved."""
-    torch.manual_seed(config.seed)
-    reference = frozen_reference(config, folder, own)
-    if not config.sharded:
-        from agentrl_cli.learning.ranked import Replica
-
-        return Replica(own, config, reference, ranks, checkpoint=recompute, aside=aside)
-    from agentrl_cli.learning.sharded import Sharded
-
-    return Sharded(own, config, reference, ranks, whole=whole, checkpoint=recompute)
-
-
-def trainee(config: Config, device: torch.device, folder: Path, name: str, base: Path) -> nn.Module:
-    """Return the model that is trained, loaded to a device."""
-    settings = config.model.model_copy(update={"device": str(device)})
-    return load_weights(
-        folder, name, config.model_copy(update={"model": settings}), base=base, trainable=True
-    )
+    return loaded.folder
 
 
 def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:
-    """Return a copy of the weights for the KL term; None without such a term, with a moving reference, with a fresh
-    adapter, which can be switched off, and for TRL, which loads its own.
+    """Return a copy of the weights for the KL term; None without such a term, with a moving reference, and with a
+    fresh adapter, which can be switched off.
 
     An adapter that the training starts from is part of the reference.
     """
     adapted = config.adapter.path is not None or (folder / ADAPTER_FILE).is_file()
-    elsewhere = config.algo.ref_ema or config.trainer.kind == "trl"
-    if not config.algo.kl_coef or elsewhere or (hasattr(model, "disable_adapter") and not adapted):
+    bare = hasattr(model, "disable_adapter") and not adapted
+    if not config.algo.kl_coef or config.algo.ref_ema or bare:
         return None
     reference: nn.Module = copy.deepcopy(model).requires_grad_(False).eval()
     return reference

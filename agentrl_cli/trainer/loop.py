@@ -29,7 +29,7 @@ from agentrl_cli.trainer.validation import fallback
 from agentrl_cli.types import Episode, Fact, Task
 
 if TYPE_CHECKING:
-    from agentrl_cli.learning.update import Learner, Update
+    from agentrl_cli.learning.protocols import PolicyLearner, Update
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.rollout import Rollout
     from agentrl_cli.rollout.greedy import Greedy
@@ -53,7 +53,7 @@ class Trainer:
     packs: dict[str, Pack]
     store: Store
     hooks: HookList
-    learner: Learner
+    learner: PolicyLearner
     rollout: Rollout
     collector: Collector
     """Chooses a step's tasks and samples its groups."""
@@ -63,7 +63,6 @@ class Trainer:
     reporter: Reporter
     checkpoints: Checkpoints
     controls: Controls
-    tasks: list[Task]
     eval_tasks: list[Task]
     narrate: Callable[[str], None]
     """Gets a line for people now and then."""
@@ -175,7 +174,9 @@ class Trainer:
         )
         baselines: dict[str, float] | None = None
         if self.greedy is not None:
-            baselines = greedy_rewards(await self.greedy.attempts(groups, self.tasks, step))
+            baselines = greedy_rewards(
+                await self.greedy.attempts(groups, self.collector.tasks, step)
+            )
             trained = [e for group in groups for e in group if facts[e.id] is Fact.TRAINED]
             facts |= {
                 e.id: Fact.SKIPPED_NO_BASELINE for e in trained if e.group_id not in baselines
@@ -245,7 +246,7 @@ class Trainer:
     def _resume(self) -> bool:
         """Load the newest usable checkpoint. Returns False if the run has none."""
         state = self.checkpoints.restore()
-        inputs = Inputs.of(self.tasks, self.packs.values(), self.loaded.hash, self.base)
+        inputs = Inputs.of(self.collector.tasks, self.packs.values(), self.loaded.hash, self.base)
         done, size, greedy = (
             int(state.get("step", 0)),
             self.config.rollout.group_size,

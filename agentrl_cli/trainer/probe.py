@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrl_cli.config import Config
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.learning.compute import Compute, MicroBatch
-from agentrl_cli.learning.packing import Segment
 from agentrl_cli.policies.protocols import Served, TrainablePolicy
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
-    from agentrl_cli.learning.ranked import Lead
+    from agentrl_cli.config import Config
+    from agentrl_cli.learning.protocols import ModelCompute
 
 CONTEXTS = 2
 TOKENS = 8
@@ -28,7 +26,7 @@ TOKENS = 8
 
 async def probe(
     policy: TrainablePolicy,
-    compute: Compute | Lead,
+    compute: ModelCompute,
     groups: Sequence[Sequence[Episode]],
     config: Config,
 ) -> dict[str, float]:
@@ -43,6 +41,9 @@ async def probe(
     prompts = [ids for ids in prompts if len(ids) <= limit and not any(e.images for e in episodes)]
     if not servers or not prompts:
         return {}
+    from agentrl_cli.learning.compute import MicroBatch  # needed only by a run with servers
+    from agentrl_cli.learning.packing import Segment
+
     sampling = config.rollout.sampling(
         max_new_tokens=TOKENS, seed=config.seed, top_p=1.0, top_k=0, min_p=0.0
     )

@@ -9,22 +9,25 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import THREADS
 from agentrl_cli.learning.advantages import compares_groups
-from agentrl_cli.learning.update import Update
-from agentrl_cli.policies.protocols import TrainablePolicy
-from agentrl_cli.rollout.rehearse import Finding
-from agentrl_cli.store import RunRow, Store
 from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.machine import machine
 from agentrl_cli.trainer.metrics import Clock, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
-from agentrl_cli.trainer.sampler import Collector
 from agentrl_cli.types import Episode, Fact, Outcome
+
+if TYPE_CHECKING:
+    from agentrl_cli.config import Config
+    from agentrl_cli.learning.protocols import Update
+    from agentrl_cli.policies.protocols import TrainablePolicy
+    from agentrl_cli.rollout.rehearse import Finding
+    from agentrl_cli.store import RunRow, Store
+    from agentrl_cli.trainer.sampler import Collector
 
 RECENT = 10
 """Steps whose median time estimates the time left, as in `agentrl watch`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -26,3 +26,5 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
     )
+    fixed: ClassVar[bool] = False
+    """Whether a resume must keep a plugin's section as the run has it."""

@@ -94,10 +94,9 @@ def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
     config, _ = load_config(
         files=[file], sets=["cluster.resources.CPU=0.5", "model.template_variables={x: y}"]
     )
-    assert config.model_dump()["cluster"]["resources"] == {
-        "CPU": 0.5,
-        "rollout": 1.0,
-    } and config.trainer.options == {"a": {"b": 1}}
+    sections = config.model_dump()
+    assert sections["cluster"]["resources"] == {"CPU": 0.5, "rollout": 1.0}
+    assert sections["trainer"]["options"] == {"a": {"b": 1}}
     assert config.model.template_variables == {"x": "y"}
     assert load_config(files=[write(tmp_path / "b.yaml", full_yaml(config))])[0] == config
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,6 +322,13 @@ class Scripted:
         return texts.pop(0) if len(texts) > 1 else texts[0]
 
 
+async def run_evaluation(
+    candidate: Scripted, packs: dict[str, Pack], config: Config, store: Store, **given: Any
+) -> EvalResult:
+    rollout = Rollout(candidate.policy, candidate.chat, packs, config, store=store)
+    return await evaluate(candidate, rollout, **given)
+
+
 def quiet(**eval_: object) -> Config:
     """One episode at a time: the order of what happens is the order of the jobs."""
     return Config.model_validate({"eval": {"k": 2, **eval_}, "rollout": {"concurrency": 1}})
@@ -335,7 +343,9 @@ async def test_an_evaluation_is_a_run_of_its_own(packs: dict[str, Pack], tmp_pat
     tasks = pick_tasks(packs, ["test", "heldout"])
     seen: list[Attempt] = []
     with Store.open(tmp_path / "a.db") as store:
-        found = await evaluate(candidate, packs, config, store, tasks=tasks, on_done=seen.append)
+        found = await run_evaluation(
+            candidate, packs, config, store, tasks=tasks, on_done=seen.append
+        )
         (run,) = store.runs.all()
         assert (run.kind, run.status, run.model, run.pack) == (
             "eval",
@@ -370,7 +380,9 @@ async def test_seeds_depend_on_task_and_attempt_alone(
     seeds = []
     with Store.open(tmp_path / "a.db") as store:
         for name, some in (("a", tasks), ("b", tasks[::-1])):
-            found = await evaluate(Scripted(right(), name=name), packs, quiet(), store, tasks=some)
+            found = await run_evaluation(
+                Scripted(right(), name=name), packs, quiet(), store, tasks=some
+            )
             seeds.append(
                 {
                     (a.task_id, a.sample): store.episodes.row(a.episode_id).seed
@@ -386,19 +398,19 @@ async def test_an_interrupted_evaluation_goes_on_where_it_stopped(
     config, tasks = quiet(), pick_tasks(packs, ["test"])
     with Store.open(tmp_path / "a.db") as store:
         with pytest.raises(PolicyError, match="out of memory"):
-            await evaluate(Scripted(right(), fail_after=5), packs, config, store, tasks=tasks)
+            await run_evaluation(Scripted(right(), fail_after=5), packs, config, store, tasks=tasks)
         assert [run.status for run in store.runs.all()] == ["failed"]
         again = Scripted({0: ["x"], 1: ["x"], 2: ["cow"], 3: ["cat"]})
-        found = await evaluate(again, packs, config, store, tasks=tasks)
+        found = await run_evaluation(again, packs, config, store, tasks=tasks)
         assert (found.reused, again.asked) == (5, [2, 3, 3])  # what was solved is not asked again
         assert found.pass_rate == 0.625  # as if nothing had happened
         (run,) = store.runs.all()
         assert run.status == "finished" and len(store.runs.evals(run.id)) == 1
         assert not store.live.all(run.id)
         # Another one with the same settings starts again; --resume takes what is there.
-        fresh = await evaluate(Scripted(right()), packs, config, store, tasks=tasks)
+        fresh = await run_evaluation(Scripted(right()), packs, config, store, tasks=tasks)
         kept = Scripted({})
-        same = await evaluate(kept, packs, config, store, tasks=tasks, resume=True)
+        same = await run_evaluation(kept, packs, config, store, tasks=tasks, resume=True)
         assert (fresh.reused, same.reused, kept.asked) == (0, 8, [])
         assert same.run_id == fresh.run_id != found.run_id and same.attempts == fresh.attempts
         assert len(store.runs.evals(same.run_id)) == 1
@@ -415,8 +427,10 @@ async def test_other_settings_are_another_evaluation(
     tasks = pick_tasks(packs, ["test"])
     with Store.open(tmp_path / "a.db") as store:
         with pytest.raises(PolicyError):
-            await evaluate(Scripted(right(), fail_after=3), packs, quiet(), store, tasks=tasks)
-        found = await evaluate(
+            await run_evaluation(
+                Scripted(right(), fail_after=3), packs, quiet(), store, tasks=tasks
+            )
+        found = await run_evaluation(
             Scripted(right()), packs, quiet(), store, tasks=tasks, settings=changed
         )
         assert found.reused == 0 and len(store.runs.all()) == 2
@@ -429,18 +443,18 @@ async def test_changed_weights_or_rewards_are_another_evaluation(
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(b"1")
     with Store.open(tmp_path / "a.db") as store:
-        await evaluate(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks)
+        await run_evaluation(Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks)
         (weights / "model.safetensors").write_bytes(b"12")
-        found = await evaluate(
+        found = await run_evaluation(
             Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
         )
         assert found.reused == 0
         (packs["words"].dir / "task.py").write_text(TASK_PY + "# changed\n")
-        found = await evaluate(
+        found = await run_evaluation(
             Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
         )
         assert found.reused == 0
-        found = await evaluate(
+        found = await run_evaluation(
             Scripted(right(), folder=weights), packs, quiet(), store, tasks=tasks, resume=True
         )
         assert found.reused == 8
@@ -452,7 +466,9 @@ async def test_errors_are_tried_once_more(packs: dict[str, Pack], tmp_path: Path
     candidate = Scripted({0: ["boom", "boom", "boom", "ant"], 1: ["bee"], 2: ["cow"], 3: ["dog"]})
     seen: list[Attempt] = []
     with Store.open(tmp_path / "a.db") as store:
-        found = await evaluate(candidate, packs, quiet(), store, tasks=tasks, on_done=seen.append)
+        found = await run_evaluation(
+            candidate, packs, quiet(), store, tasks=tasks, on_done=seen.append
+        )
     assert found.retried == 2 and candidate.asked.count(0) == 4
     assert found.score.errors == {"env_error": 1} and found.score.n_attempts == 7
     assert found.pass_rate == 1.0 and len(seen) == 8  # progress counts every attempt once
@@ -467,7 +483,9 @@ async def test_nothing_graded_is_a_failure_not_a_zero(
         with pytest.raises(
             RunFailed, match=r"None of the 8 attempts could be graded.*the grader broke"
         ):
-            await evaluate(candidate, packs, quiet(), store, tasks=pick_tasks(packs, ["test"]))
+            await run_evaluation(
+                candidate, packs, quiet(), store, tasks=pick_tasks(packs, ["test"])
+            )
         assert store.runs.all()[0].status == "failed"
 
 

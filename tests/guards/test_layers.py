@@ -25,8 +25,6 @@ MAY_BE_HEAVY = (
     *(
         "learning/packing",
         "learning/compute",
-        "learning/ranked",
-        "learning/sharded",
         "learning/forward",
         "learning/padded_forward",
         "learning/attention",
@@ -49,6 +47,7 @@ MAY_BE_HEAVY = (
         "learning/value",
     ),
     *("rewards/model", "sft/", "trainer/"),
+    *("plugins/ranks/compute", "plugins/ranks/sharded", "plugins/trl/learner"),
 )
 CIRCLES: set[frozenset[str]] = set()
 """Circles that are still to be dissolved. Nothing is added here."""

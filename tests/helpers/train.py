@@ -162,6 +162,7 @@ async def trainer_of(
 ) -> AsyncIterator[Trainer]:
     """A trainer of the model in `folder` over the bandit in `project`; `run` is one to continue."""
     from agentrl_cli.trainer import build_trainer
+    from agentrl_cli.trainer.compute import find_learner
 
     if not (project / "task.yaml").is_file():
         write_pack(project)
@@ -175,15 +176,8 @@ async def trainer_of(
             packs=list(runtime.packs),
             tokenizer=runtime.loaded.hash,
         )
-        yield build_trainer(
-            config,
-            row,
-            runtime.loaded,
-            runtime.packs,
-            runtime.store,
-            sandbox=runtime.sandbox,
-            hooks=runtime.hooks,
-        )
+        maker = find_learner(config)
+        yield build_trainer(config, row, runtime.loaded, runtime.rollout(), maker=maker)
 
 
 def episodes_of(store: Store, run: RunRow, step: int | None = None) -> list[Episode]:

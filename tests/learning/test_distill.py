@@ -17,7 +17,8 @@ from agentrl_cli.commands import main
 from agentrl_cli.config.estimators import Distill
 from agentrl_cli.errors import ConfigError, ModelError
 from agentrl_cli.learning.distill import Teacher
-from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.learning.protocols import Update
+from agentrl_cli.learning.update import Learner
 from agentrl_cli.store import Store
 from agentrl_cli.trainer.teacher import require_same_tokenizer
 from agentrl_cli.types import Episode

@@ -403,9 +403,9 @@ def test_private_operators_of_torch_equal_the_public_ones() -> None:
     weights = torch.randn(1, 4, 12, 8, generator=draw, dtype=torch.float64)
     found = []
     for out in (
-        _FlashBlocks.apply(q, k, v, blocks, 0.3),
+        _FlashBlocks.apply(q, k, v, blocks, 0.3),  # type: ignore[no-untyped-call]
         _masked_blocks(q, k, v, blocks, 0.3, 0.0, None),
-    ):  # type: ignore[no-untyped-call]
+    ):
         found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), (q, k, v))])
     for private, public in zip(*found, strict=True):
         torch.testing.assert_close(private, public, rtol=1e-10, atol=1e-10)

@@ -15,12 +15,13 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.choice import choose
 from agentrl_cli.config.losses import LOSSES, CustomLoss
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
 from agentrl_cli.learning.losses import AGGREGATIONS, LossConfig, LossInput, Totals, policy_loss
 from agentrl_cli.learning.masks import accepted, off_policy
-from agentrl_cli.learning.moving_reference import MovingReference
 from agentrl_cli.learning.objective import objective
-from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.learning.protocols import Update
+from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, StopReason, ToolCall, Turn
 from agentrl_cli.types.signals import FAR, MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
@@ -170,7 +171,9 @@ def test_a_reference_that_follows(start: Any) -> None:
     )
     learner.update(groups, 1)
     after = weights(model)
-    average: MovingReference = learner.compute.average  # type: ignore[union-attr,assignment]
+    assert isinstance(learner.compute, Compute)
+    average = learner.compute.average
+    assert average is not None
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     begun = weights(start)
     for name, value in zip(names, average.weights, strict=True):

@@ -18,6 +18,7 @@ from agentrl_cli.config.models import LoraConfig, ModelConfig
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.learning.update import Learner
 from agentrl_cli.models.adapter import add_adapter, copy_trained, twin
 from agentrl_cli.models.load import load_model
 from agentrl_cli.policies.load import load_policy
@@ -389,6 +390,7 @@ async def test_a_hook_that_changes_what_is_drawn_is_corrected(
     algo = {"correction": correction}
     async with trainer_of(tmp_path, model, hooks=hooks, algo=algo, train={"steps": 1}) as trainer:
         run = await trainer.train()
+        assert isinstance(trainer.learner, Learner)
         assert trainer.learner.loss_config.correction == (
             "tis" if hooked and correction == "auto" else "none"
         )

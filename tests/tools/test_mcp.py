@@ -182,9 +182,8 @@ async def test_a_server_is_started_once_and_reset_as_it_declares(folder: Path) -
         await tools["leave"].release(other)
     assert [text for _, text in seen] == ["1 x"] * 5
     assert len({place for place, _ in seen[:4]}) == 1, "one connection, whose third reset failed"
-    idle: list[Connection] = [
-        one for waiting in tools["step"].link._idle.values() for one in waiting
-    ]  # type: ignore[attr-defined]
+    link: Any = tools["step"]
+    idle: list[Connection] = [one for waiting in link.link._idle.values() for one in waiting]
     assert len(idle) == 1 and idle[0].until is not None
     assert len((folder / "starts").read_text()) == 4, (
         "to list its tools, for the first, after a failed reset, and lost"

@@ -176,7 +176,7 @@ async def test_the_curriculum_draws_what_is_solved_half_the_time(
         assert collector.ranking(1) == collector.ranking(1) != collector.ranking(2)
         assert {task for task, _ in collector.ranking(1)} == set(range(8))
         before = Counter(job.task.id for job in collector.jobs(0) if job.sample == 0)
-        assert before == Counter(trainer.tasks[t].id for t, _ in collector.ranking(0)[:2])
+        assert before == Counter(trainer.collector.tasks[t].id for t, _ in collector.ranking(0)[:2])
         assert all(why == "curriculum: not tried yet" for _, why in collector.ranking(0)), (
             "nothing was known then"
         )

@@ -250,7 +250,8 @@ async def test_epochs_and_minibatches_are_optimizer_steps(tmp_path: Path, model:
         tmp_path, model, algo=algo, rollout=rollout, train={"steps": 1, "lr": 5e-2}
     ) as trainer:
         run = await trainer.train()
-        counts = {int(state["step"]) for state in trainer.learner.optimizer.state.values()}
+        optimizer = trainer.learner.compute.optimizer
+        counts = {int(state["step"]) for state in optimizer.state.values()}
         assert counts == {4}
         (metrics,) = trainer.store.runs.steps(run.id)
         every = [(e, trainer.store.signals.get(e.id)) for e in episodes_of(trainer.store, run)]
@@ -564,7 +565,7 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
     (tmp_path / "one" / "data" / "test.jsonl").unlink()
     task = {"packs": ["one", "two"], "limit": 2}
     async with trainer_of(tmp_path, model, task=task, train={"eval_every": 1}) as trainer:
-        assert [item.pack for item in trainer.tasks] == ["one", "one", "two", "two"]
+        assert [item.pack for item in trainer.collector.tasks] == ["one", "one", "two", "two"]
         assert {item.pack for item in trainer.eval_tasks} == {"two"}
         run = await trainer.train()
         lines = [
@@ -574,7 +575,7 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
         ]
         assert re.search(r"  solved by pack one [\d.]+, two [\d.]+  [\d.]+ s$", lines[0])
     async with trainer_of(tmp_path, model, task={**task, "families": ["odd"]}) as trainer:
-        assert [item.pack for item in trainer.tasks] == ["two", "two"]
+        assert [item.pack for item in trainer.collector.tasks] == ["two", "two"]
     with pytest.raises(NotFound, match="odds"):
         async with trainer_of(tmp_path, model, task={**task, "families": ["odds"]}):
             pass

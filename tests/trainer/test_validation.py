@@ -30,7 +30,7 @@ async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_
         run = await trainer.train()
         assert evaluated(trainer.store, run.id) == {f"bandit/v{n}" for n in (0, 1, 3)}
         assert [row.split for row in trainer.store.runs.evals(run.id)] == ["validation"]
-        assert len(trainer.tasks) == 6
+        assert len(trainer.collector.tasks) == 6
         assert [c.kind for c in trainer.store.runs.checkpoints(run.id)] == ["best", "last"]
 
 
@@ -44,13 +44,18 @@ async def test_without_that_split_a_seeded_tenth_of_training_is_held_out_and_sta
             run = await trainer.train()
             held = evaluated(trainer.store, run.id)
             assert len(held) == 3 and all(name.startswith("bandit/train") for name in held)
-            assert not held & {task.id for task in trainer.tasks} and len(trainer.tasks) == 27
+            assert (
+                not held & {task.id for task in trainer.collector.tasks}
+                and len(trainer.collector.tasks) == 27
+            )
             chosen.append(held)
             again = trainer.store.runs.get(run.name)
         # Other settings after a resume change nothing: what was held out stays held out.
         more = {**EVERY, "steps": 2, "eval_every": 0}
         async with trainer_of(tmp_path, model, seed=seed + 7, run=again, train=more) as trainer:
-            assert {task.id for task in trainer.eval_tasks} == held and len(trainer.tasks) == 27
+            assert {task.id for task in trainer.eval_tasks} == held and len(
+                trainer.collector.tasks
+            ) == 27
     assert chosen[0] == chosen[1] != chosen[2]
 
 
@@ -59,14 +64,16 @@ async def test_nothing_is_held_out_where_nothing_is_evaluated_or_the_tasks_are_f
 ) -> None:
     write_pack(tmp_path / "many", rows=30)
     async with trainer_of(tmp_path / "many", model, train={"steps": 1}) as trainer:
-        assert len(trainer.tasks) == 30 and not trainer.eval_tasks
+        assert len(trainer.collector.tasks) == 30 and not trainer.eval_tasks
     async with trainer_of(tmp_path / "few", model, train=EVERY) as trainer:
         run = await trainer.train()
-        assert len(trainer.tasks) == 6
+        assert len(trainer.collector.tasks) == 6
         assert evaluated(trainer.store, run.id) == {f"bandit/test{n}" for n in range(6)}
     (tmp_path / "few" / "data" / "test.jsonl").unlink()
     async with trainer_of(tmp_path / "few", model, train=EVERY) as trainer:
-        assert {task.split for task in trainer.eval_tasks} == {"train"} and len(trainer.tasks) == 6
+        assert {task.split for task in trainer.eval_tasks} == {"train"} and len(
+            trainer.collector.tasks
+        ) == 6
     with pytest.raises(NotFound, match="exam"):
         async with trainer_of(tmp_path / "few", model, train=EVERY, eval={"split": "exam"}):
             pass

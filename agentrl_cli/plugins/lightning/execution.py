@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Literal, Protocol
 
@@ -99,9 +100,9 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             parts.append(("algorithm", lambda: algorithm(store, stop), True))
         if self.role in ("runner", "both"):
             parts += [
-                (f"runner-{n}", lambda n=n: runner(store, n, stop), False)
+                (f"runner-{n}", partial(runner, store, n, stop), False)
                 for n in range(self.n_runners)
-            ]  # type: ignore[misc]
+            ]
         main = next((part for part in parts if part[0].startswith(self.main_thread)), parts[0])
         threads = [
             threading.Thread(target=run, args=part[1:], name=part[0], daemon=True)

@@ -201,8 +201,10 @@ class LitAgentRunner(Runner[T]):
             if type(agent).on_rollout_end is not LitAgent.on_rollout_end:
                 agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
             await store.update_attempt(
-                rollout.rollout_id, rollout.attempt.attempt_id, status=status
-            )  # type: ignore[arg-type]
+                rollout.rollout_id,
+                rollout.attempt.attempt_id,
+                status=status,  # type: ignore[arg-type]
+            )
             RUNNER.reset(token)
 
     async def _resources(self, store: LightningStore, rollout: Rollout) -> NamedResources:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from agentrl_cli.config.cluster import ClusterConfig as RankSettings
 from agentrl_cli.errors import NotFound
 from agentrl_cli.registry import names
-from agentrl_cli.types.section import Positive, Seconds
+from agentrl_cli.types.section import Positive, Seconds, Section
 
 LINKS = {
     "processes": "agentrl_cli.plugins.ray.processes:open_links",
@@ -17,8 +16,8 @@ LINKS = {
 of a worker, and a function that makes trained weights loadable by all of them, or None."""
 
 
-class ClusterConfig(RankSettings):
-    """Workers that make the episodes; several GPUs and machines."""
+class ClusterConfig(Section):
+    """Workers that make the episodes."""
 
     kind: str = Field(
         default="here",

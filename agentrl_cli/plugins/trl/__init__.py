@@ -1,4 +1,4 @@
-"""TRL's files as they are: reward functions, environment classes and rows."""
+"""TRL's files as they are, and TRL's GRPOTrainer as the learner of a run (`trainer.kind: trl`)."""
 
 from __future__ import annotations
 
@@ -10,4 +10,6 @@ OFFERS = {
     },
     "forms": {"trl": f"{HERE}.files:FORM"},
     "rewards": {"environment": f"{HERE}.files:environment"},
+    "settings": {"trainer": f"{HERE}.settings:TrainerConfig"},
+    "learners": {"trl": f"{HERE}.learner:make_learner"},
 }

@@ -47,8 +47,7 @@ async def trained(
     write_pack(folder)
     async with open_runtime(config, base=folder, db=folder / "s.db", trainable=True) as opened:
         loaded, store, run = opened.loaded, opened.store, new_training(opened)
-        parts = (loaded, opened.packs, store)
-        ended = await build_trainer(config, run, *parts, workers=opened.workers).train()
+        ended = await build_trainer(config, run, loaded, opened.rollout()).train()
         assert ended.status == "finished"
         found = episodes_of(store, run)
         assert not any(e.outcome in (Outcome.ENV_ERROR, Outcome.CANCELLED) for e in found), [

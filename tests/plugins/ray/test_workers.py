@@ -65,10 +65,7 @@ async def training(folder: Path, model: Path, **cluster: Any) -> AsyncIterator[T
     async with open_runtime(
         config, base=folder, db=folder / "runs" / "agentrl.db", trainable=True
     ) as opened:
-        parts = (opened.loaded, opened.packs, opened.store)
-        yield build_trainer(
-            config, new_training(opened), *parts, hooks=opened.hooks, workers=opened.workers
-        )
+        yield build_trainer(config, new_training(opened), opened.loaded, opened.rollout())
 
 
 def outcome_of(trainer: Trainer) -> dict[str, Any]:
@@ -141,9 +138,8 @@ async def test_workers_of_a_strangers_kind_sample_while_the_run_trains(
     config = Config.model_validate(settings(model, **sections))
     write_pack(tmp_path)
     async with open_runtime(config, base=tmp_path, db=tmp_path / "s.db", trainable=True) as opened:
-        store, pool = opened.store, opened.workers
-        parts = (opened.loaded, opened.packs, store)
-        run = await build_trainer(config, new_training(opened), *parts, workers=pool).train()
+        store, run = opened.store, new_training(opened)
+        run = await build_trainer(config, run, opened.loaded, opened.rollout()).train()
         rows, episodes = store.runs.steps(run.id), episodes_of(store, run)
     with Store.open(tmp_path / "s.db", readonly=True) as store:
         written = store.workers.all(run.id)

@@ -30,7 +30,7 @@ class Killer:
             Path("kill").unlink()
             children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
             for child in children:
-                if b"trainer.ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"plugins.ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
                     os.kill(int(child), signal.SIGKILL)
 """
 TRAIN = {"steps": 4, "lr": 1e-3, "save_every": 1, "token_budget": 128}
@@ -79,7 +79,7 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpus", "64"], "cluster.gpus is 64, and torch finds"),
+        (["--gpus", "64"], "ranks.gpus is 64, and torch finds"),
         (
             ["--ranks", "2", "--lora", "--set", "cluster.shard=full"],
             "cannot spread an adapter's base over ranks",
@@ -88,14 +88,14 @@ def test_a_killed_rank_ends_the_run_and_one_rank_resumes_it(tmp_path: Path) -> N
             ["--ranks", "2", "--set", "cluster.shard=full", "--set", "train.optimizer=muon"],
             "train.optimizer: muon",
         ),
-        (["--ranks", "2", "--nodes", "2"], "cluster.rendezvous names no HOST:PORT"),
+        (["--ranks", "2", "--nodes", "2"], "ranks.rendezvous names no HOST:PORT"),
         (
             ["--ranks", "2", "--set", "model.device=cuda"],
             "model.device is cuda, and the ranks are on the CPU",
         ),
         (
             ["--ranks", "2", "--nodes", "2", "--rendezvous", "a.invalid:1"],
-            "host a.invalid of cluster.rend",
+            "host a.invalid of ranks.rend",
         ),
         (
             ["--ranks", "2", "--nodes", "2", "--node", "2", "--rendezvous", "a:1"],

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.config.train import TrainerConfig
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state
+from agentrl_cli.plugins.trl import learner
+from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
-from agentrl_cli.trainer import with_trl
 from agentrl_cli.types import Fact, Sampling
 from tests.helpers.train import episodes_of, settings, trainer_of
 
@@ -57,7 +57,7 @@ def test_what_trl_cannot_follow_is_refused_in_a_sentence(
     sections: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        with_trl.arguments(
+        learner.arguments(
             Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections}))
         )
 
@@ -67,7 +67,7 @@ def test_settings_become_fields_of_trl() -> None:
     config = Config.model_validate(
         settings(Path("m"), algo=algo, trainer={**TRL, "options": {"loss_type": "cispo"}})
     )
-    given = with_trl.arguments(config)
+    given = learner.arguments(config)
     assert (given["scale_rewards"], given["epsilon_high"], given["beta"], given["loss_type"]) == (
         *("none", 0.3, 0.04),
         "cispo",
@@ -83,7 +83,7 @@ def test_an_absent_package_and_another_version_are_named_with_the_line_that_inst
         require_package("numpy", "0.1", "trl")
     if not INSTALLED:
         with pytest.raises(MissingDependency, match="The package trl is not installed"):
-            with_trl.check(Config.model_validate(settings(Path("m"), trainer=TRL)))
+            learner.check(Config.model_validate(settings(Path("m"), trainer=TRL)))
 
 
 @needs_trl
@@ -107,7 +107,7 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
                 for s, e in zip(signals, episodes, strict=True)
             )
             logs = " ".join(row["text"] for row in trainer.store.journal.logs(run.id))
-            assert (with_trl.LOST in logs) == (kind == "trl")
+            assert (learner.LOST in logs) == (kind == "trl")
             alerts = trainer.store.journal.folded_alerts(run.id)
             assert "no_signal" not in [alert["name"] for alert in alerts]
     (ours, mine), (theirs, other) = found["agentrl"], found["trl"]
@@ -116,6 +116,7 @@ async def test_trl_computes_the_gradient_of_our_trainer(tmp_path: Path, model: P
     assert np.array(other) == pytest.approx(np.array(mine), rel=1e-2)
 
 
+@needs_trl
 async def test_a_hook_that_changes_sampling_is_refused(tmp_path: Path, model: Path) -> None:
     class Hot(Hook):
         def on_sample(self, sampling: Sampling, task: Any, turn: int) -> Sampling:
@@ -139,7 +140,7 @@ async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, mod
         assert all(torch.equal(weight, after[name]) for name, weight in before.items())
         options = {**TRL, "options": {"loss_typ": "grpo"}}
         with pytest.raises(ConfigError, match="loss_typ is not a field") as caught:
-            with_trl.check(
+            learner.check(
                 trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)})
             )
         assert "loss_type" in (caught.value.hint or "")

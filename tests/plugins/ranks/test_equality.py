@@ -17,8 +17,9 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.learning.compute import MicroBatch
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.learning.ranked import Lead, Ranks, Replica, dealt, follow, rows_for
 from agentrl_cli.learning.update import Learner
+from agentrl_cli.plugins.ranks.compute import Lead, Ranks, Replica, deal_batches, follow, split_for
+from agentrl_cli.plugins.ranks.settings import is_sharded
 from tests.helpers.train import PRELOADED, write_model
 
 REWARDS = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.2, 0.1]]
@@ -44,9 +45,9 @@ def config_of(case: dict[str, Any], ranks: int) -> Config:
     """A case's settings."""
     train = {"lr": 1e-3, "warmup_steps": 0, "token_budget": 60, **case.get("train", {})}
     more = {name: value for name, value in case.items() if name not in ("shard", "train")}
-    cluster = {"ranks": ranks, "shard": case.get("shard", "none")}
+    parts = {"processes": ranks, "shard": case.get("shard", "none")}
     return Config.model_validate(
-        {"train": train, "cluster": cluster, "model": {"device": "cpu"}, **more}
+        {"train": train, "ranks": parts, "model": {"device": "cpu"}, **more}
     )
 
 
@@ -68,13 +69,13 @@ def reference_of(config: Config, model: Any) -> Any:
 
 
 def replica_of(folder: Path, config: Config, ranks: Ranks, whole: Any = None) -> Replica:
-    """As trainer/compute.py makes it."""
-    own = model_of(folder, config) if whole is None or config.sharded else whole
+    """As a team makes it."""
+    own = model_of(folder, config) if whole is None or is_sharded(config) else whole
     reference = reference_of(config, own)
     torch.manual_seed(0)
-    if not config.sharded:
+    if not is_sharded(config):
         return Replica(own, config, reference, ranks)
-    from agentrl_cli.learning.sharded import Sharded
+    from agentrl_cli.plugins.ranks.sharded import Sharded
 
     return Sharded(own, config, reference, ranks, whole=whole)
 
@@ -116,14 +117,14 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
 
 def rank_process(rank: int, port: int, folder: str, report: str) -> None:
     """Rank 0 writes for each case how far two ranks are from one process."""
-    from agentrl_cli.trainer.rank_processes import store_at
-    from agentrl_cli.trainer.rank_settings import Place
-    from agentrl_cli.trainer.ranks import connected
+    from agentrl_cli.plugins.ranks.places import Place
+    from agentrl_cli.plugins.ranks.processes import store_at
+    from agentrl_cli.plugins.ranks.team import connect
 
     torch.set_num_threads(1)
     try:
         store = store_at("127.0.0.1", port, is_master=rank == 0)
-        ranks = connected(Place(rank, rank, 2, "127.0.0.1", port), store, torch.device("cpu"))
+        ranks = connect(Place(rank, rank, 2, "127.0.0.1", port), store, torch.device("cpu"))
         far: dict[str, float] = {}
         for name, case in CASES.items():
             config, path = config_of(case, 2), Path(folder)
@@ -173,13 +174,13 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("even", [False, True])
-def test_micro_batches_are_dealt_by_tokens(even: bool) -> None:
+def test_micro_batches_are_deal_batches_by_tokens(even: bool) -> None:
     lengths = [9, 2, 3, 8, 4, 4, 1]
     batches = [
         MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]], {})
         for n in lengths
     ]
-    parts, numbers = dealt(batches, 3, even=even)
+    parts, numbers = deal_batches(batches, 3, even=even)
     assert sorted(n for mine in numbers for n in mine) == list(range(7))
     loads = [sum(lengths[n] for n in mine) for mine in numbers]
     assert max(loads) - min(loads) <= 2, loads
@@ -194,6 +195,6 @@ def test_a_row_of_one_process_is_split_for_all_ranks() -> None:
     whole = [[Segment(np.arange(20, dtype=np.int32), np.arange(20) > 9)] for _ in range(4)]
     nothing = [Segment(np.arange(20, dtype=np.int32), np.zeros(20, bool))]
     segments = [nothing, *whole]
-    assert len(rows_for(segments, 4096, 1)) == 1
-    rows = rows_for(segments, 4096, 4)
+    assert len(split_for(segments, 4096, 1)) == 1
+    rows = split_for(segments, 4096, 4)
     assert len(rows) == 4 and rows[0] == [(0, 0), (1, 0)]

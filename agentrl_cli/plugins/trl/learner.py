@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,11 +25,16 @@ import torch
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped
 from agentrl_cli.hooks import HookList
+from agentrl_cli.learning.compute import Compute
+from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import segments_of
+from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.settings import aggregation_name
-from agentrl_cli.learning.update import Learner, Update
+from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.policies.load import Loaded
 from agentrl_cli.registry import require_package
+from agentrl_cli.trainer.compute import LearnerMaker, needed_folder
+from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
 from agentrl_cli.types import Episode
 
 LOST = (
@@ -53,9 +59,6 @@ UNSUPPORTED = {
     "algo.reject": "none",
     "algo.ref_ema": 0.0,
     "rollout.replay_truncation": False,
-    "cluster.gpus": 1,
-    "cluster.ranks": 1,
-    "cluster.nodes": 1,
 }
 """Settings that TRL cannot follow at any other value than these."""
 OWN = {
@@ -108,7 +111,7 @@ def arguments(config: Config) -> dict[str, Any]:
             "TRL does not correct for truncated sampling (top_p, top_k, min_p, a penalty or bad tokens).",
             hint="Remove them, or set trainer.kind: agentrl.",
         )
-    if clash := sorted(OWN & config.trainer.options.keys()):
+    if clash := sorted(OWN & config.section(TrainerConfig).options.keys()):
         raise ConfigError(
             f"trainer.options: {', '.join(clash)} follows from the other settings.",
             hint="Remove it.",
@@ -133,7 +136,7 @@ def arguments(config: Config) -> dict[str, Any]:
         "entropy_coef": algo.entropy_coef,
         "max_grad_norm": train.max_grad_norm,
         "gradient_checkpointing": train.checkpointing == "on",
-        **config.trainer.options,
+        **config.section(TrainerConfig).options,
     }
     size = given["per_device_train_batch_size"]
     if not isinstance(size, int) or size < 1 or total % size:
@@ -169,7 +172,7 @@ def check(config: Config) -> None:
     """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
     arguments(config)
-    require_fields(config.trainer.options)
+    require_fields(config.section(TrainerConfig).options)
     if config.algo.kl_coef and config.adapter.path is not None:
         raise ConfigError(
             "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",
@@ -197,13 +200,22 @@ class _Ended(BaseException):
     """Raised in TRL's thread to unwind it: no step follows."""
 
 
-class TRLLearner(Learner):
-    """A `Learner` whose updates TRL's trainer makes, with the optimizer and the learning rate of the configuration."""
+class TRLLearner:
+    """A `PolicyLearner` whose updates TRL's trainer makes, with the configured optimizer and learning rate."""
 
-    def __init__(self, loaded: Loaded, config: Config, folder: Path, **given: Any) -> None:
+    needs = ""
+
+    def __init__(self, loaded: Loaded, config: Config, folder: Path) -> None:
         """`folder`: TRL's own, it stays empty unless an option makes TRL write files."""
-        super().__init__(loaded.model, config, **given)
-        self.loaded, self.folder = loaded, folder
+        kept, model = needed_folder(loaded), loaded.model
+        self.compute = Compute(
+            model,
+            config,
+            checkpoint=checkpoints(config, kept, model),
+            aside=sets_aside(config, kept, model),
+            row_tokens=partial(row_tokens, config, kept, model),
+        )
+        self.config, self.loaded, self.folder = config, loaded, folder
         self._steps: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
         """Seed and learning rate of the next step; None: no further steps."""
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -238,7 +250,7 @@ class TRLLearner(Learner):
             self._thread = threading.Thread(target=self._run, name="trl", daemon=True)
             self._thread.start()
             self._wait()
-        lr = self.learning_rate(step)
+        lr = learning_rate(self.config.train, step)
         self.compute.begin(lr)
         self._steps.put((seed, lr))
         self._wait()
@@ -251,6 +263,14 @@ class TRLLearner(Learner):
             if episode is not None:
                 result.advantages[episode.id] = advantage
         return result
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is not the model's weights."""
+        return self.compute.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.compute.load_state(state)
 
     def close(self) -> None:
         """End TRL's thread, which waits for a step."""
@@ -297,7 +317,7 @@ class TRLLearner(Learner):
         """
         given = [
             w
-            for group in self.optimizer.param_groups
+            for group in self.compute.optimizer.param_groups
             for w in group["params"]
             if w.grad is not None
         ]
@@ -396,7 +416,7 @@ def make_trainer(learner: TRLLearner) -> Any:
         train_dataset=Dataset.from_dict({"prompt": [""] * config.rollout.prompts_per_step}),
         processing_class=AutoTokenizer.from_pretrained(learner.loaded.folder),
         callbacks=[Logs()],
-        optimizers=(learner.optimizer, None),
+        optimizers=(learner.compute.optimizer, None),
         rollout_func=learner.rollouts,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
@@ -407,21 +427,24 @@ def make_trainer(learner: TRLLearner) -> Any:
     return trainer
 
 
-def make_learner(
-    config: Config,
-    loaded: Loaded,
-    folder: Path,
-    report: Callable[[str], None],
-    hooks: HookList,
-    **given: Any,
-) -> Learner | TRLLearner:
-    """What updates the weights of a run, by `trainer.kind`; `report` gets the sentence about what TRL leaves out."""
-    if config.trainer.kind == "agentrl":
-        return Learner(loaded.model, config, **given)
-    if hooks.has("on_sample"):
-        raise ConfigError(
-            "A hook's on_sample changes how tokens are drawn, and TRL does not correct for it.",
-            hint="Leave out the hook, or set trainer.kind: agentrl.",
-        )
-    report(LOST)
-    return TRLLearner(loaded, config, folder / "trl", **given)
+def make_learner(config: Config) -> LearnerMaker | None:
+    """Return what makes TRL's learner, or None unless `trainer.kind` is trl.
+
+    Raises MissingDependency or ConfigError if TRL cannot train with this configuration.
+    """
+    if config.section(TrainerConfig).kind == "agentrl":
+        return None
+    check(config)
+
+    def make(
+        loaded: Loaded, folder: Path, hooks: HookList, report: Callable[[str], None]
+    ) -> TRLLearner:
+        if hooks.has("on_sample"):
+            raise ConfigError(
+                "A hook's on_sample changes how tokens are drawn, and TRL does not correct for it.",
+                hint="Leave out the hook, or set trainer.kind: agentrl.",
+            )
+        report(LOST)
+        return TRLLearner(loaded, config, folder / "trl")
+
+    return make

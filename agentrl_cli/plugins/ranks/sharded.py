@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from agentrl_cli.config import Config
 from agentrl_cli.learning.forward import Logprobs, logprobs, way_of
 from agentrl_cli.learning.packing import Packed
-from agentrl_cli.learning.ranked import Ranks, Replica
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.device import pick_dtype
 from agentrl_cli.models.layout import lay_by_output
+from agentrl_cli.plugins.ranks.compute import Ranks, Replica
 
 
 class Forward(nn.Module):
@@ -69,11 +69,7 @@ class Sharded(Replica):
 
     def share(self, state: Mapping[str, Any] | None = None) -> None:
         """Take this rank's part of rank 0's whole weights and state."""
-        whole = (
-            []
-            if self.whole is None
-            else [one for one in self.whole.parameters() if one.requires_grad]
-        )
+        whole = self._whole_weights()
         with torch.no_grad():
             for number, own in enumerate(self.trained):
                 part = self.ranks.share(whole[number] if whole else None, self._part)
@@ -99,28 +95,28 @@ class Sharded(Replica):
                 raise ValueError(f"weight {number} has another shape")
 
     def state(self) -> dict[str, Any]:
-        """What one process would keep, on rank 0."""
+        """Return what one process would keep, on rank 0."""
         return {
-            name: _whole(value, keep=self.ranks.rank == 0)
+            name: _gather(value, keep=self.ranks.rank == 0)
             for name, value in super().state().items()
         }
 
     @torch.no_grad()
     def end(self) -> None:
-        """Rank 0's whole weights become those that were trained."""
+        """Copy the trained weights into rank 0's whole ones."""
         super().end()
-        whole = (
-            []
-            if self.whole is None
-            else [one for one in self.whole.parameters() if one.requires_grad]
-        )
+        whole = self._whole_weights()
         for number, own in enumerate(self.trained):
             full = _full(own)
             if whole:
                 whole[number].copy_(full)
 
+    def _whole_weights(self) -> list[nn.Parameter]:
+        """Return rank 0's whole weights that are trained; none elsewhere."""
+        return [] if self.whole is None else [w for w in self.whole.parameters() if w.requires_grad]
+
     def _part(self, full: Tensor) -> Tensor:
-        """This rank's share of a tensor that every rank has."""
+        """Return this rank's share of a tensor that every rank has."""
         placed = self.trained[0]
         assert isinstance(placed, DTensor)
         return distribute_tensor(
@@ -131,7 +127,7 @@ class Sharded(Replica):
         return Logprobs(*model(packed, self.config.rollout.temperature, self.checkpoint))
 
     def _sum_gradients(self, weights: Any) -> None:
-        """FSDP has summed those of the model; the value head's are left."""
+        """Sum those of the value head: FSDP has summed the model's."""
         super()._sum_gradients(self._head())
 
     def _clip(self) -> Tensor:
@@ -161,12 +157,12 @@ def _full(one: Tensor) -> Tensor:
     return one.full_tensor() if isinstance(one, DTensor) else one
 
 
-def _whole(tree: Any, *, keep: bool = True) -> Any:
-    """Nested dicts and lists with whole tensors in the CPU's memory; without `keep` the ranks only take part."""
+def _gather(tree: Any, *, keep: bool = True) -> Any:
+    """Return nested dicts and lists with whole tensors in the CPU's memory; without `keep` only take part in it."""
     if isinstance(tree, Mapping):
-        return {name: _whole(one, keep=keep) for name, one in tree.items()}
+        return {name: _gather(one, keep=keep) for name, one in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)([_whole(one, keep=keep) for one in tree])
+        return type(tree)([_gather(one, keep=keep) for one in tree])
     if isinstance(tree, DTensor):
         full = tree.full_tensor()
         return full.cpu() if keep else None

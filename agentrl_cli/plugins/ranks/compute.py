@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from agentrl_cli.config import Config
-from agentrl_cli.errors import RunFailed
+from agentrl_cli.errors import ConfigError, RunFailed
 from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order, Stepped
+from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.packing import Segment, micro_batches
 from agentrl_cli.learning.value import Critic
 
@@ -42,7 +43,7 @@ class Ranks:
         dist.broadcast_object_list([message], src=0, group=self.control)
 
     def receive(self) -> tuple[Any, ...]:
-        """What rank 0 sends, whenever that is."""
+        """Return what rank 0 sends, whenever that is."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, src=0, group=self.control)
         found: tuple[Any, ...] = box[0]
@@ -58,7 +59,7 @@ class Ranks:
         return found
 
     def collect(self, part: T) -> list[T]:
-        """To rank 0, one from each rank; empty elsewhere."""
+        """Return the parts of all ranks on rank 0; an empty list elsewhere."""
         box: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object(part, box, dst=0, group=self.control)
         return box or []
@@ -79,14 +80,14 @@ class Ranks:
             begin = end
 
     def share(self, tree: Any, place: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
-        """Rank 0's nested dicts and lists, everywhere; `place` makes of each tensor what is kept, one at a time."""
+        """Return rank 0's nested dicts and lists on every rank; `place` makes of each tensor what is kept."""
         if self.rank == 0:
-            self.send(_mapped(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
-            return _mapped(
+            self.send(_map_tree(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
+            return _map_tree(
                 tree, lambda one: place(self._sent(one.detach().cpu().contiguous())), Tensor
             )
         (outline,) = self.receive()
-        return _mapped(
+        return _map_tree(
             outline, lambda one: place(self._sent(torch.empty(one.shape, dtype=one.dtype))), _Shape
         )
 
@@ -103,13 +104,14 @@ class _Shape:
     dtype: torch.dtype
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+def _map_tree(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
+    """Return nested dicts and lists with every object of a kind changed."""
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, Mapping):
-        return {name: _mapped(one, change, kind) for name, one in tree.items()}
+        return {name: _map_tree(one, change, kind) for name, one in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)([_mapped(one, change, kind) for one in tree])
+        return type(tree)([_map_tree(one, change, kind) for one in tree])
     return tree
 
 
@@ -133,7 +135,7 @@ class Replica(Compute):
         self.ranks = ranks
 
     def require_fit(self, state: Mapping[str, Any]) -> None:
-        """On rank 0, before a state is shared. Raises what loading it raises if it is another learner's."""
+        """Load a state on rank 0 before it is shared. Raises what loading it raises if it is another learner's."""
         super().load_state(state)
 
     def share(self, state: Mapping[str, Any] | None = None) -> None:
@@ -157,7 +159,7 @@ class Replica(Compute):
         return [] if self.critic is None else list(self.critic.head.parameters())
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """A weight that no rank has a gradient of keeps none, so that the optimizer leaves it alone."""
+        """Sum over the ranks. A weight without a gradient on any rank keeps none: the optimizer leaves it alone."""
         have = torch.tensor([float(one.grad is not None) for one in weights])
         dist.all_reduce(have, group=self.ranks.control)
         used = [one for one, count in zip(weights, have.tolist(), strict=True) if count]
@@ -170,7 +172,7 @@ class Replica(Compute):
 
 
 class Lead:
-    """Rank 0's `Compute`: every call is made on all ranks. Raises RunFailed if one of them is lost."""
+    """Rank 0's `ModelCompute`: every call is made on all ranks. Raises RunFailed if one of them is lost."""
 
     def __init__(self, local: Replica, fault: Callable[[float], RunFailed | None]) -> None:
         """`fault` reports a lost rank; it waits so many seconds for the report."""
@@ -197,12 +199,18 @@ class Lead:
         """Return why the ranks cannot continue; None if all are well."""
         return self._fault(0)
 
+    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[Columns]]:
+        """Raise ConfigError: a teacher's model would have to be on every rank."""
+        raise ConfigError(
+            "A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes."
+        )
+
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
-        """As `Compute.split`, with enough micro-batches for all ranks."""
-        return rows_for(segments, self.local.config.train.token_budget, self.ranks.size)
+        """Split as `Compute.split` does, into enough micro-batches for all ranks."""
+        return split_for(segments, self.local.config.train.token_budget, self.ranks.size)
 
     def state(self) -> dict[str, Any]:
-        """As `Compute.state`: of one process, whatever the number of ranks."""
+        """Return the state of one process, whatever the number of ranks."""
         with self._together():
             self.ranks.send("state")
             return self.local.state()
@@ -234,19 +242,19 @@ class Lead:
         values: bool = False,
         entropy: bool = False,
     ) -> list[Columns]:
-        """As `Compute.forward`, the micro-batches spread over the ranks."""
+        """Compute as `Compute.forward` does, the micro-batches spread over the ranks."""
         with self._together():
             wanted = {"reference": reference, "values": values, "entropy": entropy}
             self.ranks.send("forward", wanted)
-            parts, order = dealt(batches, self.ranks.size, even=self.local.spread)
+            parts, order = deal_batches(batches, self.ranks.size, even=self.local.spread)
             own = self.local.forward(self.ranks.deal(parts), **wanted)
             return _in_order(self.ranks.collect(own), order)
 
     def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
-        """As `Compute.step`, the micro-batches spread over the ranks."""
+        """Step as `Compute.step` does, the micro-batches spread over the ranks."""
         with self._together():
             self.ranks.send("step", order)
-            parts, places = dealt(batches, self.ranks.size, even=self.local.spread)
+            parts, places = deal_batches(batches, self.ranks.size, even=self.local.spread)
             own = self.local.step(self.ranks.deal(parts), order)
             all_ = self.ranks.collect(own)
         metrics: dict[str, float] = {}
@@ -291,21 +299,21 @@ def follow(local: Replica) -> None:
             ranks.collect(local.step(ranks.deal(), *arguments))
 
 
-def rows_for(
+def split_for(
     segments: Sequence[Sequence[Segment]], budget: int, size: int
 ) -> list[list[tuple[int, int]]]:
-    """`micro_batches`, smaller ones if there are too few for so many ranks."""
+    """Return `micro_batches`, smaller ones if there are too few for so many ranks."""
     rows = micro_batches(segments, budget)
     if len(rows) < 2 * size:
         tokens = MicroBatch([list(group) for group in segments], {}).tokens
         rows = micro_batches(segments, min(budget, max(1, ceil(tokens / size))))
-    return _joined(rows, segments)
+    return _merge_untrained(rows, segments)
 
 
-def dealt(
+def deal_batches(
     batches: Sequence[MicroBatch], size: int, *, even: bool
 ) -> tuple[list[list[MicroBatch]], list[list[int]]]:
-    """Micro-batches for each rank, and their numbers: the largest first, each to the rank with the fewest tokens.
+    """Return each rank's micro-batches and their numbers: the largest first, each to the rank with the fewest tokens.
 
     `even`: all ranks get equally many, by padding with the smallest one. Sharded weights need it: a forward gathers
     them from all ranks.
@@ -327,7 +335,7 @@ def dealt(
 def _in_order(
     found: Sequence[Sequence[Columns]], numbers: Sequence[Sequence[int]]
 ) -> list[Columns]:
-    """What the ranks found, in the order of the micro-batches; what came of padding is left out."""
+    """Return the columns that the ranks found in the order of the micro-batches, without those of padding."""
     by_number = {
         n: one
         for part, mine in zip(found, numbers, strict=True)
@@ -336,10 +344,10 @@ def _in_order(
     return [by_number[n] for n in range(len(by_number))]
 
 
-def _joined(
+def _merge_untrained(
     rows: list[list[tuple[int, int]]], segments: Sequence[Sequence[Segment]]
 ) -> list[list[tuple[int, int]]]:
-    """Rows without trained tokens are put to the next one: a forward of nothing would gather no weights."""
+    """Merge rows without trained tokens into the next one: a forward of nothing would gather no weights."""
     found: list[list[tuple[int, int]]] = []
     waiting: list[tuple[int, int]] = []
     for row in rows:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import RunFailed
-from agentrl_cli.trainer.rank_settings import Place
+from agentrl_cli.plugins.ranks.places import Place
 
 BEAT = 2.0
 """Seconds between two heartbeats."""
@@ -50,7 +50,7 @@ class Child:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl_cli.trainer.ranks"],
+                [sys.executable, "-m", "agentrl_cli.plugins.ranks.team"],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl_cli._version import __version__
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
-from agentrl_cli.trainer.rank_processes import (
+from agentrl_cli.plugins.ranks.places import Place, count_given, parse_address, require_possible
+from agentrl_cli.plugins.ranks.processes import (
     RESUME,
     STARTUP,
     Child,
@@ -37,12 +38,13 @@ from agentrl_cli.trainer.rank_processes import (
     spawn,
     store_at,
 )
-from agentrl_cli.trainer.rank_settings import Place, address, count_given, require_possible
+from agentrl_cli.plugins.ranks.settings import RanksConfig, is_sharded, loading_settings
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from agentrl_cli.learning.ranked import Ranks
+    from agentrl_cli.plugins.ranks.compute import Lead, Ranks, Replica
     from agentrl_cli.policies.load import Loaded
 
 COMPUTING = timedelta(minutes=30)
@@ -54,7 +56,10 @@ SAMPLING = timedelta(days=30)
 class Team:
     """Rank 0's side: the ranks that it started or met."""
 
-    def __init__(self, place: Place, base: Path, store: Any, children: Sequence[Child]) -> None:
+    def __init__(
+        self, config: Config, place: Place, base: Path, store: Any, children: Sequence[Child]
+    ) -> None:
+        self.config = loading_settings(config)
         self.place = place
         self.base = base
         self.store = store
@@ -62,42 +67,48 @@ class Team:
         self.watch: Watch | None = None
         self.ranks: Ranks | None = None
 
-    def connect(self, config: Config, loaded: Loaded, *, recompute: bool, aside: bool) -> Ranks:
-        """Wait for all ranks, check that they can compute the same, and give them the model to load.
+    def compute(self, config: Config, loaded: Loaded) -> Lead:
+        """Wait for all ranks, check that they can compute the same, and return the computation of all.
 
         Raises RunFailed if one does not come, EnvironmentProblem if it has other versions or other weights.
         """
+        from agentrl_cli.plugins.ranks.compute import Lead
+        from agentrl_cli.trainer.compute import needed_folder
+        from agentrl_cli.trainer.memory_plan import checkpoints, sets_aside
+
+        folder, model = needed_folder(loaded), loaded.model
+        options = {
+            "checkpoint": checkpoints(config, folder, model),
+            "aside": sets_aside(config, folder, model),
+        }
         self._await_all()
         device = device_of(config, self.place)
         self.store.set("go", device.type)
         self.watch = Watch(self.place, client(self.place), self.children)
         self.watch.start()
-        ranks = self.ranks = connected(self.place, self.store, device)
-        job = {
-            "config": config.model_dump(mode="json"),
-            "folder": str(loaded.folder),
-            "name": loaded.name,
-            "base": str(self.base),
-            "recompute": recompute,
-            "aside": aside,
-        }
-        ranks.send(job)
-        own = fingerprint(loaded.model)
+        ranks = self.ranks = connect(self.place, self.store, device)
+        settings = config.model_dump(mode="json")
+        ranks.send(settings, str(folder), loaded.name, str(self.base), options)
+        self._require_same(ranks, fingerprint(model))
+        own = model
+        if is_sharded(config):
+            own = load_trainee(config, "cpu", folder, loaded.name, self.base)
+        return Lead(make_replica(config, folder, own, ranks, model, **options), self.fault)
+
+    def _require_same(self, ranks: Ranks, own: str) -> None:
+        """Raise EnvironmentProblem unless all ranks have loaded the weights with this fingerprint."""
         try:
             found = ranks.collect((socket.gethostname(), own))
         except RuntimeError as error:
             raise self.fault(3.0) or RunFailed(
                 f"The ranks lost their connection: {error}", hint=RESUME
             ) from error
-        other = [
-            f"rank {rank} on {host}" for rank, (host, print_) in enumerate(found) if print_ != own
-        ]
+        other = [f"rank {n} on {host}" for n, (host, print_) in enumerate(found) if print_ != own]
         if other:
             raise EnvironmentProblem(
                 f"Another model than rank 0's was loaded by {', '.join(other)}.",
                 hint="Every machine needs the same files under model.name, or the same revision of a hub model.",
             )
-        return ranks
 
     def fault(self, wait: float = 0.0) -> RunFailed | None:
         """Return the error of a rank that was lost; waits so many seconds for the report."""
@@ -105,8 +116,6 @@ class Team:
 
     def close(self, *, well: bool) -> None:
         """End the other ranks: by a message after a run that ended well, else at once."""
-        import torch.distributed as dist
-
         well = well and self.ranks is not None and self.fault() is None
         if self.watch is not None:
             self.watch.stop()
@@ -115,17 +124,13 @@ class Team:
                 self.ranks.send("close")
         for child in self.children:
             child.end(10.0 if well else 0.0)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_groups()
 
     def _await_all(self) -> None:
-        """Wait until every rank has reported its versions."""
-        ends, waiting = (
-            time.monotonic() + STARTUP,
-            [f"here/{rank}" for rank in range(1, self.place.size)],
-        )
-        far = len(waiting) - len(self.children)
-        if far:
+        """Wait until every rank has reported its versions, and compare them with this one's."""
+        ends = time.monotonic() + STARTUP
+        waiting = [f"here/{rank}" for rank in range(1, self.place.size)]
+        if far := len(waiting) - len(self.children):
             at = f"{self.place.host}:{self.place.port} (at most {STARTUP:g} s)"
             print(
                 f"Waiting for {far} ranks of other machines at {at} …", file=sys.stderr, flush=True
@@ -141,39 +146,41 @@ class Team:
                 )
             waiting = [key for key in waiting if not self.store.check([key])]
             time.sleep(0.05)
-        own = versions()
         for rank in range(1, self.place.size):
             theirs = json.loads(self.store.get(f"here/{rank}"))
-            host = theirs.pop("host")
             wrong = [
                 f"{name} {theirs.get(name)} in place of {had}"
-                for name, had in own.items()
+                for name, had in versions().items()
                 if theirs.get(name) != had
             ]
             if wrong:
                 raise EnvironmentProblem(
-                    f"Rank {rank} on {host} has {', '.join(wrong)}.",
+                    f"Rank {rank} on {theirs['host']} has {', '.join(wrong)}.",
                     hint="Install the same versions on all machines.",
                 )
 
 
 @contextlib.contextmanager
-def team_of(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
-    """Rank 0 with the other ranks starting; None for a training in one process.
+def open_team(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
+    """Yield rank 0 with the other ranks starting; None for a training in one process.
 
-    Raises ConfigError or EnvironmentProblem before anything is started, if `cluster` cannot be had.
+    Raises ConfigError or EnvironmentProblem before anything is started, if `ranks` cannot be had.
     """
     given = Place.given(os.environ)
     if given is not None:
         count_given(config, given)
     require_possible(config)
-    if config.cluster.size == 1:
+    ranks = config.section(RanksConfig)
+    if ranks.size == 1:
         yield None
         return
-    store, place = opened(config, given)
-    here = 0 if given else max(config.cluster.gpus or 1, config.cluster.ranks)
+    if given is not None:
+        place, store = given, store_at(given.host, given.port, is_master=not given.joined)
+    else:
+        place, store = listen(ranks)
+    here = 0 if given else ranks.here
     children = spawn([replace(place, rank=n, local=n) for n in range(1, here)], logs, here)
-    team, well = Team(place, base, store, children), False
+    team, well = Team(config, place, base, store, children), False
     try:
         yield team
         well = True
@@ -181,16 +188,13 @@ def team_of(config: Config, base: Path, logs: Path) -> Iterator[Team | None]:
         team.close(well=well)
 
 
-def opened(config: Config, given: Place | None) -> tuple[Any, Place]:
-    """Return the store where the ranks meet, and rank 0's place. On one machine it listens on the loopback alone."""
-    if given is not None:
-        return store_at(given.host, given.port, is_master=not given.joined), given
-    cluster = config.cluster
-    host, port = ("127.0.0.1", 0) if cluster.nodes == 1 else address(cluster.rendezvous)
+def listen(ranks: RanksConfig) -> tuple[Place, Any]:
+    """Return rank 0's place and the store where the ranks meet. On one machine it listens on the loopback alone."""
+    host, port = ("127.0.0.1", 0) if ranks.nodes == 1 else parse_address(ranks.rendezvous)
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host if cluster.nodes == 1 else "", port))
+        listening.bind((host if ranks.nodes == 1 else "", port))
     except OSError as error:
         raise EnvironmentProblem(
             f"{host}:{port} cannot be listened on: {error.strerror}."
@@ -198,11 +202,44 @@ def opened(config: Config, given: Place | None) -> tuple[Any, Place]:
     listening.listen(1024)
     port = listening.getsockname()[1]
     store = store_at(host, port, is_master=True, master_listen_fd=listening.detach())
-    return store, Place(0, 0, cluster.size, host, port)
+    return Place(0, 0, ranks.size, host, port), store
+
+
+def make_replica(
+    config: Config,
+    folder: Path,
+    own: nn.Module,
+    ranks: Ranks,
+    whole: nn.Module | None = None,
+    *,
+    checkpoint: bool,
+    aside: bool,
+) -> Replica:
+    """Return a rank's part: `own` is the model that it trains, `whole` rank 0's, which samples and is saved."""
+    import torch
+
+    from agentrl_cli.trainer.compute import frozen_reference
+
+    torch.manual_seed(config.seed)
+    reference = frozen_reference(config, folder, own)
+    if is_sharded(config):
+        from agentrl_cli.plugins.ranks.sharded import Sharded
+
+        return Sharded(own, config, reference, ranks, whole=whole, checkpoint=checkpoint)
+    from agentrl_cli.plugins.ranks.compute import Replica
+
+    return Replica(own, config, reference, ranks, checkpoint=checkpoint, aside=aside)
+
+
+def load_trainee(config: Config, device: str, folder: Path, name: str, base: Path) -> nn.Module:
+    """Return the model that is trained, loaded to a device."""
+    from agentrl_cli.policies.load import load_weights
+
+    return load_weights(folder, name, loading_settings(config, device), base=base, trainable=True)
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all machines."""
+    """Return the versions that must be the same on all machines."""
     import torch
 
     return {
@@ -216,15 +253,19 @@ def device_of(config: Config, place: Place) -> torch.device:
     """Return the device of a rank: its GPU, or the CPU."""
     import torch
 
-    return torch.device("cpu") if config.cluster.gpus is None else torch.device("cuda", place.local)
+    return (
+        torch.device("cpu")
+        if config.section(RanksConfig).gpus is None
+        else torch.device("cuda", place.local)
+    )
 
 
-def connected(place: Place, store: Any, device: torch.device) -> Ranks:
+def connect(place: Place, store: Any, device: torch.device) -> Ranks:
     """Join the process groups: NCCL between GPUs, gloo between CPUs and for everything that is not a tensor."""
     import torch
     import torch.distributed as dist
 
-    from agentrl_cli.learning.ranked import Ranks
+    from agentrl_cli.plugins.ranks.compute import Ranks
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -236,8 +277,16 @@ def connected(place: Place, store: Any, device: torch.device) -> Ranks:
     return Ranks(control, device)
 
 
+def leave_groups() -> None:
+    """Leave the process groups, if this process is in any."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def fingerprint(model: Any) -> str:
-    """Names, shapes and the first numbers of all weights, hashed."""
+    """Return a hash of the names, the shapes and the first numbers of all weights."""
     import hashlib
 
     found = hashlib.sha256()
@@ -247,13 +296,24 @@ def fingerprint(model: Any) -> str:
     return found.hexdigest()
 
 
+def join(config: Config, logs: Path) -> bool:
+    """Be a rank other than 0 if torchrun or --node made this process one. Returns whether it was; the run has ended."""
+    given, node = Place.given(os.environ), config.section(RanksConfig).node
+    if given is not None and given.rank:
+        join_as(given)
+        return True
+    if given is None and node:
+        join_from(node, config, logs)
+        return True
+    return False
+
+
 def join_as(place: Place, children: Sequence[Child] = ()) -> None:
     """Be a rank other than 0 until the training ends; `children` are further ranks of this machine."""
     import torch
 
-    from agentrl_cli.learning.ranked import follow
     from agentrl_cli.models.load import model_folder
-    from agentrl_cli.trainer.compute import make_replica, trainee
+    from agentrl_cli.plugins.ranks.compute import follow
 
     store = client(place)
     store.set(f"here/{place.rank}", json.dumps({"host": socket.gethostname(), **versions()}))
@@ -261,37 +321,31 @@ def join_as(place: Place, children: Sequence[Child] = ()) -> None:
     watch = Watch(place, client(place), children)
     watch.start()
     device = torch.device("cuda", place.local) if kind == "cuda" else torch.device("cpu")
-    ranks = connected(place, store, device)
-    (job,) = ranks.receive()
-    config, base, folder = (
-        Config.model_validate(job["config"]),
-        Path(job["base"]),
-        Path(job["folder"]),
-    )
+    ranks = connect(place, store, device)
+    settings, given, name, project, options = ranks.receive()
+    config, folder, base = Config.model_validate(settings), Path(given), Path(project)
     if not folder.is_dir():  # another machine, whose project or cache is elsewhere
         base = Path.cwd()
         folder = model_folder(config.model.name, config, base=base)
-    own = trainee(
-        config, torch.device("cpu") if config.sharded else device, folder, job["name"], base
-    )
+    own = load_trainee(config, "cpu" if is_sharded(config) else str(device), folder, name, base)
     ranks.collect((socket.gethostname(), fingerprint(own)))
-    follow(make_replica(config, folder, own, ranks, recompute=job["recompute"], aside=job["aside"]))
+    follow(make_replica(config, folder, own, ranks, **options))
     watch.stop()
 
 
 def join_from(node: int, config: Config, logs: Path) -> None:
-    """The ranks of a further machine, of which this process is the first. Raises RunFailed if one of them fails."""
-    cluster = config.cluster
-    if not 0 < node < cluster.nodes:
+    """Be the ranks of a further machine, this process the first of them. Raises RunFailed if one of them fails."""
+    ranks = config.section(RanksConfig)
+    if node >= ranks.nodes:
         raise ConfigError(
-            f"--node {node} is not one of {cluster.nodes} machines.", hint="They count from 0."
+            f"--node {node} is not one of {ranks.nodes} machines.", hint="They count from 0."
         )
     require_possible(config)
-    here = max(cluster.gpus or 1, cluster.ranks)
-    host, port = address(cluster.rendezvous)
+    host, port = parse_address(ranks.rendezvous)
     await_rank_0(host, port)
-    places = [Place(node * here + n, n, cluster.size, host, port) for n in range(here)]
-    children = spawn(places[1:], logs, here)
+    here = range(ranks.here)
+    places = [Place(node * ranks.here + n, n, ranks.size, host, port) for n in here]
+    children = spawn(places[1:], logs, ranks.here)
     try:
         join_as(places[0], children)
     finally:
@@ -324,7 +378,7 @@ def await_rank_0(host: str, port: int, patience: float = STARTUP) -> None:
 
 
 def main() -> None:
-    """A rank that rank 0, or `--node`, started."""
+    """Be a rank that rank 0, or `--node`, started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = Place.given(os.environ)
     assert place is not None
