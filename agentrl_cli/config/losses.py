@@ -19,7 +19,7 @@ from agentrl_cli.config.choice import Algorithm, Options
 class Loss(Algorithm):
     """A policy loss."""
 
-    mark: str
+    select: str
     """`module:object` of a function that selects tokens of the whole mini-batch before the loss; "": none."""
 
 
@@ -140,7 +140,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="",
         text="−min(ratio·A, clip(ratio)·A)",
         source="https://arxiv.org/abs/1707.06347",
-        mark="",
+        select="",
     ),
     "dapo": Loss(
         function=f"{_HERE}:ppo_clip",
@@ -148,7 +148,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="token_mean",
         text="ppo_clip, every token of the batch counts the same",
         source="https://arxiv.org/abs/2503.14476",
-        mark="",
+        select="",
     ),
     "gspo": Loss(
         function=f"{_HERE}:gspo",
@@ -156,7 +156,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="seq_mean",
         text="PPO's clip on the geometric mean of a sequence's ratios",
         source="https://arxiv.org/abs/2507.18071",
-        mark="",
+        select="",
     ),
     "geo_mean": Loss(
         function=f"{_HERE}:geo_mean",
@@ -164,7 +164,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="seq_mean",
         text="geometric mean of a sequence's clipped ratios (GMPO)",
         source="https://arxiv.org/abs/2507.20673",
-        mark="",
+        select="",
     ),
     "cispo": Loss(
         function=f"{_HERE}:cispo",
@@ -172,7 +172,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="token_mean",
         text="−sg(clip(ratio))·A·log p: the weight is bounded, no token loses its gradient",
         source="https://arxiv.org/abs/2506.13585",
-        mark="",
+        select="",
     ),
     "sapo": Loss(
         function=f"{_HERE}:sapo",
@@ -180,7 +180,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="seq_mean",
         text="a soft gate on the ratio instead of a clip",
         source="https://arxiv.org/abs/2511.20347",
-        mark="",
+        select="",
     ),
     "clip_cov": Loss(
         function=f"{_HERE}:clip_cov",
@@ -188,7 +188,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="",
         text="ppo_clip without the gradient of some tokens of high covariance",
         source="https://arxiv.org/abs/2505.22617",
-        mark=f"{_HERE}:mark_clip_cov",
+        select=f"{_HERE}:select_clip_cov",
     ),
     "kl_cov": Loss(
         function=f"{_HERE}:kl_cov",
@@ -196,7 +196,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="",
         text="−ratio·A, and a KL penalty on the tokens of the highest covariance",
         source="https://arxiv.org/abs/2505.22617",
-        mark=f"{_HERE}:mark_kl_cov",
+        select=f"{_HERE}:select_kl_cov",
     ),
     "dppo": Loss(
         function=f"{_HERE}:dppo",
@@ -204,7 +204,7 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="",
         text="−ratio·A without the tokens that leave the trust region: a binary divergence instead of the ratio's clip",
         source="https://arxiv.org/abs/2602.04879",
-        mark="",
+        select="",
     ),
     "reinforce": Loss(
         function=f"{_HERE}:reinforce",
@@ -212,6 +212,6 @@ LOSSES: Mapping[str, Loss] = {
         aggregation="",
         text="−A·log p, no ratio: for one epoch on fresh samples only",
         source="https://doi.org/10.1007/BF00992696",
-        mark="",
+        select="",
     ),
 }

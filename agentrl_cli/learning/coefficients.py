@@ -46,6 +46,11 @@ class Coefficients:
         return cls(algo, algo.kl_coef, algo.entropy_coef)
 
     @property
+    def in_reward(self) -> bool:
+        """Whether the KL term is taken off the reward."""
+        return bool(self.algo.kl_coef) and self.algo.kl_in == "reward"
+
+    @property
     def bonus(self) -> float:
         """The entropy coefficient that counts in the next step. https://arxiv.org/abs/2505.22312"""
         target = self.algo.entropy_target

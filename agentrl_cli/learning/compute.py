@@ -1,4 +1,4 @@
-"""What an update computes with the model: forwards, backwards and the optimizer's step, on prepared micro-batches.
+"""Forwards, backwards and the optimizer's step on prepared micro-batches.
 
 `Compute` does it in this process. A plugin that trains on several GPUs runs it in each of its processes: a
 micro-batch is plain numpy and can be sent, its loss is already divided by the totals of the whole mini-batch, and
@@ -8,8 +8,8 @@ gradients add up, over micro-batches as over ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,12 @@ from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
 from agentrl_cli.learning.losses import LossConfig, LossInput, Totals, policy_loss
 from agentrl_cli.learning.moving_reference import MovingReference
-from agentrl_cli.learning.objective import Objective, objective
+from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
 from agentrl_cli.learning.packing import Packed, Rows, Segment, pack
 from agentrl_cli.learning.settings import find_aggregation
+from agentrl_cli.learning.step_table import TokenColumns, TokenResults
 from agentrl_cli.learning.value import Critic
-
-Columns = dict[str, NDArray[Any]]
-"""Numbers of trained tokens by name, [M] each, in a micro-batch's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,8 @@ class MicroBatch:
     """Sequences that are computed in one packed row."""
 
     groups: list[list[Segment]]
-    columns: Columns
-    """What the loss needs of every trained token: `advantage`, and where it is known `old`, `ref`, `marked`, `sampled`,
-    `kept`, `held`, `value`, `returns`."""
+    columns: TokenColumns | None = None
+    """What the loss needs of every trained token; None for a forward alone."""
     episode_tokens: list[int] | None = None
     """For each sequence the trained tokens of its episode, if an episode has several sequences."""
     padding: bool = False
@@ -50,17 +47,12 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """What its forward costs."""
+        """Tokens of its forward."""
         return pack(self.groups).tokens
-
-    def split(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
-        """[M] to one array for each sequence."""
-        sizes = [int(segment.trained.sum()) for group in self.groups for segment in group]
-        return np.split(flat, np.cumsum(sizes)[:-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StepSpec:
     """How a mini-batch is trained."""
 
     loss: LossConfig
@@ -71,13 +63,24 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """What one optimizer step did."""
+class TokenScores:
+    """Numbers that a forward gives of a micro-batch's trained tokens, [M] each."""
+
+    logp: NDArray[Any]
+    entropy: NDArray[Any] | None = None
+    value: NDArray[Any] | None = None
+    states: NDArray[Any] | None = None
+    """[M, D] hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Numbers of one optimizer step."""
 
     metrics: dict[str, float]
     """Sums over the micro-batches."""
-    columns: list[Columns]
-    """For each micro-batch: `ratio`, `clipped`, `weight`, `old`."""
+    tokens: list[TokenResults]
+    """One for each micro-batch."""
     norm: float
     """Norm of the gradient before it is clipped."""
     applied: bool
@@ -124,17 +127,17 @@ class Compute:
         return self.trained[0].device
 
     def fault(self) -> RunFailed | None:
-        """Return why the computation cannot continue, noticed while it waits; None if all is well."""
+        """Return None: nothing is waited for here."""
         return None
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
-        """(bundle, number within it) of the sequences of each micro-batch."""
+        """Return (bundle, number within it) of the sequences of each micro-batch."""
         return self.rows.of(segments)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides the model's weights."""
+        """Return what a checkpoint keeps besides the model's weights."""
         kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self.average is not None:
             kept["reference"] = self.average.state()
@@ -152,7 +155,7 @@ class Compute:
     # --- an update ---------------------------------------------------------------------------------------------------
 
     def begin(self, lr: float) -> None:
-        """Optimizer steps follow, with this learning rate."""
+        """Prepare for optimizer steps at this learning rate."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -160,7 +163,7 @@ class Compute:
             move_state(self.optimizer, self._device)
 
     def end(self) -> None:
-        """The update is done."""
+        """Finish an update: the moving reference follows, and the optimizer's state waits where it should."""
         self.model.eval()
         if self.average is not None:
             self.average.follow()
@@ -174,69 +177,60 @@ class Compute:
         reference: bool = False,
         values: bool = False,
         entropy: bool = False,
-    ) -> list[Columns]:
-        """`logp` of each micro-batch under the model or the reference, without dropout; other columns on request."""
-        off = getattr(self.model, "disable_adapter", None)
-        if reference and self.reference is None and off is None and self.average is None:
-            raise ConfigError("algo.kl_coef is set without a reference model.")
-        model = self.reference if reference and self.reference is not None else self.model
-        training = model.training
-        model.eval()
-        found: list[Columns] = []
-        with self._as_reference(off) if reference and self.reference is None else nullcontext():
+    ) -> list[TokenScores]:
+        """Score each micro-batch under the model or the reference, without dropout; values and entropy on request."""
+        model, place = (self.model, nullcontext()) if not reference else self._find_reference()
+        found: list[TokenScores] = []
+        with place, _evaluating(model):
             for batch in batches:
                 out = self._logprobs(model, pack(batch.groups))
-                columns = {"logp": out.logp.cpu().numpy()}
-                if entropy:
-                    columns["entropy"] = out.entropy.cpu().numpy()
-                if values and self.critic is not None:
-                    columns["value"] = self.critic.values(out.states).cpu().numpy()
-                found.append(columns)
-        model.train(training)
+                value = self.critic.values(out.states) if values and self.critic else None
+                found.append(
+                    TokenScores(
+                        _numpy(out.logp),
+                        entropy=_numpy(out.entropy) if entropy else None,
+                        value=None if value is None else _numpy(value),
+                    )
+                )
         return found
 
-    def _as_reference(
-        self, off: Callable[[], AbstractContextManager[None]] | None
-    ) -> AbstractContextManager[None]:
-        """Return the model as the reference: with its moving average, or without its adapter."""
+    def _find_reference(self) -> tuple[nn.Module, AbstractContextManager[None]]:
+        """Return the reference: a model of its own, or this one with its moving average or without its adapter."""
+        if self.reference is not None:
+            return self.reference, nullcontext()
         if self.average is not None:
-            return self.average.in_place()
-        assert off is not None
-        return off()
+            return self.model, self.average.in_place()
+        model: Any = self.model
+        if not hasattr(model, "disable_adapter"):
+            raise ConfigError("algo.kl_coef is set without a reference model.")
+        return model, model.disable_adapter()
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[Columns]]:
+    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
         """Let the loss use a teacher; return the forward of its model."""
         self.teacher = teacher
-        return self.taught
+        return self.teacher_forward
 
     @torch.no_grad()
-    def taught(self, batches: Sequence[MicroBatch]) -> list[Columns]:
-        """`logp` of each micro-batch under the teacher; `teacher_states` [M, D] if the loss compares distributions."""
+    def teacher_forward(self, batches: Sequence[MicroBatch]) -> list[TokenScores]:
+        """Score each micro-batch under the teacher, with its states if the loss compares distributions."""
         assert self.teacher is not None
-        model = self.teacher.prepare(self.model)
-        training = model.training
-        model.eval()
-        found: list[Columns] = []
-        for batch in batches:
-            out = self._logprobs(model, pack(batch.groups))
-            states = (
-                {"teacher_states": out.states.float().cpu().numpy()}
-                if self.teacher.wants_states
-                else {}
-            )
-            found.append({"logp": out.logp.cpu().numpy(), **states})
-        model.train(training)
+        model, found = self.teacher.prepare(self.model), []
+        with _evaluating(model):
+            for batch in batches:
+                out = self._logprobs(model, pack(batch.groups))
+                states = _numpy(out.states.float()) if self.teacher.wants_states else None
+                found.append(TokenScores(_numpy(out.logp), states=states))
         return found
 
-    def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
-        """One optimizer step over a mini-batch, or over this rank's part of it."""
+    def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
+        """Make one optimizer step over a mini-batch, or over this rank's part of it."""
         metrics: dict[str, float] = {}
-        columns: list[Columns] = []
+        tokens: list[TokenResults] = []
         for batch in batches:
-            found, more = self._backward(batch, order)
+            found, more = self._backward(batch, spec)
             if batch.padding:
                 continue
-            columns.append(found)
+            tokens.append(found)
             for name, value in more.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         loss = self._add_up(metrics.get("loss", 0.0))
@@ -245,33 +239,37 @@ class Compute:
         if applied:
             self.optimizer.step()
             if self.critic is not None:
-                self.critic.step(order.value_rate, self.config.train.max_grad_norm)
+                self.critic.step(spec.value_rate, self.config.train.max_grad_norm)
         self._forget()
-        return Stepped(metrics, columns, norm, applied)
+        return StepResult(metrics, tokens, norm, applied)
 
-    def _backward(self, batch: MicroBatch, order: Order) -> tuple[Columns, dict[str, float]]:
+    def _backward(self, batch: MicroBatch, spec: StepSpec) -> tuple[TokenResults, dict[str, float]]:
         """One packed row forward and backward: its part of the gradient, of the numbers per token and the metrics."""
-        packed = pack(batch.groups)
+        packed, known = pack(batch.groups), batch.columns
+        assert known is not None
         out = self._logprobs(self.model, packed)
-        x = loss_input(batch, packed, out)
-        found = objective(x, order.loss, order.totals, self.loss, self.aggregation)
+        x = loss_input(batch, known, packed, out, spec.loss)
+        found = objective(x, spec.loss, spec.totals, self.loss, self.aggregation)
         loss, metrics = found.loss, dict(found.metrics)
         if self.critic is not None:
-            old, returns = (
-                tensor(batch.columns[name], out.logp.device) for name in ("value", "returns")
-            )
-            values, old, returns = map(x.among, (self.critic.values(out.states), old, returns))
-            part, more = self.critic.loss(values, old, returns, order.totals.tokens)
+            assert known.value is not None and known.returns is not None
+            columns = (tensor(one, out.logp.device) for one in (known.value, known.returns))
+            values, old, returns = map(x.among, (self.critic.values(out.states), *columns))
+            part, more = self.critic.loss(values, old, returns, spec.totals.tokens)
             loss, metrics = loss + part, {**metrics, **more}
-        if self.teacher is not None and self.teacher.wants_states:
-            states = tensor(batch.columns["teacher_states"], out.logp.device)
-            temperature, tokens = self.config.rollout.temperature, order.totals.tokens
+        if known.teacher_states is not None and self.teacher is not None:
+            states = tensor(known.teacher_states, out.logp.device)
+            temperature, tokens = self.config.rollout.temperature, spec.totals.tokens
             part = self.teacher.loss(
                 self.model, x.among(out.states), x.among(states), temperature, tokens
             )
             loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
-        return _numbers(found, x.old), {"loss": float(loss.detach()), **metrics}
+        weight = found.weight * found.coefficient
+        results = TokenResults(
+            *(_numpy(one.detach()) for one in (found.ratio, found.clipped, weight, x.old))
+        )
+        return results, {"loss": float(loss.detach()), **metrics}
 
     def _logprobs(self, model: nn.Module, packed: Packed) -> Logprobs:
         temperature = self.config.rollout.temperature
@@ -295,22 +293,22 @@ class Compute:
             self.critic.forget()
 
 
-def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
-    """Return the loss's arguments. Without `old` the present log-probabilities are those before the first optimizer
-    step.
+def loss_input(
+    batch: MicroBatch, known: TokenColumns, packed: Packed, out: Logprobs, c: LossConfig
+) -> LossInput:
+    """Return the loss's arguments. Without old log-probabilities the present ones are those before the first
+    optimizer step.
     """
-    device, columns = out.logp.device, batch.columns
-    known = {
-        name: tensor(columns[name], device)
-        for name in ("old", "ref", "sampled", "policy")
-        if name in columns
-    }
-    chosen = {
-        name: torch.from_numpy(columns[name].astype(np.bool_)).to(device)
-        for name in ("marked", "kept", "held")
-        if name in columns
-    }
-    old, sampled = known.get("old", out.logp.detach()), known.get("sampled")
+    device = out.logp.device
+
+    def numbers(column: NDArray[Any] | None) -> Tensor | None:
+        return None if column is None else tensor(column, device)
+
+    def flags(column: NDArray[Any] | None) -> Tensor | None:
+        return None if column is None else torch.from_numpy(column).to(device)
+
+    old = out.logp.detach() if known.old_logp is None else tensor(known.old_logp, device)
+    sampled = numbers(known.sampled_logp) if c.correction != "none" else None
     if sampled is not None:
         # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
         sampled = torch.where(sampled.isnan(), old, sampled)
@@ -318,13 +316,15 @@ def loss_input(batch: MicroBatch, packed: Packed, out: Logprobs) -> LossInput:
     return LossInput(
         logp=out.logp,
         old=old,
-        advantage=tensor(columns["advantage"], device),
+        advantage=tensor(known.advantage, device),
         segment=torch.from_numpy(packed.episode).to(device),
         entropy=out.entropy,
-        ref=known.get("ref"),
+        ref=numbers(known.ref_logp),
         sampled=sampled,
-        policy=known.get("policy"),
-        **chosen,
+        policy=numbers(known.sampler_logp) if c.off_policy is not None else None,
+        selected=flags(known.selected),
+        accepted=flags(known.accepted),
+        entropy_masked=flags(known.entropy_masked),
         episode_tokens=None if sizes is None else torch.tensor(sizes, device=device),
     )
 
@@ -334,8 +334,14 @@ def tensor(flat: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).to(device)
 
 
-def _numbers(found: Objective, old: Tensor) -> Columns:
-    """Return the objective's numbers of every token."""
-    weight = found.weight * found.coefficient
-    columns = {"ratio": found.ratio, "clipped": found.clipped, "weight": weight, "old": old}
-    return {name: column.detach().cpu().numpy() for name, column in columns.items()}
+def _numpy(column: Tensor) -> NDArray[Any]:
+    return column.cpu().numpy()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model without dropout."""
+    training = model.training
+    model.eval()
+    yield
+    model.train(training)

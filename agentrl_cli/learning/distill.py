@@ -21,7 +21,7 @@ from agentrl_cli.config.estimators import Distill
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.forward import logit_rules
 from agentrl_cli.learning.packing import Segment
-from agentrl_cli.learning.step import Source
+from agentrl_cli.learning.step_table import TokenSequence
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.types import Episode, Float32, Int32, Origin, no_support
 
@@ -47,30 +47,32 @@ class Teacher:
         """Whether the loss compares distributions, not the sampled token alone."""
         return self.options.form != "sampled"
 
-    def sees(self, source: Source, segment: Segment) -> Segment:
+    def sees(self, sequence: TokenSequence) -> Segment:
         """Return the student's sequence as the teacher gets it.
 
         Raises ConfigError if a prompt has no text for a hint.
         """
+        episode, segment = sequence.episode, sequence.segment
         if self.hint is None:
             return segment
-        more = self.hint(source.episode)
-        origin = source.episode.tokens.origin[source.branch.positions]
+        more = self.hint(episode)
+        origin = episode.tokens.origin[sequence.branch.positions]
         first = int(np.flatnonzero(segment.trained)[0]) if segment.trained.any() else len(origin)
         for kind in (Origin.USER, Origin.SYSTEM):
             found = np.flatnonzero(origin[:first] == kind)
             if len(found):
                 at = int(found[-1]) + 1
-                ids = np.insert(segment.ids, at, more).astype(segment.ids.dtype)
-                trained = np.insert(segment.trained, at, np.zeros(len(more), bool))
-                support = (
-                    None
-                    if segment.support is None
-                    else np.insert(segment.support, at, no_support(len(more)))
+                support = segment.support
+                return replace(
+                    segment,
+                    ids=np.insert(segment.ids, at, more).astype(segment.ids.dtype),
+                    trained=np.insert(segment.trained, at, np.zeros(len(more), bool)),
+                    support=None
+                    if support is None
+                    else np.insert(support, at, no_support(len(more))),
                 )
-                return replace(segment, ids=ids, trained=trained, support=support)
         raise ConfigError(
-            f"The prompt of episode {source.episode.id} has no user or system text, where algo.advantage.hint would go."
+            f"The prompt of episode {episode.id} has no user or system text, where algo.advantage.hint would go."
         )
 
     def prepare(self, student: nn.Module) -> nn.Module:
@@ -89,7 +91,12 @@ class Teacher:
         return model
 
     def loss(
-        self, student: nn.Module, states: Tensor, taught: Tensor, temperature: float, tokens: int
+        self,
+        student: nn.Module,
+        states: Tensor,
+        teacher_states: Tensor,
+        temperature: float,
+        tokens: int,
     ) -> Tensor:
         """coef × mean over the mini-batch's `tokens` of the reverse KL: this micro-batch's part."""
         assert self._head is not None
@@ -102,7 +109,7 @@ class Teacher:
             (self._head, logit_rules(other.config)),
         )
         kept = self.options.top_k if self.options.form == "top_k" else None
-        found = divergence(*heads, states, taught, temperature=temperature, top_k=kept)
+        found = divergence(*heads, states, teacher_states, temperature=temperature, top_k=kept)
         return self.options.coef * found.sum() / max(tokens, 1)
 
 
@@ -114,7 +121,7 @@ def divergence(
     student: Head,
     teacher: Head,
     states: Tensor,
-    taught: Tensor,
+    teacher_states: Tensor,
     *,
     temperature: float,
     top_k: int | None = None,
@@ -127,7 +134,7 @@ def divergence(
     for start in range(0, len(states), CHUNK):
         rows = slice(start, start + CHUNK)
         with torch.no_grad():
-            target = _log_probabilities(teacher, taught[rows], temperature)
+            target = _log_probabilities(teacher, teacher_states[rows], temperature)
         parts.append(
             checkpoint(
                 _chunk, student, states[rows], target, temperature, top_k, use_reentrant=False

@@ -71,30 +71,30 @@ class LossInput:
     """Log-probability under the reference model."""
     sampled: Tensor | None = None
     """Log-probability under the distribution that was sampled from."""
-    marked: Tensor | None = None
-    """bool, tokens that the loss chose by `mark` over the whole mini-batch; None: chosen from this one."""
+    selected: Tensor | None = None
+    """bool, tokens that the loss selected by `select` over the whole mini-batch; None: selected from this one."""
     episode_tokens: Tensor | None = None
     """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
-    kept: Tensor | None = None
+    accepted: Tensor | None = None
     """bool, False: rejected; the token is not part of the mini-batch. None: all are."""
     policy: Tensor | None = None
     """Log-probability under the sampler's weights, of the same distribution as `logp`, where a mask compares it."""
-    held: Tensor | None = None
+    entropy_masked: Tensor | None = None
     """bool, tokens whose policy term and entropy bonus are 0, and which count in the totals."""
 
     def among(self, values: Tensor) -> Tensor:
         """[M, …] those of the tokens that were not rejected."""
-        return values if self.kept is None else values[self.kept]
+        return values if self.accepted is None else values[self.accepted]
 
-    def only(self, kept: Tensor) -> LossInput:
+    def only(self, accepted: Tensor) -> LossInput:
         """Return the tokens that were not rejected."""
-        given = {item.name: getattr(self, item.name) for item in fields(self)} | {"kept": None}
+        given = {item.name: getattr(self, item.name) for item in fields(self)} | {"accepted": None}
         own = {
-            name: one[kept]
+            name: one[accepted]
             for name, one in given.items()
             if one is not None and name != "episode_tokens"
         }
-        return replace(self, kept=None, **own)
+        return replace(self, accepted=None, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def covariance(logp: Tensor, advantage: Tensor) -> Tensor:
     return (logp - logp.mean()) * (advantage - advantage.mean())
 
 
-def mark_clip_cov(
+def select_clip_cov(
     logp: Tensor, advantage: Tensor, c: ClipCov, seed: int, old: Tensor | None
 ) -> Tensor:
     """[M] bool over a whole mini-batch: tokens drawn from those between the two bounds of the covariance.
@@ -258,10 +258,10 @@ def mark_clip_cov(
     paper's authors do: https://github.com/PRIME-RL/Entropy-Mechanism-of-RL
     """
     cov = covariance(logp.detach(), advantage)
-    marked = torch.zeros_like(cov, dtype=torch.bool)
+    selected = torch.zeros_like(cov, dtype=torch.bool)
     n = max(1, int(c.fraction * len(cov)))
     free = (
-        torch.ones_like(marked)
+        torch.ones_like(selected)
         if old is None
         else ~_held(torch.exp(logp.detach() - old), advantage, c)
     )
@@ -269,35 +269,43 @@ def mark_clip_cov(
     order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(
         within.device
     )
-    marked[within[order[:n]]] = True
-    return marked
+    selected[within[order[:n]]] = True
+    return selected
 
 
-def mark_kl_cov(logp: Tensor, advantage: Tensor, c: KlCov, seed: int, old: Tensor | None) -> Tensor:
+def select_kl_cov(
+    logp: Tensor, advantage: Tensor, c: KlCov, seed: int, old: Tensor | None
+) -> Tensor:
     """[M] bool over a whole mini-batch: the tokens of the highest covariance."""
     cov = covariance(logp.detach(), advantage)
-    marked = torch.zeros_like(cov, dtype=torch.bool)
+    selected = torch.zeros_like(cov, dtype=torch.bool)
     if len(cov):
-        marked[cov.topk(max(1, int(c.fraction * len(cov)))).indices] = True
-    return marked
+        selected[cov.topk(max(1, int(c.fraction * len(cov)))).indices] = True
+    return selected
 
 
 def clip_cov(x: LossInput, c: ClipCov) -> PolicyTerm:
-    """PPO's clip with the marked tokens' gradients cut. https://arxiv.org/abs/2505.22617."""
-    marked = x.marked if x.marked is not None else mark_clip_cov(x.logp, x.advantage, c, 0, x.old)
+    """PPO's clip with the selected tokens' gradients cut. https://arxiv.org/abs/2505.22617."""
+    selected = (
+        x.selected if x.selected is not None else select_clip_cov(x.logp, x.advantage, c, 0, x.old)
+    )
     term = ppo_clip(x, c)
-    loss, weight = torch.where(marked, 0.0, term.loss), torch.where(marked, 0.0, term.weight)
-    return PolicyTerm(loss, weight, term.ratio, term.clipped | marked)
+    loss, weight = torch.where(selected, 0.0, term.loss), torch.where(selected, 0.0, term.weight)
+    return PolicyTerm(loss, weight, term.ratio, term.clipped | selected)
 
 
 def kl_cov(x: LossInput, c: KlCov) -> PolicyTerm:
-    """−ratio·A without a clip, plus coef·|log p − log p_old| on the marked. https://arxiv.org/abs/2505.22617."""
-    marked = x.marked if x.marked is not None else mark_kl_cov(x.logp, x.advantage, c, 0, None)
+    """−ratio·A without a clip, plus coef·|log p − log p_old| on the selected. https://arxiv.org/abs/2505.22617."""
+    selected = (
+        x.selected if x.selected is not None else select_kl_cov(x.logp, x.advantage, c, 0, None)
+    )
     ratio, slope = ratio_of(x)
     difference = x.logp - x.old
-    loss = -ratio * x.advantage + torch.where(marked, c.kl_coef * difference.abs(), 0.0)
-    weight = slope * x.advantage - torch.where(marked, c.kl_coef * difference.detach().sign(), 0.0)
-    return PolicyTerm(loss, weight, ratio.detach(), marked)
+    loss = -ratio * x.advantage + torch.where(selected, c.kl_coef * difference.abs(), 0.0)
+    weight = slope * x.advantage - torch.where(
+        selected, c.kl_coef * difference.detach().sign(), 0.0
+    )
+    return PolicyTerm(loss, weight, ratio.detach(), selected)
 
 
 def find(name: str) -> Loss:
@@ -315,15 +323,15 @@ def policy_loss(name: str) -> PolicyLoss:
     return found
 
 
-def mark(
-    chosen: Options, logp: Tensor, advantage: Tensor, seed: int = 0, old: Tensor | None = None
+def select_tokens(
+    options: Options, logp: Tensor, advantage: Tensor, seed: int = 0, old: Tensor | None = None
 ) -> Tensor | None:
     """[M] bool over a whole mini-batch: the tokens that the loss chooses; None if it chooses none."""
-    path = find(chosen.name).mark
+    path = find(options.name).select
     if not path:
         return None
-    marked: Tensor = resolve("losses", {}, path)(logp, advantage, chosen, seed, old)
-    return marked
+    selected: Tensor = resolve("losses", {}, path)(logp, advantage, options, seed, old)
+    return selected
 
 
 def sequence_lengths(segment: Tensor) -> Tensor:

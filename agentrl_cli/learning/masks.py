@@ -1,14 +1,13 @@
 """Trained tokens that count less: those far from what was sampled, and those whose policy term has no gradient.
 
 A token that is rejected leaves the mini-batch: it is in no mean and no total, as if it had not been sampled. One that
-is held stays in the totals, and its policy term is 0.
+is masked stays in the totals, and its policy term is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import log
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.learning.estimator_inputs import Float64
-from agentrl_cli.learning.step import Step
-from agentrl_cli.learning.token_record import Member
+from agentrl_cli.learning.packing import Bool, Ints
+from agentrl_cli.learning.step_table import StepTable
 from agentrl_cli.types import Float32
 
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _MAX_LOG_RATIO = 20.0
 
 _DIVERGENCE: Mapping[str, Callable[[Float64], Float64]] = {
@@ -37,10 +35,10 @@ _OVER: Mapping[str, Callable[[Float64], Float64]] = {
 }
 
 
-def accepted(
+def within_bounds(
     rule: str, trainer: Float32, sampler: Float32, upper: float, lower: float | None = None
-) -> Bools:
-    """[n] bool over a sequence's tokens: those that lie within the bounds of `algo.reject`.
+) -> Bool:
+    """Return [n] bool over a sequence's tokens: those that lie within the bounds of `algo.reject`.
 
     With k1 the bounds are ratios π_sampler / π_trainer: of each token, of the sequence (sum), or its geometric mean
     (mean); `lower` is 1 / `upper` if not given. With k2 and k3 `upper` bounds the divergence in nats. A token whose
@@ -61,37 +59,31 @@ def accepted(
     return (value >= log(1 / upper if lower is None else lower)) & (value <= log(upper))
 
 
-def reject(now: Step, algo: AlgoConfig) -> dict[str, float]:
-    """Mark the tokens of a step that `algo.reject` accepts. Returns the shares of rejected tokens and sequences."""
-    counts: list[tuple[int, int]] = []
-    for member, record in now.seen.items():
-        assert record.old is not None and algo.reject_upper is not None
-        sampler = now.sampler(member)
-        record.kept = accepted(
-            algo.reject, record.old, sampler, algo.reject_upper, algo.reject_lower
-        )
-        counts.append((int(record.kept.sum()), len(record.kept)))
-    kept, tokens = (sum(column) for column in zip(*counts, strict=True))
-    touched = sum(count < size for count, size in counts)
+def reject_far(table: StepTable, algo: AlgoConfig) -> dict[str, float]:
+    """Fill in which tokens `algo.reject` accepts. Returns the shares of rejected tokens and sequences."""
+    seen, touched = table.columns, 0
+    assert seen.old_logp is not None and algo.reject_upper is not None
+    for rows in (one.rows for one in table.sequences):
+        trainer, sampler = seen.old_logp[rows], seen.sampler_logp[rows]
+        kept = within_bounds(algo.reject, trainer, sampler, algo.reject_upper, algo.reject_lower)
+        seen.accepted = table.scatter(seen.accepted, rows, kept)
+        touched += not kept.all()
     return {
-        "reject/tokens": 1 - kept / max(tokens, 1),
-        "reject/sequences": touched / max(len(counts), 1),
+        "reject/tokens": 1 - int(seen.valid.sum()) / max(len(seen.valid), 1),
+        "reject/sequences": touched / max(len(table.sequences), 1),
     }
 
 
-def hold_certain(now: Step, members: Sequence[Member], share: float) -> None:
-    """Hold all tokens of a mini-batch but the `share` of the highest entropy. https://arxiv.org/abs/2506.01939
+def mask_certain(table: StepTable, rows: Ints, share: float) -> None:
+    """Mask those rows of a mini-batch that are not in the `share` of the highest entropy.
 
-    The threshold is the quantile of 1 − share, interpolated, as in TRL.
+    The threshold is the quantile of 1 − share, interpolated, as in TRL. https://arxiv.org/abs/2506.01939
     """
-    records = [now.seen[member] for member in members]
-    entropies = [np.asarray(record.entropy, np.float32) for record in records]
-    flat = np.concatenate(
-        [one[record.valid] for one, record in zip(entropies, records, strict=True)]
-    )
-    threshold = float(np.quantile(flat, 1 - share)) if len(flat) else 0.0
-    for record, one in zip(records, entropies, strict=True):
-        record.held = one < threshold
+    seen = table.columns
+    assert seen.entropy is not None
+    entropy = np.asarray(seen.entropy[rows], np.float32)
+    threshold = float(np.quantile(entropy, 1 - share)) if len(rows) else 0.0
+    seen.entropy_masked = table.scatter(seen.entropy_masked, rows, entropy < threshold)
 
 
 def off_policy(

@@ -45,8 +45,8 @@ def objective(
 
     Over the tokens that were not rejected; the numbers of the others are 0, and their ratio is what it is.
     """
-    if x.kept is not None:
-        return _among(x, objective(x.only(x.kept), c, totals, policy, aggregation))
+    if x.accepted is not None:
+        return _among(x, objective(x.only(x.accepted), c, totals, policy, aggregation))
     n = max(totals.tokens, 1)
     term, coefficient = policy(x, c.options), aggregation(x, totals)
     correction, metrics = _correction(x, c, n)
@@ -70,17 +70,21 @@ def objective(
     if x.entropy is not None:
         metrics["entropy"] = x.entropy.detach().sum() / n
         if c.entropy_coef:
-            bonus = x.entropy if x.held is None else torch.where(x.held, 0.0, x.entropy)
+            bonus = (
+                x.entropy
+                if x.entropy_masked is None
+                else torch.where(x.entropy_masked, 0.0, x.entropy)
+            )
             loss = loss - c.entropy_coef * (coefficient * bonus).sum()
     numbers = {name: float(value) for name, value in metrics.items()}
     clipped = torch.where(correction == 0, FAR, term.clipped.to(torch.int8))
-    if x.held is not None:
-        clipped = torch.where(x.held, MASKED, clipped)
+    if x.entropy_masked is not None:
+        clipped = torch.where(x.entropy_masked, MASKED, clipped)
     return Objective(loss, term.weight * correction, coefficient, term.ratio, clipped, numbers)
 
 
 def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask holds; and its metrics."""
+    """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask takes out; and its metrics."""
     factor = CORRECTIONS[c.correction](
         x.old,
         x.old if x.sampled is None else x.sampled,
@@ -97,13 +101,15 @@ def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, 
         masked = off_policy(x.logp, sampler, x.advantage, x.segment, c.off_policy)
         metrics["sampling/off_policy_masked"] = masked.sum() / n
         factor = torch.where(masked, 0.0, factor)
-    return (factor if x.held is None else torch.where(x.held, 0.0, factor)), metrics
+    return (
+        factor if x.entropy_masked is None else torch.where(x.entropy_masked, 0.0, factor)
+    ), metrics
 
 
 def _among(x: LossInput, found: Objective) -> Objective:
     """Return the numbers of the kept tokens among those of all."""
-    assert x.kept is not None
-    kept = x.kept
+    assert x.accepted is not None
+    kept = x.accepted
 
     def whole(values: Tensor, rest: Tensor) -> Tensor:
         return rest.masked_scatter(kept, values.to(rest.dtype))

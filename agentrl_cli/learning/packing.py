@@ -213,7 +213,7 @@ def micro_batches(
 
     A group larger than the budget is a row of its own up to `longest` tokens, so that its prefix is computed once;
     beyond that it is split, and its prefix computed in each of its rows. An episode larger than the budget is a row of
-    its own. `chosen` makes a row's groups.
+    its own. `select_segments` makes a row's groups.
     """
     out: list[list[tuple[int, int]]] = []
     used = 0
@@ -265,7 +265,7 @@ class Rows:
         return micro_batches(groups, self._budget, self._longest)
 
 
-def chosen(
+def select_segments(
     groups: Sequence[Sequence[Segment]], row: Sequence[tuple[int, int]]
 ) -> list[list[Segment]]:
     """Return the groups of one of `micro_batches`' rows."""

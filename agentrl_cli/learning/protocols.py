@@ -16,7 +16,7 @@ from agentrl_cli.types import Episode, TrainSignals
 
 if TYPE_CHECKING:
     from agentrl_cli.errors import RunFailed
-    from agentrl_cli.learning.compute import Columns, MicroBatch, Order, Stepped
+    from agentrl_cli.learning.compute import MicroBatch, StepResult, StepSpec, TokenScores
     from agentrl_cli.learning.distill import Teacher
     from agentrl_cli.learning.packing import Segment
     from agentrl_cli.learning.value import Critic
@@ -45,7 +45,7 @@ class ModelCompute(Protocol):
         """Return why the computation cannot continue; None if all is well. Any thread may ask at any time."""
         ...
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[Columns]]:
+    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
         """Let the loss use a teacher; return the forward of its model. Raises ConfigError if that cannot be."""
         ...
 
@@ -76,11 +76,11 @@ class ModelCompute(Protocol):
         reference: bool = False,
         values: bool = False,
         entropy: bool = False,
-    ) -> list[Columns]:
-        """Return `logp` of each micro-batch under the model or the reference, and other columns on request."""
+    ) -> list[TokenScores]:
+        """Score each micro-batch under the model or the reference; values and entropy on request."""
         ...
 
-    def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
+    def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
         """Take one optimizer step over a mini-batch."""
         ...
 

@@ -1,4 +1,4 @@
-"""One training step: advantages, packed forwards, the objective, the optimizer, and a record of every token.
+"""One training step, one way: a table of its tokens, forwards that fill it, advantages, optimizer steps, metrics.
 
 Gradients of micro-batches add up to that of the whole mini-batch, because every normaliser is the mini-batch's own
 total. With one epoch and one mini-batch the log-probabilities before the first optimizer step are those of the only
@@ -8,9 +8,7 @@ forward, so no second one is made, unless advantages depend on it (values, KL in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,22 +19,27 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.learning import advantages
 from agentrl_cli.learning.coefficients import Coefficients
-from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order
-from agentrl_cli.learning.dispositions import CUT
+from agentrl_cli.learning.compute import Compute, MicroBatch, StepSpec
 from agentrl_cli.learning.distill import Teacher
-from agentrl_cli.learning.estimator_inputs import AdvantageInput
+from agentrl_cli.learning.estimator_inputs import AdvantageInput, Float64
 from agentrl_cli.learning.kl import KL
-from agentrl_cli.learning.losses import find, mark
-from agentrl_cli.learning.masks import hold_certain, reject
+from agentrl_cli.learning.losses import find, select_tokens
+from agentrl_cli.learning.masks import mask_certain, reject_far
 from agentrl_cli.learning.optimizers import learning_rate
-from agentrl_cli.learning.packing import Segment, chosen
+from agentrl_cli.learning.packing import select_segments
 from agentrl_cli.learning.protocols import ModelCompute, Update
+from agentrl_cli.learning.scoring import (
+    score_current,
+    score_policy,
+    score_reference,
+    score_sampled,
+    score_teacher,
+)
 from agentrl_cli.learning.settings import loss_config
-from agentrl_cli.learning.step import Source, Step
-from agentrl_cli.learning.token_record import Member, TokenRecord, gap, signals
+from agentrl_cli.learning.step_table import StepTable, TokenColumns, sampling_gap
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import Critic, explained_variance
-from agentrl_cli.types import Episode, no_support
+from agentrl_cli.types import Episode, Float32
 
 
 class Learner:
@@ -74,7 +77,7 @@ class Learner:
         self.teacher = teacher
         if self.needs == "teacher" and teacher is None:
             raise ConfigError(f"algo.advantage {algo.advantage.name!r} needs a teacher.")
-        self.marks = bool(find(algo.loss.name).mark)
+        self.selects = bool(find(algo.loss.name).select)
         self.loss_config = loss_config(config)
         self.coefficients = Coefficients.of(algo)
         self.compute: ModelCompute = compute or Compute(
@@ -97,7 +100,7 @@ class Learner:
         return self.compute.critic
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides the model's weights."""
+        """Return what a checkpoint keeps besides the model's weights."""
         return {**self.compute.state(), "coefficients": self.coefficients.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -107,7 +110,7 @@ class Learner:
             self.coefficients.load(state["coefficients"])
 
     def close(self) -> None:
-        """Called at the end of a run."""
+        """End what an update keeps open; called at the end of a run."""
 
     def learning_rate(self, step: int) -> float:
         """Return the policy's learning rate in a step."""
@@ -123,237 +126,143 @@ class Learner:
 
         `baselines`: reward of the greedy attempt by group id, for an estimator that needs it.
         """
-        result = Update()
         if not any(groups):
-            return result
-        now, algo = Step.of(step, groups), self.config.algo
-        if self.config.rollout.replay_truncation:
-            _require_support(now.episodes)
-        in_reward = bool(algo.kl_coef) and algo.kl_in == "reward"
-        early = (
-            algo.epochs * algo.minibatches > 1 or self.needs in ("values", "teacher") or in_reward
-        )
-        if (early and not algo.bypass) or algo.reject != "none":
-            self._before(now, "old")
-        if algo.reject != "none":
-            result.metrics |= reject(now, algo)
-        if algo.bypass:
-            self._as_sampled(now)
-        if algo.kl_coef:
-            self._before(now, "ref")
-        if self.teacher is not None:
-            self._taught(now, self.teacher)
-        self._advantages(now, baselines, in_reward)
+            return Update()
+        table, algo = StepTable.of(step, groups), self.config.algo
+        seen = table.columns
+        rejected = self._score(table)
+        self._estimate(table, baselines)
         lr = self.learning_rate(step)
         self.compute.begin(lr)
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
-            for number, batch in enumerate(_minibatches(len(groups), algo.minibatches)):
-                for name, value in self._minibatch(
-                    now, now.batch(batch), lr, (epoch, number)
-                ).items():
+            for number, part in enumerate(_minibatches(table.groups, algo.minibatches)):
+                seed = hash((step, epoch, number)) % 2**31
+                for name, value in self._train(table, part, lr, seed).items():
                     sums.setdefault(name, []).append(value)
         self.compute.end()
-        result.metrics |= {name: float(np.mean(values)) for name, values in sums.items()} | {
-            "learning_rate": lr
-        }
-        result.metrics |= self.coefficients.metrics() | _explained(list(now.seen.values()))
-        result.metrics |= _distance(now.seen.values())
-        if not algo.bypass:
-            result.metrics |= gap((one.old, now.sampler(m)) for m, one in now.seen.items())
-        self.coefficients.adapt(
-            result.metrics, sum(episode.trained_tokens for episode in now.episodes)
-        )
-        for episode, seen in now.records():
-            result.signals[episode.id] = signals(episode, seen)
-            result.advantages[episode.id] = (
-                float(seen.advantage.mean()) if len(seen.advantage) else 0.0
-            )
+        result = Update(rejected | {name: float(np.mean(values)) for name, values in sums.items()})
+        result.metrics |= {"learning_rate": lr} | self.coefficients.metrics()
+        result.metrics |= _explained(seen) | _distance(seen)
+        if not algo.bypass and seen.old_logp is not None:
+            result.metrics |= sampling_gap(seen.old_logp, seen.sampler_logp)
+        self.coefficients.adapt(result.metrics, len(seen.advantage))
+        result.signals = {episode.id: signals for episode, signals in table.signals()}
+        by_episode = advantages.episode_advantage(table.by_episode(seen.advantage))
+        for episode, advantage in zip(table.episodes, by_episode, strict=True):
+            result.advantages[episode.id] = float(advantage)
         return result
 
-    def _advantages(
-        self, now: Step, baselines: Mapping[str, float] | None, in_reward: bool
-    ) -> None:
-        """Fill in every token's advantage, and with a value head its return."""
-        episodes = now.episodes
-        fields = advantages.options(self.config.algo)
-        if baselines is not None and self.needs == "baseline":
-            fields["baseline"] = np.array(
-                [baselines[e.group_id or ""] for e in episodes], np.float64
-            )
-        if self.critic is not None:
-            fields["values"] = tuple(
-                np.asarray(values, np.float64) for values in now.joined("value")
-            )
-            fields["bootstrap"] = np.array(now.after(), np.float64)
-        if in_reward:
-            fields["token_penalty"] = tuple(
-                _penalties(now, self.config.algo.kl, self.coefficients.kl)
-            )
+    def _score(self, table: StepTable) -> dict[str, float]:
+        """Fill in what other forwards say of the tokens. Returns the shares that `algo.reject` leaves out."""
+        algo = self.config.algo
+        if self.config.rollout.replay_truncation:
+            _require_support(table.episodes)
+        early = (
+            algo.epochs * algo.minibatches > 1
+            or self.needs in ("values", "teacher")
+            or self.coefficients.in_reward
+        )
+        metrics: dict[str, float] = {}
+        if (early and not algo.bypass) or algo.reject != "none":
+            score_policy(table, self.compute, bootstrap=algo.value_bootstrap)
+        if algo.reject != "none":
+            metrics = reject_far(table, algo)
+        if algo.bypass:
+            score_sampled(table, self.compute, bootstrap=algo.value_bootstrap)
+        if algo.kl_coef:
+            score_reference(table, self.compute)
         if self.teacher is not None:
-            for name, column in (("logp_teacher", "teacher"), ("logp_student", "old")):
-                fields[name] = tuple(
-                    np.asarray(values, np.float64) for values in now.joined(column)
-                )
+            assert self.teacher_forward is not None
+            score_teacher(table, self.compute, self.teacher, self.teacher_forward)
+        return metrics
+
+    def _estimate(self, table: StepTable, baselines: Mapping[str, float] | None) -> None:
+        """Fill in every token's advantage, and with a value head its return."""
+        seen, fields = table.columns, advantages.options(self.config.algo)
+
+        def per_episode(column: Float32 | Float64 | None) -> tuple[Float64, ...]:
+            assert column is not None
+            return tuple(table.by_episode(column.astype(np.float64)))
+
+        if baselines is not None and self.needs == "baseline":
+            fields["baseline"] = np.array([baselines[e.group_id or ""] for e in table.episodes])
+        if self.critic is not None:
+            fields |= {"values": per_episode(seen.value), "bootstrap": table.bootstrap}
+        if self.coefficients.in_reward:
+            assert seen.old_logp is not None and seen.ref_logp is not None
+            old, ref = torch.from_numpy(seen.old_logp), torch.from_numpy(seen.ref_logp)
+            penalty = self.coefficients.kl * KL[self.config.algo.kl](old, ref).numpy()
+            fields["token_penalty"] = per_episode(penalty)
+        if self.teacher is not None:
+            fields["logp_teacher"] = per_episode(seen.teacher_logp)
+            fields["logp_student"] = per_episode(seen.old_logp)
             if self.teacher.wants_states:
                 fields["coef"] = 0.0  # the loss has the teacher's term
-        x = AdvantageInput.of(episodes, **fields)
-        now.give("advantage", self.estimator(x))
+        x = AdvantageInput.of(table.episodes, **fields)
+        seen.advantage = np.concatenate(self.estimator(x))
         if self.teacher is not None:
-            now.give("reward_advantage", advantages.grpo(x))
+            seen.reward_advantage = np.concatenate(advantages.grpo(x))
         if self.critic is not None:
-            now.give("returns", value_targets(x))
+            seen.returns = np.concatenate(value_targets(x))
 
-    # --- a mini-batch ------------------------------------------------------------------------------------------------
-
-    def _minibatch(
-        self, now: Step, batch: Sequence[int], lr: float, place: tuple[int, int]
+    def _train(
+        self, table: StepTable, bundles: Sequence[int], lr: float, seed: int
     ) -> dict[str, float]:
         """One optimizer step over some bundles; metrics add up over its micro-batches."""
-        picked = [now.segments[b] for b in batch]
-        totals = now.totals(batch, self.config.rollout.max_tokens)
-        if self.marks or self.config.algo.entropy_share < 1:
-            self._choose(now, batch, seed=hash((now.number, *place)) % 2**31)
+        seen, segments = table.columns, table.segments(bundles)
+        totals = table.totals(bundles, self.config.rollout.max_tokens)
+        if self.selects or self.config.algo.entropy_share < 1:
+            self._select(table, bundles, seed)
         if not totals.tokens:
             return {}
-        rows = [[(batch[b], m) for b, m in row] for row in self.compute.split(picked)]
-        order = Order(self.coefficients.apply(self.loss_config), totals, lr / self.config.train.lr)
-        batches = [self._microbatch(now, row) for row in rows]
-        done = self.compute.step(batches, order)
-        for row, one, columns in zip(rows, batches, done.columns, strict=True):
-            _keep([now.seen[member] for member in row], one, columns)
-        if not done.applied:
-            if "nan" in self.config.train.stop_on:
-                raise TrainingStopped(
-                    f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
-                    hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
+        batches, rows = [], []
+        sizes = table.accepted_tokens() if table.branched else None
+        for row in self.compute.split(segments):
+            sequences = [table.bundles[bundles[b]][m] for b, m in row]
+            rows.append(table.rows(sequences))
+            numbers = [table.sequences[s].episode_number for s in sequences]
+            batches.append(
+                MicroBatch(
+                    select_segments(segments, row),
+                    seen.loss_inputs(rows[-1]),
+                    None if sizes is None else [sizes[n] for n in numbers],
                 )
-            return {"loss": done.metrics.get("loss", math.nan), "grad_norm": done.norm}
-        return {**done.metrics, "grad_norm": done.norm}
-
-    def _microbatch(self, now: Step, row: Sequence[Member]) -> MicroBatch:
-        """Return a packed row with everything that the loss needs of its tokens."""
-        records = [now.seen[member] for member in row]
-        names = (
-            "advantage",
-            "old",
-            "ref",
-            "marked",
-            "kept",
-            "held",
-            "value",
-            "returns",
-            "teacher_states",
-        )
-        known = [name for name in names if getattr(records[0], name) is not None]
-        columns = {name: np.concatenate([getattr(one, name) for one in records]) for name in known}
-        if self.loss_config.correction != "none":
-            columns["sampled"] = np.concatenate(
-                [now.sources[member].sampled("logp_sampled") for member in row]
             )
-        if self.loss_config.off_policy is not None:
-            columns["policy"] = np.concatenate([now.sampler(member) for member in row])
-        return MicroBatch(
-            chosen(now.segments, row), columns, now.sizes(row) if now.branched else None
-        )
-
-    def _choose(self, now: Step, batch: Sequence[int], seed: int) -> None:
-        """Let the loss and the entropy mask choose tokens over the whole mini-batch, those that were not rejected."""
-        members = now.in_batch(batch)
-        self._before(now, "now", batch)
-        if self.config.algo.entropy_share < 1:
-            hold_certain(now, members, self.config.algo.entropy_share)
-        if not self.marks:
-            return
-        facts = [now.seen[member] for member in members]
-        names = ("now", "advantage", "now" if facts[0].old is None else "old")
-        logp, advantage, old = (
-            torch.from_numpy(np.concatenate([getattr(one, n) for one in facts])) for n in names
-        )
-        kept = torch.from_numpy(np.concatenate([one.valid for one in facts]))
-        found = mark(self.config.algo.loss, logp[kept], advantage[kept], seed, old[kept])
-        assert found is not None
-        marked = torch.zeros_like(kept).masked_scatter(kept, found)
-        ends = np.cumsum([len(one.advantage) for one in facts])[:-1]
-        for one, part in zip(facts, np.split(marked.numpy(), ends), strict=True):
-            one.marked = part
-
-    # --- other forwards ----------------------------------------------------------------------------------------------
-
-    def _as_sampled(self, now: Step) -> None:
-        """Compare with the sampler's log-probabilities; an unknown one is the trainer's."""
-        if self.critic is not None or any(
-            np.isnan(now.sources[m].sampled("logp_sampled")).any() for m in now.seen
-        ):
-            self._before(now, "old")
-        for member, record in now.seen.items():
-            sampled = now.sources[member].sampled("logp_sampled")
-            record.old = (
-                sampled if record.old is None else np.where(np.isnan(sampled), record.old, sampled)
+        loss = self.coefficients.apply(self.loss_config)
+        done = self.compute.step(batches, StepSpec(loss, totals, lr / self.config.train.lr))
+        table.record(rows, done.tokens)
+        if done.applied:
+            return {**done.metrics, "grad_norm": done.norm}
+        if "nan" in self.config.train.stop_on:
+            raise TrainingStopped(
+                f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
+                hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
             )
+        return {"loss": done.metrics.get("loss", math.nan), "grad_norm": done.norm}
 
-    def _before(self, now: Step, name: str, batch: Sequence[int] | None = None) -> None:
-        """Log-probabilities of trained tokens, without gradient: `ref` the reference's; with `old` come values."""
-        bundles = range(len(now.segments)) if batch is None else batch
-        segments = [now.segments[b] for b in bundles]
-        values, entropy = name == "old" and self.critic is not None, name == "now"
-        if values and self.config.algo.value_bootstrap:
-            segments = [
-                [_beyond(now.sources[b, m], s) for m, s in enumerate(now.segments[b])]
-                for b in bundles
-            ]
-        forward = partial(
-            self.compute.forward, reference=name == "ref", values=values, entropy=entropy
-        )
-        self._scored(now, bundles, segments, name, forward)
-
-    def _scored(
-        self,
-        now: Step,
-        bundles: Sequence[int],
-        segments: Sequence[Sequence[Segment]],
-        name: str,
-        forward: Callable[[Sequence[MicroBatch]], list[Columns]],
-    ) -> None:
-        """Store what a forward gives of some bundles; its `logp` as `name`."""
-        rows = self.compute.split(segments)
-        batches = [MicroBatch(chosen(segments, row), {}) for row in rows]
-        for row, one, columns in zip(rows, batches, forward(batches), strict=True):
-            for column, flat in columns.items():
-                for (b, m), found in zip(row, one.split(flat), strict=True):
-                    record, trained = (
-                        now.seen[bundles[b], m],
-                        int(now.segments[bundles[b]][m].trained.sum()),
-                    )
-                    setattr(record, name if column == "logp" else column, found[:trained])
-                    if column == "value" and len(found) > trained:
-                        record.after = float(found[-1])
-
-    def _taught(self, now: Step, teacher: Teacher) -> None:
-        """The teacher's log-probabilities, from a model or its server."""
-        segments = [
-            [teacher.sees(now.sources[b, m], s) for m, s in enumerate(bundle)]
-            for b, bundle in enumerate(now.segments)
-        ]
-        if teacher.server is None:
-            assert self.teacher_forward is not None
-            self._scored(now, range(len(segments)), segments, "teacher", self.teacher_forward)
+    def _select(self, table: StepTable, bundles: Sequence[int], seed: int) -> None:
+        """Let the loss and the entropy mask select tokens over the whole mini-batch, among those not rejected."""
+        algo, seen = self.config.algo, table.columns
+        score_current(table, self.compute, bundles)
+        rows = table.rows(s for b in bundles for s in table.bundles[b])
+        rows = rows[seen.valid[rows]]
+        if algo.entropy_share < 1:
+            mask_certain(table, rows, algo.entropy_share)
+        if not self.selects:
             return
-        members = now.in_batch(range(len(segments)))
-        for member, values in zip(
-            members, teacher.server([segments[b][m] for b, m in members]), strict=True
-        ):
-            now.seen[member].teacher = values
-
-
-def _penalties(
-    now: Step, kind: str, coefficient: float
-) -> Iterable[np.ndarray[Any, np.dtype[np.float64]]]:
-    """For each episode what the KL takes off each token's reward."""
-    for old, ref in zip(now.joined("old"), now.joined("ref"), strict=True):
-        yield coefficient * KL[kind](torch.from_numpy(old), torch.from_numpy(ref)).numpy().astype(
-            np.float64
+        assert seen.current_logp is not None
+        logp, old, advantage = (
+            torch.from_numpy(column[rows])
+            for column in (
+                seen.current_logp,
+                seen.current_logp if seen.old_logp is None else seen.old_logp,
+                seen.advantage,
+            )
         )
+        selected = select_tokens(algo.loss, logp, advantage, seed, old)
+        assert selected is not None
+        seen.selected = table.scatter(seen.selected, rows, selected.numpy())
 
 
 def _require_support(episodes: Sequence[Episode]) -> None:
@@ -365,45 +274,25 @@ def _require_support(episodes: Sequence[Episode]) -> None:
         )
 
 
-def _beyond(source: Source, segment: Segment) -> Segment:
-    """Return a truncated sequence with one more position, whose value is that of the state it was left in."""
-    if source.episode.outcome not in CUT or not source.last:
-        return segment
-    support = None if segment.support is None else np.append(segment.support, no_support(1))
-    trained = np.append(segment.trained, True)
-    return replace(
-        segment, ids=np.append(segment.ids, segment.ids[-1:]), trained=trained, support=support
-    )
+def _minibatches(groups: Sequence[Sequence[int]], count: int) -> Iterator[list[int]]:
+    """Yield the bundles of `count` parts of nearly equal numbers of groups; empty parts are left out."""
+    for part in np.array_split(np.arange(len(groups)), count):
+        if len(part):
+            yield [bundle for group in part for bundle in groups[group]]
 
 
-def _minibatches(groups: int, count: int) -> list[list[int]]:
-    """Group indices in `count` parts of nearly equal size; empty parts are left out."""
-    return [part.tolist() for part in np.array_split(np.arange(groups), count) if len(part)]
-
-
-def _explained(seen: Sequence[TokenRecord]) -> dict[str, float]:
-    """Explained variance of the values before the update; {} without values, or if the returns are equal."""
-    pairs = [(s.value, s.returns) for s in seen if s.value is not None and s.returns is not None]
-    if not pairs:
+def _explained(seen: TokenColumns) -> dict[str, float]:
+    """Return the explained variance of the values before the update; {} without values, or for equal returns."""
+    if seen.value is None or seen.returns is None:
         return {}
-    value, returns = (
-        torch.from_numpy(np.concatenate(part)).double() for part in zip(*pairs, strict=True)
+    share = explained_variance(
+        *(torch.from_numpy(one).double() for one in (seen.value, seen.returns))
     )
-    share = explained_variance(value, returns)
     return {} if math.isnan(share) else {"value/explained_variance": share}
 
 
-def _distance(seen: Iterable[TokenRecord]) -> dict[str, float]:
-    """`distill/kl`: mean of log p − log p of the teacher over the sampled tokens; {} without a teacher."""
-    gaps = [
-        one.old - one.teacher for one in seen if one.old is not None and one.teacher is not None
-    ]
-    return {"distill/kl": float(np.concatenate(gaps).mean())} if gaps else {}
-
-
-def _keep(records: Sequence[TokenRecord], batch: MicroBatch, columns: Columns) -> None:
-    """Store the objective's numbers of every token in its record; `old` only the first time."""
-    for name, column in columns.items():
-        for record, values in zip(records, batch.split(column), strict=True):
-            if name != "old" or record.old is None:
-                setattr(record, name, values)
+def _distance(seen: TokenColumns) -> dict[str, float]:
+    """Return `distill/kl`, the mean of log p − log p of the teacher over the sampled tokens; {} without a teacher."""
+    if seen.old_logp is None or seen.teacher_logp is None:
+        return {}
+    return {"distill/kl": float((seen.old_logp - seen.teacher_logp).mean())}

@@ -27,7 +27,7 @@ from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, UsageError
 from agentrl_cli.learning.forward import trained_logprobs
-from agentrl_cli.learning.packing import Segment, chosen, micro_batches
+from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.checkpoint import written_whole
 from agentrl_cli.models.save import save_model
@@ -151,7 +151,7 @@ def _backward(model: nn.Module, groups: list[list[Segment]], budget: int | None)
     parts = (
         [groups]
         if budget is None
-        else [chosen(groups, row) for row in micro_batches(groups, budget)]
+        else [select_segments(groups, row) for row in micro_batches(groups, budget)]
     )
     total = sum(int(segment.trained.sum()) for group in groups for segment in group)
     lost = 0.0

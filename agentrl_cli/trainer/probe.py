@@ -58,14 +58,14 @@ async def probe(
             raise answer
         if np.isfinite(answer.logp_policy).all():
             both = np.concatenate([ids, answer.ids]).astype(np.int32)
-            batches.append(MicroBatch([[Segment(both, np.arange(len(both)) >= len(ids))]], {}))
+            batches.append(MicroBatch([[Segment(both, np.arange(len(both)) >= len(ids))]]))
             theirs.append(answer.logp_policy)
             of.append(server)
     if not batches:
         return {}
     gaps: dict[int, list[np.ndarray[tuple[int], np.dtype[np.float32]]]] = {}
-    for server, logps, columns in zip(of, theirs, compute.forward(batches), strict=True):
-        gaps.setdefault(id(server), []).append(np.abs(columns["logp"] - logps))
+    for server, logps, scores in zip(of, theirs, compute.forward(batches), strict=True):
+        gaps.setdefault(id(server), []).append(np.abs(scores.logp - logps))
     return {
         "probe/logp_difference": max(float(np.concatenate(one).mean()) for one in gaps.values())
     }

@@ -14,7 +14,7 @@ from agentrl_cli.learning import forward as f
 from agentrl_cli.learning.attention import Block, _FlashBlocks, _mask, _masked_blocks
 from agentrl_cli.learning.fused_layer import product
 from agentrl_cli.learning.logprobs import head_logprobs
-from agentrl_cli.learning.packing import Rows, Segment, chosen, micro_batches, pack
+from agentrl_cli.learning.packing import Rows, Segment, micro_batches, pack, select_segments
 
 VOCAB = 64
 Mode: Any = TorchDispatchMode  # torch does not say its types
@@ -294,7 +294,7 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
             (g, m) for g in range(5) for m in range(len(groups[g]))
         ]
         for row in rows:
-            packed = pack(chosen(groups, row))
+            packed = pack(select_segments(groups, row))
             assert packed.tokens <= budget or len(row) == 1
     assert len(micro_batches(groups, 10_000)) == 1
 
@@ -390,7 +390,7 @@ def test_a_group_beyond_the_budget_computes_its_prompt_once_if_memory_allows(
     assert len(Rows(45).of([group])) == 2 and "computed more than once" in caplog.text
     caplog.clear()
     (row,) = Rows(45, lambda: 60).of([group])
-    assert len(row) == 4 and pack(chosen([group], row)).tokens < 60 and not caplog.text
+    assert len(row) == 4 and pack(select_segments([group], row)).tokens < 60 and not caplog.text
 
 
 def test_private_operators_of_torch_equal_the_public_ones() -> None:

@@ -22,8 +22,8 @@ from agentrl_cli.learning.losses import (
     LossInput,
     PolicyTerm,
     Totals,
-    mark,
     policy_loss,
+    select_tokens,
 )
 from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.value import explained_variance, value_held, value_loss
@@ -203,29 +203,31 @@ def test_covariance_losses_by_hand() -> None:
     # log p − mean: -1 0 1, A − mean: -2 0 2: covariances 2 0 2 with the first a little higher
     x = tokens([exp(-1.01), 1.0, e], [-2.0, 0.0, 2.0])
     one: dict[str, Any] = {"fraction": 0.3, "clip_high": 9, "clip_low": 0.9}
-    clip = mark(chosen("clip_cov", **one, low=2.005), x.logp, x.advantage)
+    clip = select_tokens(chosen("clip_cov", **one, low=2.005), x.logp, x.advantage)
     assert clip is not None and clip.tolist() == [True, False, False]
-    term = term_of("clip_cov", replace(x, marked=clip), **one)
+    term = term_of("clip_cov", replace(x, selected=clip), **one)
     torch.testing.assert_close(term.weight, t(0, 0, 2 * e))
-    kl = mark(chosen("kl_cov", **one), x.logp, x.advantage)
+    kl = select_tokens(chosen("kl_cov", **one), x.logp, x.advantage)
     assert kl is not None and kl.tolist() == [True, False, False]
     term = term_of("kl_cov", x, **one, kl_coef=0.5)
     torch.testing.assert_close(term.loss, t(2 * exp(-1.01) + 0.505, 0, -2 * e))
     torch.testing.assert_close(term.weight, t(-2 * exp(-1.01) + 0.5, 0, 2 * e))
-    assert mark(chosen("ppo_clip"), x.logp, x.advantage) is None
+    assert select_tokens(chosen("ppo_clip"), x.logp, x.advantage) is None
 
 
 def test_the_shares_that_covariance_losses_touch_by_default() -> None:
     x = noisy(10_000)
-    found = [mark(chosen(name, low=0.1), x.logp, x.advantage) for name in ("clip_cov", "kl_cov")]
-    assert [int(marked.sum()) for marked in found if marked is not None] == [2, 20]
+    found = [
+        select_tokens(chosen(name, low=0.1), x.logp, x.advantage) for name in ("clip_cov", "kl_cov")
+    ]
+    assert [int(one.sum()) for one in found if one is not None] == [2, 20]
 
 
 def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
     # covariances 2 0 2; the last ratio is e with a positive advantage: held above 1.3, so only the first can be drawn
     x = tokens([exp(-1), 1.0, e], [-2.0, 0.0, 2.0])
     c = chosen("clip_cov", fraction=1.0, clip_low=0.9)
-    free, held = (mark(c, x.logp, x.advantage, old=old) for old in (None, x.old))
+    free, held = (select_tokens(c, x.logp, x.advantage, old=old) for old in (None, x.old))
     assert free is not None and free.tolist() == [True, False, True]
     assert held is not None and held.tolist() == [True, False, False]
 
@@ -233,7 +235,7 @@ def test_clip_cov_takes_nothing_that_the_clip_holds_already() -> None:
 def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
     x = noisy(400)
     c = chosen("clip_cov", fraction=0.02, low=0.1)
-    first, second, other = (mark(c, x.logp, x.advantage, seed) for seed in (1, 1, 2))
+    first, second, other = (select_tokens(c, x.logp, x.advantage, seed) for seed in (1, 1, 2))
     assert first is not None and second is not None and other is not None
     assert int(first.sum()) == 8 and torch.equal(first, second) and not torch.equal(first, other)
 
@@ -243,7 +245,7 @@ def test_clip_cov_draws_the_same_tokens_for_the_same_seed() -> None:
 def test_weight_is_the_gradient(name: str, dual: float | None) -> None:
     x = noisy()
     c = chosen(name, clip_dual=dual, fraction=0.1, low=0.1, negative=1.3)
-    x = replace(x, marked=mark(c, x.logp, x.advantage))
+    x = replace(x, selected=select_tokens(c, x.logp, x.advantage))
     term = policy_loss(name)(x, c)
     torch.testing.assert_close(term.weight, -grad(term.loss.sum(), x.logp))
     assert not term.weight.requires_grad and not term.ratio.requires_grad
@@ -407,7 +409,7 @@ def part(x: LossInput, sequences: list[int]) -> LossInput:
         take(x.entropy),
         take(x.ref),
         take(x.sampled),
-        take(x.marked),
+        take(x.selected),
         None if x.episode_tokens is None else x.episode_tokens[sequences],
     )
 
@@ -425,7 +427,9 @@ def test_micro_batches_add_up_to_the_whole(name: str, aggregation: str) -> None:
     sizes = torch.bincount(x.segment)
     owners = torch.tensor([0, 0, 1, 1, 2, 2])
     of_episode = torch.zeros(3, dtype=torch.int64).index_add_(0, owners, sizes)[owners]
-    x = replace(x, marked=mark(c.options, x.logp, x.advantage), episode_tokens=of_episode)
+    x = replace(
+        x, selected=select_tokens(c.options, x.logp, x.advantage), episode_tokens=of_episode
+    )
     totals = replace(Totals.of(x.segment, 100), episodes=3)
     whole = objective(x, c, totals, policy_loss(name), AGGREGATIONS[aggregation])
     parts = [

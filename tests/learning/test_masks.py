@@ -18,7 +18,7 @@ from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
 from agentrl_cli.learning.losses import AGGREGATIONS, LossConfig, LossInput, Totals, policy_loss
-from agentrl_cli.learning.masks import accepted, off_policy
+from agentrl_cli.learning.masks import off_policy, within_bounds
 from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.update import Learner
@@ -45,9 +45,9 @@ def test_rejection_by_hand() -> None:
         ("seq_max_k2", 0.25, None): [True] * 3,
     }
     for (rule, upper, lower), expected in by.items():
-        assert accepted(rule, trainer, sampler, upper, lower).tolist() == expected, rule
+        assert within_bounds(rule, trainer, sampler, upper, lower).tolist() == expected, rule
     unknown = np.array([np.nan, 0, 0], np.float32)
-    assert accepted("token_k1", trainer, unknown, 1.5).tolist() == [True, True, False]
+    assert within_bounds("token_k1", trainer, unknown, 1.5).tolist() == [True, True, False]
 
 
 def test_off_policy_by_hand() -> None:
@@ -69,7 +69,9 @@ def test_a_rejected_token_is_as_if_it_had_not_been_sampled(aggregation: str) -> 
     x = LossInput(logp, old, torch.arange(8).double() - 4, segment, ref=old - 0.2, entropy=-old)
     c = LossConfig(choose(LOSSES, "gspo", CustomLoss, "gspo"), kl_coef=0.1, entropy_coef=0.01)
     own = Totals(tokens=5, sequences=2, max_tokens=8)
-    whole = objective(replace(x, kept=kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation])
+    whole = objective(
+        replace(x, accepted=kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation]
+    )
     alone = objective(x.only(kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation])
     torch.testing.assert_close(whole.loss, alone.loss)
     assert whole.metrics == alone.metrics

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, RunFailed
-from agentrl_cli.learning.compute import Columns, Compute, MicroBatch, Order, Stepped
+from agentrl_cli.learning.compute import Compute, MicroBatch, StepResult, StepSpec, TokenScores
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.packing import Segment, micro_batches
 from agentrl_cli.learning.value import Critic
@@ -199,7 +199,7 @@ class Lead:
         """Return why the ranks cannot continue; None if all are well."""
         return self._fault(0)
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[Columns]]:
+    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
         """Raise ConfigError: a teacher's model would have to be on every rank."""
         raise ConfigError(
             "A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes."
@@ -241,7 +241,7 @@ class Lead:
         reference: bool = False,
         values: bool = False,
         entropy: bool = False,
-    ) -> list[Columns]:
+    ) -> list[TokenScores]:
         """Compute as `Compute.forward` does, the micro-batches spread over the ranks."""
         with self._together():
             wanted = {"reference": reference, "values": values, "entropy": entropy}
@@ -250,20 +250,18 @@ class Lead:
             own = self.local.forward(self.ranks.deal(parts), **wanted)
             return _in_order(self.ranks.collect(own), order)
 
-    def step(self, batches: Sequence[MicroBatch], order: Order) -> Stepped:
+    def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
         """Step as `Compute.step` does, the micro-batches spread over the ranks."""
         with self._together():
-            self.ranks.send("step", order)
+            self.ranks.send("step", spec)
             parts, places = deal_batches(batches, self.ranks.size, even=self.local.spread)
-            own = self.local.step(self.ranks.deal(parts), order)
+            own = self.local.step(self.ranks.deal(parts), spec)
             all_ = self.ranks.collect(own)
         metrics: dict[str, float] = {}
         for one in all_:
             for name, value in one.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
-        return replace(
-            own, metrics=metrics, columns=_in_order([one.columns for one in all_], places)
-        )
+        return replace(own, metrics=metrics, tokens=_in_order([one.tokens for one in all_], places))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -305,7 +303,7 @@ def split_for(
     """Return `micro_batches`, smaller ones if there are too few for so many ranks."""
     rows = micro_batches(segments, budget)
     if len(rows) < 2 * size:
-        tokens = MicroBatch([list(group) for group in segments], {}).tokens
+        tokens = MicroBatch([list(group) for group in segments]).tokens
         rows = micro_batches(segments, min(budget, max(1, ceil(tokens / size))))
     return _merge_untrained(rows, segments)
 
@@ -332,10 +330,8 @@ def deal_batches(
     return parts, [sorted(mine) for mine in numbers]
 
 
-def _in_order(
-    found: Sequence[Sequence[Columns]], numbers: Sequence[Sequence[int]]
-) -> list[Columns]:
-    """Return the columns that the ranks found in the order of the micro-batches, without those of padding."""
+def _in_order(found: Sequence[Sequence[T]], numbers: Sequence[Sequence[int]]) -> list[T]:
+    """Return the results of the ranks in the order of the micro-batches, without those of padding."""
     by_number = {
         n: one
         for part, mine in zip(found, numbers, strict=True)

@@ -177,7 +177,7 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
 def test_micro_batches_are_deal_batches_by_tokens(even: bool) -> None:
     lengths = [9, 2, 3, 8, 4, 4, 1]
     batches = [
-        MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]], {})
+        MicroBatch([[Segment(np.arange(n + 1, dtype=np.int32), np.arange(n + 1) == n)]])
         for n in lengths
     ]
     parts, numbers = deal_batches(batches, 3, even=even)

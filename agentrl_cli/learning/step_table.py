@@ -1,0 +1,293 @@
+"""The trained tokens of one training step as one table: a row a token, a typed column for each number.
+
+Rows follow the episodes, and within an episode its tokens; `offsets` says where each episode begins. A token sequence
+is an episode, or a branch of one, and knows the rows of the tokens that it trains: a token that several branches share
+is a row of the first. Sequences that begin alike lie in one bundle, so that what they share is computed once; a group
+is one bundle unless agents in it began several contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_cli.learning.estimator_inputs import Float64
+from agentrl_cli.learning.losses import Totals
+from agentrl_cli.learning.packing import Bool, Ints, Segment, segments_of
+from agentrl_cli.types import Branch, Episode, Float32, TrainSignals
+from agentrl_cli.types.signals import REJECTED
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """A sequence of a step, as the forward computes it."""
+
+    episode_number: int
+    """Number of its episode in the step."""
+    episode: Episode
+    branch: Branch
+    segment: Segment
+    rows: Ints
+    """[n] rows of the tokens that it trains."""
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends with the episode's last turn: a limit that cut the episode cut this sequence."""
+        return not self.episode.turns or self.branch.turns[-1] == len(self.episode.turns) - 1
+
+
+@dataclass(slots=True)
+class TokenColumns:
+    """Numbers of N trained tokens, [N] each. None: not computed."""
+
+    sampled_logp: Float32
+    """Log-probability under the distribution that was sampled from, NaN if unknown."""
+    sampler_logp: Float32
+    """Log-probability that the sampler has for what the trainer computes: among the tokens left, if stored."""
+    advantage: Float32
+    old_logp: Float32 | None = None
+    """Log-probability before the first optimizer step."""
+    ref_logp: Float32 | None = None
+    current_logp: Float32 | None = None
+    """Log-probability before this optimizer step, where the loss selects tokens by it."""
+    entropy: Float32 | None = None
+    """Entropy before this optimizer step, if tokens are selected by it."""
+    selected: Bool | None = None
+    """Tokens that the loss selected over the whole mini-batch."""
+    accepted: Bool | None = None
+    """False: rejected, the token is not part of the mini-batch."""
+    entropy_masked: Bool | None = None
+    """True: the policy term has no gradient."""
+    teacher_logp: Float32 | None = None
+    teacher_states: NDArray[Any] | None = None
+    """[N, D] the teacher's hidden states that predict the tokens, where the loss needs its distribution."""
+    reward_advantage: Float32 | None = None
+    """The advantage from the reward alone, beside a teacher's."""
+    value: Float32 | None = None
+    returns: Float32 | None = None
+    ratio: Float32 | None = None
+    clipped: NDArray[np.int8] | None = None
+    weight: Float32 | None = None
+
+    @property
+    def valid(self) -> Bool:
+        """[N] tokens that were not rejected."""
+        return np.ones(len(self.advantage), np.bool_) if self.accepted is None else self.accepted
+
+    def loss_inputs(self, rows: Ints) -> TokenColumns:
+        """Return what a loss may need of some rows."""
+        return TokenColumns(
+            self.sampled_logp[rows],
+            self.sampler_logp[rows],
+            self.advantage[rows],
+            old_logp=_take(self.old_logp, rows),
+            ref_logp=_take(self.ref_logp, rows),
+            selected=_take(self.selected, rows),
+            accepted=_take(self.accepted, rows),
+            entropy_masked=_take(self.entropy_masked, rows),
+            teacher_states=_take(self.teacher_states, rows),
+            value=_take(self.value, rows),
+            returns=_take(self.returns, rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenResults:
+    """Numbers of the objective for a micro-batch's trained tokens, [M] each."""
+
+    ratio: NDArray[Any]
+    clipped: NDArray[Any]
+    weight: NDArray[Any]
+    old_logp: NDArray[Any]
+
+
+@dataclass(slots=True)
+class StepTable:
+    """The groups of one update as bundles of sequences, and the columns of their tokens."""
+
+    number: int
+    episodes: list[Episode]
+    offsets: Ints
+    """[E + 1] row at which each episode begins, and the number of rows."""
+    sequences: list[TokenSequence]
+    bundles: list[list[int]]
+    """The sequences of each bundle."""
+    groups: list[list[int]]
+    """The bundles of each group."""
+    columns: TokenColumns
+    bootstrap: Float64
+    """[E] value of the state that a truncated episode was left in; 0 if it ended."""
+
+    @classmethod
+    def of(cls, number: int, groups: Sequence[Sequence[Episode]]) -> StepTable:
+        """Return the table of groups of episodes; there is at least one episode."""
+        episodes = [episode for group in groups for episode in group]
+        offsets = np.cumsum([0, *(episode.trained_tokens for episode in episodes)], dtype=np.int64)
+        sequences: list[TokenSequence] = []
+        bundles: list[list[int]] = []
+        by_group: list[list[int]] = []
+        first = 0
+        for group in groups:
+            found = _bundle(group, first, offsets)
+            by_group.append(list(range(len(bundles), len(bundles) + len(found))))
+            for bundle in found:
+                bundles.append(list(range(len(sequences), len(sequences) + len(bundle))))
+                sequences += bundle
+            first += len(group)
+        empty = np.zeros(len(episodes))
+        return cls(
+            number, episodes, offsets, sequences, bundles, by_group, _sampled(episodes), empty
+        )
+
+    @property
+    def branched(self) -> bool:
+        """Whether an episode has several sequences."""
+        return len(self.sequences) > len(self.episodes)
+
+    def segments(self, bundles: Iterable[int]) -> list[list[Segment]]:
+        """Return the segments of some bundles."""
+        return [[self.sequences[s].segment for s in self.bundles[b]] for b in bundles]
+
+    def rows(self, sequences: Iterable[int]) -> Ints:
+        """Return the rows of some sequences, one after another."""
+        return np.concatenate([self.sequences[s].rows for s in sequences])
+
+    def by_episode(self, column: NDArray[Any]) -> list[NDArray[Any]]:
+        """Split a column into one array for each episode."""
+        return np.split(column, self.offsets[1:-1])
+
+    def accepted_tokens(self) -> list[int]:
+        """For each episode the trained tokens that were not rejected."""
+        return [int(part.sum()) for part in self.by_episode(self.columns.valid)]
+
+    def totals(self, bundles: Iterable[int], max_tokens: int) -> Totals:
+        """Totals of a mini-batch: tokens that were not rejected, and the sequences and episodes left."""
+        valid = self.columns.valid
+        found = [self.sequences[s] for b in bundles for s in self.bundles[b]]
+        counts = [int(valid[one.rows].sum()) for one in found]
+        all_count = self.columns.accepted is None
+        left = [
+            one.episode_number
+            for one, count in zip(found, counts, strict=True)
+            if count or all_count
+        ]
+        return Totals(sum(counts), len(left), max_tokens, len(set(left)))
+
+    def scatter(
+        self, column: NDArray[Any] | None, rows: Ints, values: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Write the values of some rows into a column, which is made if it is None: NaN, 0 or False elsewhere."""
+        if column is None:
+            fill = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+            column = np.full((int(self.offsets[-1]), *values.shape[1:]), fill, values.dtype)
+        column[rows] = values
+        return column
+
+    def record(self, rows: Sequence[Ints], results: Sequence[TokenResults]) -> None:
+        """Write the objective's numbers of each micro-batch; the old log-probabilities only if there are none yet."""
+        seen = self.columns
+        first = seen.old_logp is None
+        for where, found in zip(rows, results, strict=True):
+            seen.ratio = self.scatter(seen.ratio, where, found.ratio)
+            seen.clipped = self.scatter(seen.clipped, where, found.clipped)
+            seen.weight = self.scatter(seen.weight, where, found.weight)
+            if first:
+                seen.old_logp = self.scatter(seen.old_logp, where, found.old_logp)
+
+    def signals(self) -> Iterator[tuple[Episode, TrainSignals]]:
+        """Yield each episode with [n] arrays over all of its tokens, NaN where a token was not trained."""
+        seen = self.columns
+        clipped = 0 if seen.clipped is None else seen.clipped
+        clipped = np.where(seen.valid, clipped, REJECTED).astype(np.int8)
+        for number, episode in enumerate(self.episodes):
+            place = _Place(slice(*self.offsets[number : number + 2]), episode.tokens.trained_mask)
+            clips = np.zeros(len(place.mask), np.int8)
+            clips[place.mask] = clipped[place.rows]
+            found = TrainSignals(
+                advantage=place.spread(seen.advantage),
+                logp_train=place.spread(seen.old_logp),
+                ratio=place.spread(seen.ratio),
+                clipped=clips,
+                weight=place.spread(seen.weight),
+                logp_ref=place.spread_known(seen.ref_logp),
+                value=place.spread_known(seen.value),
+                returns=place.spread_known(seen.returns),
+                logp_teacher=place.spread_known(seen.teacher_logp),
+                reward_advantage=place.spread_known(seen.reward_advantage),
+            )
+            yield episode, found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an episode's trained tokens are."""
+
+    rows: slice
+    """In the table."""
+    mask: Bool
+    """Among all tokens of the episode."""
+
+    def spread(self, column: Float32 | None) -> Float32:
+        """[n] over all tokens of the episode, NaN where a token was not trained."""
+        out = np.full(len(self.mask), np.nan, np.float32)
+        if column is not None:
+            out[self.mask] = column[self.rows]
+        return out
+
+    def spread_known(self, column: Float32 | None) -> Float32 | None:
+        """As `spread`; None if the column was not computed."""
+        return None if column is None else self.spread(column)
+
+
+def sampling_gap(trainer: Float32, sampler: Float32) -> dict[str, float]:
+    """Return how far the sampler's log-probabilities lie from the trainer's: rounding, or weights that were older.
+
+    `sampling/kl` estimates KL(sampler || trainer) per token, by k3 with the ratio trainer/sampler
+    (http://joschu.net/blog/kl-approx.html). Tokens whose sampler did not report the log-probability do not count;
+    `sampling/unknown` is their share, if there are any.
+    """
+    if not len(trainer):
+        return {}
+    finite = np.isfinite(sampler)
+    unknown = {} if finite.all() else {"sampling/unknown": float(1 - finite.mean())}
+    if not finite.any():
+        return unknown
+    change = trainer[finite].astype(np.float64) - sampler[finite].astype(np.float64)
+    return unknown | {
+        "sampling/sampling_logp_difference/mean": float(np.abs(change).mean()),
+        "sampling/sampling_logp_difference/max": float(np.abs(change).max()),
+        "sampling/kl": float((np.expm1(change.clip(max=50.0)) - change).mean()),
+    }
+
+
+def _take(column: NDArray[Any] | None, rows: Ints) -> NDArray[Any] | None:
+    return None if column is None else column[rows]
+
+
+def _sampled(episodes: Sequence[Episode]) -> TokenColumns:
+    """Return the columns that are known from sampling; all advantages are 0."""
+    tokens = [(episode.tokens, episode.tokens.trained_mask) for episode in episodes]
+    sampled = np.concatenate([one.logp_sampled[mask] for one, mask in tokens])
+    sampler = [
+        (one.logp_policy if one.support is None else one.logp_sampled)[mask] for one, mask in tokens
+    ]
+    return TokenColumns(sampled, np.concatenate(sampler), np.zeros(len(sampled), np.float32))
+
+
+def _bundle(group: Sequence[Episode], first: int, offsets: Ints) -> list[list[TokenSequence]]:
+    """Group sequences by the turn that they begin with; one bundle if all episodes of the group are linear."""
+    found: dict[bytes, list[TokenSequence]] = {}
+    alike = all(episode.linear for episode in group)
+    for number, episode in enumerate(group, first):
+        row_of = offsets[number] + np.cumsum(episode.tokens.trained_mask) - 1
+        for branch, segment in segments_of(episode):
+            root = episode.turns[branch.turns[0]] if branch.turns and not alike else None
+            key = b"" if root is None else episode.tokens.ids[root.start : root.end].tobytes()
+            rows = row_of[branch.positions[branch.trained]]
+            one = TokenSequence(number, episode, branch, segment, rows)
+            found.setdefault(key, []).append(one)
+    return list(found.values())
