@@ -13,7 +13,7 @@ HEAD = """\
 
 <!-- Written by docs/make_store.py from docs/store_columns.py; edit that. -->
 
-`runs/agentrl.db` is one SQLite file. Read it with `agentrl query "select …"`, with sqlite3, or from Python:
+`runs/agentrl.db` is one SQLite file. Read it with `agentrl ls --sql "select …"`, with sqlite3, or from Python:
 
 ```python
 from agentrl_cli.store import Store

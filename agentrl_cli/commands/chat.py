@@ -5,37 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl_cli.commands.common import (
-    ConfigOption,
-    DbOption,
     JsonOption,
-    ModelOption,
-    PackOption,
-    ProjectOption,
-    SeedOption,
-    SetOption,
     is_terminal,
     narrate,
 )
+from agentrl_cli.commands.options import ModelOptions, TemperatureOption
 from agentrl_cli.commands.place import find_db
+
+if TYPE_CHECKING:
+    from agentrl_cli.tui.chat.client import ChatClient
 
 
 def command(
-    model: ModelOption = None,
-    pack: PackOption = None,
     task: Annotated[
         str | None,
         typer.Option("--task", "-t", help="Open with this task's prompt; /reward scores it."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="Replaces the system message.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", "-T", min=0.0, help="0 is greedy.")
-    ] = None,
+    temperature: TemperatureOption = None,
     approve: Annotated[bool, typer.Option("--approve", help="Ask before a tool runs.")] = False,
     script: Annotated[
         Path | None, typer.Option(help="Replies of `--model scripted`: a JSON list of texts.")
@@ -48,11 +42,8 @@ def command(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, no screen.")] = False,
     json: JsonOption = False,
-    seed: SeedOption = None,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    db: DbOption = None,
+    *,
+    work: ModelOptions,
 ) -> None:
     """Talk to a model with the pack's tools: by default the server of the section `remote`, else the newest training's
     best checkpoint, else the base model.
@@ -66,42 +57,23 @@ def command(
     With --json every event is one line: {"ev": "ready" | "token" | "turn" | "reward" | "saved" | "error" | …};
     a turn has its token ids, origins and log-probabilities. With --say the exit status is 1 if anything failed.
     """
-    path = find_db(project, db, must_exist=False)
-    model = model or (None if _at_server(project, config) else _trained(path, sets))
-    arguments = ["--db", str(path), "--seed", str(seed or 0)]
-    single = {
-        "--model": model,
-        "--task": task,
-        "--system": system,
-        "--project": project,
-        "--script": script,
-    }
-    for name, value in {**single, "--temperature": temperature}.items():
-        if value is not None:
-            arguments += [name, str(value)]
-    for name, values in (("--pack", pack), ("--config", config), ("--set", sets)):
+    path = find_db(work.project, work.db, must_exist=False)
+    here = work.model is not None or _at_server(work.project, work.config)
+    model = work.model if here else _trained(path, work.sets)
+    given: dict[str, Sequence[object] | None] = {
+        "--model": [model], "--task": [task], "--system": [system], "--project": [work.project],
+        "--script": [script], "--temperature": [temperature], "--pack": work.pack,
+        "--config": work.config, "--set": work.sets,
+    }  # fmt: skip
+    arguments = ["--db", str(path), "--seed", str(work.seed or 0), *["--approve"] * approve]
+    for name, values in given.items():
         for value in values or ():
-            arguments += [name, str(value)]
-    if approve:
-        arguments.append("--approve")
-    _talk(
-        path,
-        arguments,
-        say,
-        plain=plain or json or say is not None or not is_terminal(),
-        as_json=json,
-    )
-
-
-def _talk(
-    path: Path, arguments: list[str], say: list[str] | None, *, plain: bool, as_json: bool
-) -> None:
-    """Runs the chat, line by line or on the screen."""
+            arguments += [] if value is None else [name, str(value)]
     from agentrl_cli.tui.chat.client import ChatClient
 
     client = ChatClient(arguments)
-    if plain:
-        raise typer.Exit(_plain(client, say, as_json=as_json))
+    if plain or json or say is not None or not is_terminal():
+        raise typer.Exit(_plain(client, say, as_json=json))
     from agentrl_cli.tui.app import AgentApp
     from agentrl_cli.tui.chat.screen import ChatScreen
 
@@ -131,8 +103,8 @@ def _trained(path: Path, sets: list[str] | None) -> str | None:
         text.startswith(("model.name=", "remote.")) for text in sets or ()
     ):
         return None
-    from agentrl_cli.commands.checkpoints import full_name
     from agentrl_cli.store import Store
+    from agentrl_cli.store.checkpoint_names import full_name
 
     with Store.open(path, readonly=True) as store:
         name = full_name(store, None)
@@ -141,15 +113,14 @@ def _trained(path: Path, sets: list[str] | None) -> str | None:
     return name
 
 
-def _plain(client: object, say: list[str] | None, *, as_json: bool) -> int:
-    """Return the chat over stdin (or the texts of `say`) and stdout, for scripts."""
+def _plain(client: ChatClient, say: list[str] | None, *, as_json: bool) -> int:
+    """Chat over stdin (or the texts of `say`) and stdout, for scripts; return the exit status."""
     from rich.text import Text
 
-    from agentrl_cli.commands.common import STEERS, console, echo, echo_jsonl
-    from agentrl_cli.tui.chat.client import ChatClient
+    from agentrl_cli.commands.common import console, echo, echo_jsonl
     from agentrl_cli.tui.chat.plain import Messages, PlainChat
+    from agentrl_cli.tui.common.plain_text import STEERS
 
-    assert isinstance(client, ChatClient)
     out = console()
 
     def show(text: Text) -> None:

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import (
-    ConfigOption,
     Context,
     JsonOption,
     ModelOption,
-    ProjectOption,
-    SetOption,
     data_stdout,
     echo_json,
     narrate,
-    open_project,
     warn,
     warn_unsafe,
 )
+from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.errors import EnvironmentProblem, ModelError, PolicyError
 from agentrl_cli.paths import find_pack, find_project
 
@@ -52,10 +49,9 @@ def command(
     every: EveryOption = False,
     rollouts: RolloutsOption = 16,
     model: ModelOption = None,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    where: SettingsOptions,
 ) -> None:
     """Validate packs: rows, schema, that the reference solution scores 1 and an empty answer 0. Exit 1 on a problem.
 
@@ -67,8 +63,8 @@ def command(
     "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "advice": [], …}}]; spread is null if no
     rollout was made
     """
-    folder = find_project(override=project)
-    context = open_project(project, None, config, sets, required=not packs)
+    folder = find_project(override=where.project)
+    context = where.open(required=not packs)
     names = packs or context.config.task.packs
     folders = [find_pack(name, folder) for name in names]
     with data_stdout():

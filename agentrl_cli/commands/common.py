@@ -33,11 +33,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -47,6 +45,7 @@ from agentrl_cli.commands import completion
 from agentrl_cli.commands.escapes import ESCAPES
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import PROJECT_FILE, default_db, find_project, runs_dir
+from agentrl_cli.tui.common.plain_text import STEERS, UNPAINTED, harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,17 +197,6 @@ def data_stdout() -> Iterator[None]:
             _data = outer_data
 
 
-_CONTROLS = r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-STEERS = re.compile(rf"\x1b(?:\[[0-9;]*m)?|{_CONTROLS}")
-"""What controls a terminal: control characters, colours, and characters that change the writing direction."""
-_UNPAINTED = re.compile(rf"\x1b(?!\[[0-9;]*m)|{_CONTROLS}")
-
-
-def harmless(text: str) -> str:
-    """Return the text without characters that control a terminal."""
-    return STEERS.sub("", text)
-
-
 def echo(text: str = "", *, painted: bool = False) -> None:
     """Print one line of data to stdout; on a terminal, text of a model or a tool cannot control it.
 
@@ -216,7 +204,7 @@ def echo(text: str = "", *, painted: bool = False) -> None:
     """
     out = _data or sys.stdout
     print(
-        (_UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text,
+        (UNPAINTED if painted else STEERS).sub("", text) if out.isatty() else text,
         file=out,
         flush=True,
     )
@@ -287,27 +275,16 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
+    from pydantic_core import to_jsonable_python
+
+    def plain(one: Any) -> Any:
+        return to_jsonable_python(one, fallback=lambda array: array.tolist())
+
     try:
-        return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, indent=indent, default=plain, ensure_ascii=False, allow_nan=False)
     except ValueError:  # NaN and infinity are not JSON: null, which every reader accepts
-        plain = json.loads(json.dumps(value, default=_plain), parse_constant=lambda _: None)
-        return json.dumps(plain, indent=indent, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """Converts values that json cannot serialize."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    for method in ("model_dump", "tolist", "isoformat"):  # pydantic, numpy, dates
-        if hasattr(value, method):
-            return getattr(value, method)()
-    if isinstance(value, (set, frozenset, tuple)):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+        known = json.loads(json.dumps(value, default=plain), parse_constant=lambda _: None)
+        return json.dumps(known, indent=indent, ensure_ascii=False)
 
 
 def known_tools(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:

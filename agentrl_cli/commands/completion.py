@@ -95,18 +95,13 @@ def presets(incomplete: str) -> list[str]:
 
 def settings(incomplete: str) -> list[tuple[str, str]]:
     """Keys of settings with `=`, and what each is."""
-    from agentrl_cli.config import Config
+    from agentrl_cli.config.models import fields
 
-    return [(key, text) for key, text in _fields(Config, "") if key.startswith(incomplete)]
-
-
-def _fields(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    for name, field in section.model_fields.items():
-        inner = field.annotation
-        if hasattr(inner, "model_fields"):
-            yield from _fields(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}=", field.description or ""
+    return [
+        (f"{key}=", field.description or "")
+        for key, field in fields()
+        if key.startswith(incomplete)
+    ]
 
 
 def _newest(store: Store) -> list[Any]:

@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands.common import (
-    ConfigOption,
     JsonOption,
     ProjectOption,
-    SetOption,
     echo,
     echo_json,
     narrate,
     open_project,
 )
+from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.errors import ConfigError, nearest
 
 app = typer.Typer(help="Show settings and where each came from.", no_args_is_help=True)
@@ -38,10 +37,9 @@ def show(
     every: Every = False,
     changed: Changed = False,
     as_yaml: YamlOption = False,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    where: SettingsOptions,
 ) -> None:
     """Print settings with their values and sources: those that people change first, and those that are set.
 
@@ -51,7 +49,7 @@ def show(
     """
     from agentrl_cli.config.show import FIRST, non_defaults, rows, scalar, to_yaml
 
-    context = open_project(project, None, config, sets, required=False)
+    context = where.open(required=False)
     listed = rows(context.config, context.sources)
     if key is not None:
         known = [row[0] for row in listed]

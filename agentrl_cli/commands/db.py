@@ -1,4 +1,4 @@
-"""`agentrl db`: the store as a file."""
+"""`agentrl db`: the store as a file, and its runs renamed and deleted."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ from typing import Annotated
 
 import typer
 
+from agentrl_cli.commands import completion
 from agentrl_cli.commands.common import (
-    DbOption,
     JsonOption,
-    ProjectOption,
-    RunOption,
     YesOption,
     confirm,
     echo,
     echo_json,
     narrate,
 )
-from agentrl_cli.commands.place import find_db
-from agentrl_cli.commands.tables import print_rows, size
+from agentrl_cli.commands.options import FilterOption, RunStoreOptions, StoreOptions
+from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import StoreError, UsageError
+from agentrl_cli.tui.common.plain_text import byte_size
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run by name, id or unique prefix; `last`.", autocompletion=completion.runs
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(help="The new name; it must not be taken.")]
 
 app = typer.Typer(
-    name="db", help="The store: path, status, backup, prune, vacuum.", no_args_is_help=True
+    name="db",
+    help="The store: status, backup, prune, vacuum; rename and delete runs.",
+    no_args_is_help=True,
 )
 
 
 @app.command("path")
-def path_(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
+def path_(json: JsonOption = False, *, where: StoreOptions) -> None:
     """Print the path of the store, also if it does not exist yet."""
-    path = find_db(project, db, must_exist=False)
+    path = where.find(must_exist=False)
     if json:
         echo_json({"path": path, "exists": path.is_file()})
     else:
@@ -43,23 +52,23 @@ def status(
         bool, typer.Option("--check", help="Also check for damage; reads the whole file.")
     ] = False,
     json: JsonOption = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
+    *,
+    where: StoreOptions,
 ) -> None:
     """Print sizes, counts and the version. --json prints {"path", "bytes", "rows": {"episodes": 12, …}, …}."""
     from agentrl_cli.store.maintenance import status as look
 
-    found = look(find_db(project, db), check=check)
+    found = look(where.find(), check=check)
     if json:
         echo_json(found)
     else:
         dead = f", {found.interrupted} interrupted" if found.interrupted else ""
-        free = f", {size(found.free_bytes)} of it free" if found.free_bytes else ""
+        free = f", {byte_size(found.free_bytes)} of it free" if found.free_bytes else ""
         echo(
-            f"{found.path}   {size(found.bytes)}{free}   log {size(found.wal_bytes)}   schema {found.schema}"
+            f"{found.path}   {byte_size(found.bytes)}{free}   log {byte_size(found.wal_bytes)}   schema {found.schema}"
         )
         echo(
-            f"arrays per token about {size(found.token_bytes)}   {found.running} episodes running{dead}"
+            f"arrays per token about {byte_size(found.token_bytes)}   {found.running} episodes running{dead}"
         )
         print_rows(
             ["table", "rows"], [[name, count] for name, count in found.rows.items() if count]
@@ -77,17 +86,17 @@ def status(
 def backup(
     target: Annotated[Path, typer.Argument(help="The new file.")],
     json: JsonOption = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
+    *,
+    where: StoreOptions,
 ) -> None:
     """Copy the store, compacted; a training may keep running. --json prints {"path", "bytes"}."""
     from agentrl_cli.store.maintenance import backup as copy
 
-    count = copy(find_db(project, db), target)
+    count = copy(where.find(), target)
     if json:
         echo_json({"path": target, "bytes": count})
     else:
-        narrate(f"{target}: {size(count)}.")
+        narrate(f"{target}: {byte_size(count)}.")
 
 
 @app.command()
@@ -108,21 +117,17 @@ def prune(
             help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
         ),
     ] = "best,worst,tagged,noted",
-    filter: Annotated[
-        str, typer.Option("--filter", "-f", help="Only these; as in `agentrl ls`.")
-    ] = "",
-    run: RunOption = None,
+    filter: FilterOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
+    *,
+    where: RunStoreOptions,
 ) -> None:
     """Drop old episodes' per-token data, after asking: halve the precision, drop alternatives, numbers, or all.
 
     --json prints {"what", "episodes", "done"}.
     """
-    from agentrl_cli.store import Store
     from agentrl_cli.store.maintenance import WHAT, prunable
     from agentrl_cli.store.maintenance import prune as drop
 
@@ -130,13 +135,13 @@ def prune(
         raise UsageError(f"Unknown --what {what!r}.", hint=f"Choose from: {', '.join(WHAT)}.")
     days = None if older_than is None else _days(older_than)
     words = [word.strip() for word in keep.split(",") if word.strip()]
-    with Store.open(find_db(project, db)) as store:
+    with where.open(readonly=False) as store:
         ids = prunable(
             store,
             older_days=days,
             keep=words,
             filter=filter,
-            run=store.runs.get(run).id if run else None,
+            run=where.run_id(store),
         )
         question = f"{WHAT[what].capitalize()}: {len(ids):,} episodes. Continue?"
         done = bool(ids) and not dry_run and confirm(question, yes=yes)
@@ -154,15 +159,88 @@ def prune(
 
 
 @app.command()
-def vacuum(json: JsonOption = False, project: ProjectOption = None, db: DbOption = None) -> None:
+def vacuum(json: JsonOption = False, *, where: StoreOptions) -> None:
     """Return unused space to the disk; nothing may write meanwhile. --json prints {"before", "after"}."""
     from agentrl_cli.store.maintenance import vacuum as shrink
 
-    before, after = shrink(find_db(project, db))
+    before, after = shrink(where.find())
     if json:
         echo_json({"before": before, "after": after})
     else:
-        narrate(f"{size(before)} → {size(after)}.")
+        narrate(f"{byte_size(before)} → {byte_size(after)}.")
+
+
+@app.command()
+def rename(
+    run: RunArgument,
+    name: NameArgument,
+    json: JsonOption = False,
+    *,
+    where: StoreOptions,
+) -> None:
+    """Rename a run. Its folder keeps the old name. --json prints {"id", "name", "before"}."""
+    with where.open(readonly=False) as store:
+        found = store.runs.get(run)
+        if any(other.name == name for other in store.runs.all()):
+            raise UsageError(
+                f"A run {name!r} exists already.", hint="Names are unique within a store."
+            )
+        store.runs.update(found.id, name=name)
+    if json:
+        echo_json({"id": found.id, "name": name, "before": found.name})
+    else:
+        narrate(f"{found.name} is now {name}.")
+
+
+@app.command()
+def delete(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs by name, id or unique prefix.", autocompletion=completion.runs),
+    ],
+    yes: YesOption = False,
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Leave checkpoints and logs on disk.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if the run is running.")] = False,
+    json: JsonOption = False,
+    *,
+    where: StoreOptions,
+) -> None:
+    """Delete runs with all their episodes, checkpoints and logs, after asking. --json prints [{"run", "episodes"}]."""
+    from agentrl_cli.store.maintenance import delete_run, run_folder
+
+    done = []
+    with where.open(readonly=False) as store:
+        found = {item.id: item for item in map(store.runs.get, runs)}
+        for item in found.values():
+            if item.held and not force:
+                raise UsageError(
+                    f"{item.name} is running (process {item.pid}).",
+                    hint="Stop it first, or use --force.",
+                )
+            folder = run_folder(store.path, item) if not keep_files else None
+            count = len(store.episodes.ids(run=item.id))
+            if item.dir and folder is None and not keep_files and Path(item.dir).is_dir():
+                narrate(
+                    f"The folder {item.dir} is kept: it is not beside this store, or another store uses it."
+                )
+            what = f"{item.name}: {count:,} episodes, {item.step} steps" + (
+                f", and the folder {folder}" if folder else ""
+            )
+            if not confirm(f"Delete {what}?", yes=yes):
+                narrate(
+                    f"{item.name} was kept."
+                    + ("" if yes else " Without a terminal, --yes confirms.")
+                )
+                continue
+            delete_run(store, item, keep_files=keep_files, force=force)
+            done.append({"run": item.name, "episodes": count})
+            narrate(f"Deleted {what}. `agentrl db vacuum` frees the space in the store.")
+    if json:
+        echo_json(done)
+    elif not done:
+        raise typer.Exit(1)
 
 
 def _days(text: str) -> float:

@@ -44,6 +44,7 @@ def command(
     """
     from agentrl_cli.commands import eval as evaluate
     from agentrl_cli.commands import init, train
+    from agentrl_cli.commands.options import ModelOptions, WorkOptions
 
     folder = folder.expanduser()
     if (folder / PROJECT_FILE).is_file():
@@ -60,8 +61,17 @@ def command(
             raise
         narrate("The demo continues by itself: it trains, then evaluates.")
     with _resumable(folder):
-        train.command(steps=steps, project=folder, resume=_cut_short(folder))
-    evaluate.command(checkpoint="best", project=folder)
+        train.command(
+            steps=steps,
+            planned=train.PlanOptions(),
+            process=train.ProcessOptions(resume=_cut_short(folder)),
+            work=ModelOptions(project=folder),
+        )
+    evaluate.command(
+        models=evaluate.CandidateOptions(checkpoint="best"),
+        attempts=evaluate.AttemptOptions(),
+        work=WorkOptions(project=folder),
+    )
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
         (f"cd {folder}", ""),
@@ -83,8 +93,7 @@ def _cut_short(folder: Path) -> str | None:
     if not db.is_file():
         return None
     with Store.open(db, readonly=True) as store:
-        runs = [row for row in store.runs.all() if row.kind == "train"]
-    newest = max(runs, key=lambda row: row.started, default=None)
+        newest = next((row for row in store.runs.all() if row.kind == "train"), None)
     return None if newest is None or newest.status == "finished" else newest.name
 
 

@@ -17,7 +17,6 @@ from agentrl_cli.commands.common import (
     SetOption,
     echo,
     echo_json,
-    harmless,
     is_terminal,
     narrate,
     open_project,
@@ -25,6 +24,7 @@ from agentrl_cli.commands.common import (
 )
 from agentrl_cli.commands.place import find_db
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
+from agentrl_cli.tui.common.plain_text import harmless
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport

@@ -12,301 +12,201 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.checkpoints import full_name, served, trained_by
 from agentrl_cli.commands.common import (
     AgentOption,
-    ConfigOption,
     Context,
-    DbOption,
     JsonOption,
     LimitOption,
-    PackOption,
-    ProjectOption,
     RunOption,
-    SeedOption,
-    SetOption,
     announce_loading,
     data_stdout,
     echo,
     echo_json,
     narrate,
-    open_project,
     warn,
     warn_unsafe,
 )
+from agentrl_cli.commands.options import NoToolsOption, TemperatureOption, WorkOptions
 from agentrl_cli.commands.progress import Progress
-from agentrl_cli.commands.tables import aligned, interval, write_svg
-from agentrl_cli.errors import ConfigError, GateNotMet, UsageError
+from agentrl_cli.commands.tables import interval, print_rows, write_svg
+from agentrl_cli.errors import GateNotMet, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from agentrl_cli.evaluate import Comparison, EvalResult, Score
-    from agentrl_cli.store import Store
-    from agentrl_cli.types import Task
-
-NamedArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="checkpoint",
-        help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best.",
-        autocompletion=completion.checkpoints,
-    ),
-]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option("--checkpoint", help="The same.", autocompletion=completion.checkpoints),
-]
-CompareOption = Annotated[
-    str | None,
-    typer.Option(
-        "--compare-to",
-        help="Likewise, or none; default: base.",
-        autocompletion=completion.checkpoints,
-    ),
-]
-SplitOption = Annotated[
-    list[str] | None,
-    typer.Option("--split", help="Default: eval.split, heldout. Repeatable; gates use the first."),
-]
-FamiliesOption = Annotated[
-    str | None, typer.Option("--families", metavar="A,B", help="Only tasks of these families.")
-]
-KOption = Annotated[
-    int | None,
-    typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k."),
-]
-TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")
-]
-NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Evaluate without tools.")]
-GateOption = Annotated[
-    float | None,
-    typer.Option(
-        "--fail-under",
-        min=0,
-        max=1,
-        help="Exit 4 if pass@1 of the checkpoint, or of any model, is lower.",
-    ),
-]
-ResumeOption = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Reuse the same evaluation's earlier attempts even if it finished."
-    ),
-]
-
-ModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help='"tiny", a Hugging Face id, a folder, or RUN@STEP. Repeatable: the models side by side.',
-        autocompletion=completion.models,
-    ),
-]
-EndpointOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--endpoint",
-        metavar="NAME@URL",
-        help="A model of an OpenAI-compatible server, beside the others. Repeatable; its key: remote.api_key_env.",
-    ),
-]
-SvgOption = Annotated[
-    Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")
-]
+    from agentrl_cli.evaluate import Comparison, EvalResult
+    from agentrl_cli.evaluate.plan import Plan
 
 SHOWN = 20
 """Flipped tasks on the screen; --json has all."""
+SvgOption = Annotated[
+    Path | None, typer.Option("--svg", help="Write pass@1 with its intervals as a picture.")
+]
+BenchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bench", help="A set of packs in place of the project's: math, math-hub, tools."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateOptions:
+    """The models to evaluate."""
+
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="checkpoint",
+            help="best, last, base, a step, RUN@STEP, a folder; default: the newest run's best.",
+            autocompletion=completion.checkpoints,
+        ),
+    ] = None
+    compare_to: Annotated[
+        str | None,
+        typer.Option(
+            "--compare-to",
+            help="Likewise, or none; default: base.",
+            autocompletion=completion.checkpoints,
+        ),
+    ] = None
+    run: RunOption = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help='"tiny", a Hugging Face id, a folder, or RUN@STEP. Repeatable: the models side by side.',
+            autocompletion=completion.models,
+        ),
+    ] = None
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--endpoint",
+            metavar="NAME@URL",
+            help="A model of an OpenAI-compatible server, beside the others. Repeatable; its key: remote.api_key_env.",
+        ),
+    ] = None
+
+    @property
+    def several(self) -> tuple[str | None, ...]:
+        """Models and endpoints, each once."""
+        return tuple(dict.fromkeys([*(self.model or []), *(self.endpoint or [])]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptOptions:
+    """The attempts that each model makes."""
+
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--split", help="Default: eval.split, heldout. Repeatable; gates use the first."
+        ),
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option("-k", "--samples", min=1, help="Attempts at each task: pass@1 to pass@k."),
+    ] = None
+    limit: LimitOption = None
+    temperature: TemperatureOption = None
+    no_tools: NoToolsOption = False
+    fail_under: Annotated[
+        float | None,
+        typer.Option(
+            "--fail-under",
+            min=0,
+            max=1,
+            help="Exit 4 if pass@1 of the checkpoint, or of any model, is lower.",
+        ),
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Reuse the same evaluation's earlier attempts even if it finished."
+        ),
+    ] = False
 
 
 def command(
-    named: NamedArgument = None,
-    checkpoint: CheckpointOption = None,
-    compare_to: CompareOption = None,
-    run: RunOption = None,
-    split: SplitOption = None,
-    families: FamiliesOption = None,
-    samples: KOption = None,
-    limit: LimitOption = None,
-    temperature: TemperatureOption = None,
-    no_tools: NoToolsOption = False,
-    fail_under: GateOption = None,
-    resume: ResumeOption = False,
-    seed: SeedOption = None,
-    model: ModelsOption = None,
-    endpoint: EndpointOption = None,
+    bench: BenchOption = None,
     svg: SvgOption = None,
-    pack: PackOption = None,
-    project: ProjectOption = None,
-    db: DbOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     agent: AgentOption = None,
     as_json: JsonOption = False,
+    *,
+    models: CandidateOptions,
+    attempts: AttemptOptions,
+    work: WorkOptions,
 ) -> None:
     """Evaluate the newest run's best checkpoint against its base: pass@k with 95 % intervals, flipped tasks.
 
     Both get the same tasks and seeds. An interrupted evaluation resumes where it stopped. Exits with 4 if --fail-under
     is not met. Several models, or a model and an endpoint, are evaluated side by side instead, each pair with its test.
+    --bench evaluates models on a named set of packs, without a project.
 
     JSON: {"settings": {…}, "results": [{"name", "splits": {"test": {"pass_at": {"1": {"value", "low", "high", "n"}},
     "families": {…}, …}}}], "comparisons": [{"p_value", "difference", "flips": […], …}], "gate": null}
+
+    JSON of --bench: {"bench", "results": [{"pack", "split", "models": {NAME: {"value", "low", "high", "n"}}}],
+    "comparisons": [{"pack", "split", "p_value", …}]}
     """
-    models = list(dict.fromkeys(model or []))
     flags: dict[str, Any] = {
-        "eval.k": samples,
-        "eval.limit": limit,
-        "eval.temperature": temperature,
-        "seed": seed,
+        "eval.k": attempts.samples,
+        "eval.limit": attempts.limit,
+        "eval.temperature": attempts.temperature,
+        "eval.fail_under": attempts.fail_under,
+        "task.agent": agent,
+        "model.name": models.model[0] if models.model else None,
     }
-    flags |= {"eval.fail_under": fail_under, "task.packs": pack or None, "task.agent": agent}
-    flags["model.name"] = models[0] if models else None
-    context = open_project(project, db, config, sets, flags)
-    several = [*models, *(endpoint or [])] if endpoint or len(models) > 1 else []
-    asked = Asked(named or checkpoint, compare_to, run, tuple(several))
-    require_alone(asked, twice=named is not None and checkpoint is not None)
-    names = [name for name in families.split(",") if name] if families else None
     with data_stdout():
-        plan = make_plan(context, asked, split, names, not no_tools, resume, limit is not None)
-        announce_loading()
-        results = run_plan(context, plan)
+        if bench is not None:
+            return _run_bench(bench, flags, models, attempts, work, svg, as_json)
+        context = work.open(flags)
+        several = models.several if models.endpoint or len(models.several) > 1 else ()
+        plan, results = _evaluate_all(context, models, several, attempts, attempts.split or ())
         if svg is not None:
-            write_svg(
-                svg,
-                [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits],
-                results,
-            )
-        report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
+            shares = [(s, [r.scores[s].pass_at[1] for r in results]) for s in results[0].splits]
+            write_svg(svg, shares, results)
+        _report(plan, results, as_json=as_json, gate=context.config.eval.fail_under)
 
 
-def run_plan(context: Context, plan: Plan) -> list[EvalResult]:
-    """Return the results of a plan's candidates, in order."""
+def _evaluate_all(
+    context: Context,
+    models: CandidateOptions,
+    several: tuple[str | None, ...],
+    attempts: AttemptOptions,
+    splits: Sequence[str],
+) -> tuple[Plan, list[EvalResult]]:
+    """Evaluate each candidate in turn; everything that can be wrong with one is found before."""
+    from agentrl_cli.evaluate.plan import Request, make_plan
+
+    plan = make_plan(
+        context.config,
+        context.project,
+        context.db,
+        Request(models.checkpoint, models.compare_to, models.run, several),
+        splits,
+        with_tools=not attempts.no_tools,
+        resume=attempts.resume,
+        whole_split=attempts.limit is not None,
+        narrate=narrate,
+    )
+    announce_loading()
     try:
-        return [asyncio.run(_evaluate(context, plan, candidate)) for candidate in plan.candidates]
+        return plan, [asyncio.run(_evaluate(context, plan, one)) for one in plan.candidates]
     except KeyboardInterrupt:
         narrate("Stopped; finished attempts are kept. Run the same command again to resume.")
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The models that the command names."""
-
-    checkpoint: str | None = None
-    compare_to: str | None = None
-    run: str | None = None
-    several: tuple[str | None, ...] = ()
-    """Models and endpoints side by side, in place of the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The models to evaluate, and on which tasks. Names are those of `load_policy`; None is the configured model."""
-
-    candidates: tuple[str | None, ...]
-    """The base first if there are two."""
-    tasks: tuple[Task, ...]
-    settings: Any
-    resume: bool
-    several: bool = False
-    """The candidates are models side by side, none of them the base of another."""
-
-
-def make_plan(
-    context: Context,
-    asked: Asked,
-    split: Sequence[str] | None,
-    families: Sequence[str] | None,
-    with_tools: bool,
-    resume: bool,
-    limited: bool,
-) -> Plan:
-    """What is evaluated. `limited`: --limit was given and overrides task.limit; otherwise the smaller limit applies."""
-    from agentrl_cli.evaluate import HELDOUT, Settings, pick_tasks
-    from agentrl_cli.store import Store
-    from agentrl_cli.tasks import load_packs
-
-    settings = Settings.of(context.config, with_tools=with_tools)
-    packs = load_packs(
-        context.config.task.packs, base=context.project, agent=context.config.task.agent
-    )
-    splits = list(split or [context.config.eval.split])
-    if not split and any(
-        (pack.dir / "data" / f"{HELDOUT}.jsonl").is_file() for pack in packs.values()
-    ):
-        splits = list(dict.fromkeys([*splits, HELDOUT]))
-    families = families or context.config.task.families
-    limits = [context.config.eval.limit, None if limited else context.config.task.limit]
-    limit = min((number for number in limits if number is not None), default=None)
-    tasks = pick_tasks(packs, splits, families=families, limit=limit)
-    if not tasks:
-        raise ConfigError(f"No tasks to evaluate in {', '.join(splits)}.")
-    context.db.parent.mkdir(parents=True, exist_ok=True)
-    with Store.open(context.db) as store:
-        candidates = asked.several or _trained(context, store, asked)
-        _find(context, store, candidates)
-    return Plan(candidates, tuple(tasks), settings, resume, bool(asked.several))
-
-
-def require_alone(asked: Asked, *, twice: bool = False) -> None:
-    """Raise UsageError for an option that names a model beside several, or beside the argument (`twice`)."""
-    if twice:
-        raise UsageError("A checkpoint is named twice.", hint=f"agentrl eval {asked.checkpoint}")
-    for flag, value, hint in (
-        ("--checkpoint", asked.checkpoint, "Write --model RUN@STEP."),
-        ("--run", asked.run, "Write --model RUN@best."),
-        (
-            "--compare-to",
-            asked.compare_to,
-            "Name it with --model: every pair of models is compared.",
-        ),
-    ):
-        if asked.several and value is not None:
-            raise UsageError(f"{flag} and several models exclude each other.", hint=hint)
-
-
-def _trained(context: Context, store: Store, asked: Asked) -> tuple[str | None, ...]:
-    """Return the base and a checkpoint, or one of them alone."""
-    chosen = full_name(store, asked.checkpoint, asked.run)
-    origin = trained_by(store, chosen)
-    within = asked.run or (origin[0].name if origin else None)
-    if chosen is None and asked.checkpoint is None:
-        narrate("Nothing was trained here yet: evaluating the base alone. `agentrl train` trains.")
-    other = None
-    compare_to = asked.compare_to or "base"
-    if compare_to != "none" and not (chosen is None and compare_to == "base"):
-        # By default, a run's checkpoint is compared with the model that the run started from.
-        other = full_name(store, compare_to, within) if within or compare_to != "base" else None
-        same = other == chosen or (other is None and chosen == context.config.model.name)
-        return (chosen,) if same else (other, chosen)
-    return (chosen,)
-
-
-def _find(context: Context, store: Store, candidates: Sequence[str | None]) -> None:
-    """Raise for a missing model before the other one is evaluated."""
-    from agentrl_cli.models.load import model_folder
-
-    for candidate in candidates:
-        name, config = served(context.config, candidate)
-        if config is not context.config:
-            if not config.remote.model:
-                raise UsageError(
-                    f"--endpoint {candidate} names no model.", hint="Write --endpoint NAME@URL."
-                )
-            continue
-        if (name or context.config.model.name) != "scripted":
-            model_folder(
-                name or context.config.model.name, context.config, base=context.project, store=store
-            )
-
-
 async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> EvalResult:
-    """Evaluates one policy on the plan's tasks, with progress on stderr."""
+    """Evaluate one policy on the plan's tasks, with progress on stderr."""
     from agentrl_cli.evaluate import evaluate
+    from agentrl_cli.evaluate.plan import endpoint_config
     from agentrl_cli.runtime import open_runtime
+    from agentrl_cli.store.checkpoint_names import trained_by
 
     name = candidate or context.config.model.name
-    spec, config = served(context.config, candidate)
+    spec, config = endpoint_config(context.config, candidate)
     async with open_runtime(config, base=context.project, db=context.db, spec=spec) as runtime:
         warn_unsafe(runtime.sandbox)
         origin = trained_by(runtime.store, spec)
@@ -331,7 +231,9 @@ async def _evaluate(context: Context, plan: Plan, candidate: str | None) -> Eval
     return result
 
 
-def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None) -> None:
+def _report(
+    plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: float | None
+) -> None:
     """Print results (the base first) and their comparison; raise GateNotMet if a pass@1 is too low.
 
     The gate is for the last of base and checkpoint, and for each of several models.
@@ -345,10 +247,8 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
         one for one in gated if gate is not None and (one.pass_rate is None or one.pass_rate < gate)
     ]
     if as_json:
-        settings = {
-            name: getattr(plan.settings, name)
-            for name in ("k", "temperature", "seed", "with_tools")
-        }
+        names = ("k", "temperature", "seed", "with_tools")
+        settings = {name: getattr(plan.settings, name) for name in names}
         echo_json(
             {
                 "settings": {**settings, "tasks": len(plan.tasks), "splits": list(last.splits)},
@@ -371,6 +271,10 @@ def report(plan: Plan, results: Sequence[EvalResult], *, as_json: bool, gate: fl
         raise GateNotMet(f"pass@1 on {last.splits[0]} is under {gate:g}: {rates}.")
 
 
+_MEANS = {"mean reward": "reward", "tool-call rate": "tool_call_rate",
+          "tool-error rate": "tool_error_rate", "tokens sampled": "tokens"}  # fmt: skip
+
+
 def _print_split(results: Sequence[EvalResult], split: str) -> None:
     scores = [result.scores[split] for result in results]
     last = results[-1]
@@ -380,78 +284,107 @@ def _print_split(results: Sequence[EvalResult], split: str) -> None:
         f"{title}: {scores[-1].n_tasks} tasks, {last.k} attempts each, temperature {last.temperature:g}{tools}"
     )
     rows = [
-        [f"pass@{at}", *(interval(one.pass_at[at]) for one in scores)]
-        for at in range(1, last.k + 1)
+        [f"pass@{k}", *(interval(one.pass_at[k]) for one in scores)] for k in range(1, last.k + 1)
     ]
-    rows += [[name, *(_plain(one, key) for one in scores)] for name, key in _MEANS]
+    rows += [[name, *(_mean(getattr(one, key)) for one in scores)] for name, key in _MEANS.items()]
     if any(one.errors for one in scores):
         rows.append(["errors, excluded", *(str(sum(one.errors.values())) for one in scores)])
     heads = [result.name for result in results]
-    for line in aligned(["", *heads], rows):
-        echo(line, painted=True)
+    print_rows(["", *heads], rows)
     echo()
     families = [{**result.packs(split), **result.families(split)} for result in results]
     rows = [
         [
             name,
             str(one.n_tasks),
-            *(interval(group[name].pass_at[1]) if name in group else "-" for group in families),
+            *(interval(f[name].pass_at[1]) if name in f else "-" for f in families),
         ]
         for name, one in sorted(families[-1].items())
     ]
-    for line in aligned(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows):
-        echo(line, painted=True)
+    print_rows(["family", "tasks", *(f"{head} pass@1" for head in heads)], rows)
     echo()
 
 
-def _print_comparison(comparison: Comparison, *, alone: bool) -> None:
-    """The test of a pair; with its flipped tasks if it is the only one."""
-    one = comparison.difference
-    pair = "" if alone else f"{comparison.before} to {comparison.after}: "
+def _mean(value: float) -> str:
+    return "-" if value != value else f"{value:.3f}"  # NaN is not itself
+
+
+def _print_comparison(found: Comparison, *, alone: bool) -> None:
+    """Print the test of a pair; with its flipped tasks if it is the only one."""
+    one = found.difference
+    pair = "" if alone else f"{found.before} to {found.after}: "
     echo(
-        f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {comparison.n_tasks} tasks;"
-        f" {comparison.gained} tasks gained, {comparison.lost} lost,"
-        f" McNemar's exact test p = {comparison.p_value:.3g}"
+        f"{pair}difference in pass@1 {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}] on {found.n_tasks} tasks;"
+        f" {found.gained} tasks gained, {found.lost} lost, McNemar's exact test p = {found.p_value:.3g}"
     )
     if not alone:
         return
     rows = [
-        [
-            "gained" if flip.gained else "lost",
-            flip.task_id,
-            flip.family,
-            f"{flip.before[0]}/{flip.before[1]}",
-            f"{flip.after[0]}/{flip.after[1]}",
-            flip.before_episode,
-            flip.after_episode,
-        ]
-        for flip in comparison.flips
-    ]
+        ["gained" if flip.gained else "lost", flip.task_id, flip.family, "/".join(map(str, flip.before)),
+         "/".join(map(str, flip.after)), flip.before_episode, flip.after_episode]
+        for flip in found.flips
+    ]  # fmt: skip
     if rows:
-        before, after = comparison.before, comparison.after
         # Losses are rarer and matter more, so both are shown.
-        lost = rows[comparison.gained :][: SHOWN // 2]
-        shown = rows[: comparison.gained][: SHOWN - len(lost)] + lost
+        lost = rows[found.gained :][: SHOWN // 2]
+        shown = rows[: found.gained][: SHOWN - len(lost)] + lost
+        pair_of = [found.before, found.after]
         echo()
-        heads = ["flip", "task", "family", before, after, f"replay {before}", f"replay {after}"]
-        for line in aligned(heads, shown):
-            echo(line, painted=True)
+        print_rows(["flip", "task", "family", *pair_of, *(f"replay {n}" for n in pair_of)], shown)
         if len(shown) < len(rows):
             narrate(f"{len(shown)} of {len(rows)} flipped tasks; --json prints all.")
         narrate(f"Look at one: agentrl replay {rows[0][-1]}")
     echo()
 
 
-_MEANS = (
-    ("mean reward", "reward"),
-    ("tool-call rate", "tool_call_rate"),
-    ("tool-error rate", "tool_error_rate"),
-    ("tokens sampled", "tokens"),
-)
+def _run_bench(
+    name: str,
+    flags: dict[str, Any],
+    models: CandidateOptions,
+    attempts: AttemptOptions,
+    work: WorkOptions,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """Evaluate the models on each pack of a set, and print one table: pass@1, and a test of each pair."""
+    from agentrl_cli.evaluate import compare
+    from agentrl_cli.evaluate.plan import BENCHES
 
-
-def _plain(numbers: Score, key: str) -> str:
-    value: float = getattr(numbers, key)
-    return (
-        "-" if value != value else f"{value:.3f}" if key != "tokens" else f"{value:.1f}"
-    )  # NaN is not itself
+    if name not in BENCHES:
+        raise NotFound.of("bench", name, BENCHES)
+    if work.pack or attempts.split or attempts.fail_under is not None:
+        raise UsageError("--bench chooses packs and splits, and has no gate.")
+    rows: list[tuple[str, str, list[Any]]] = []
+    tests: list[dict[str, Any]] = []
+    results: list[EvalResult] = []
+    for pack, splits in BENCHES[name].items():
+        context = work.open({**flags, "task.packs": [pack]}, required=False)
+        narrate(f"{pack}: {', '.join(splits)}")
+        _, results = _evaluate_all(context, models, models.several or (None,), attempts, splits)
+        for split in results[0].splits:
+            rows.append((pack, split, [result.scores[split].pass_at[1] for result in results]))
+            pairs = (compare(*pair, split) for pair in combinations(results, 2))
+            tests += [{"pack": pack, **pair.report()} for pair in pairs]
+    if svg is not None:
+        write_svg(svg, [(f"{pack} {split}", found) for pack, split, found in rows], results)
+    names = [result.name for result in results]
+    if as_json:
+        keys = ("value", "low", "high", "n")
+        shares = [[{key: getattr(one, key) for key in keys} for one in found] for *_, found in rows]
+        found = [
+            {"pack": pack, "split": split, "models": dict(zip(names, values, strict=True))}
+            for (pack, split, _), values in zip(rows, shares, strict=True)
+        ]
+        return echo_json({"bench": name, "results": found, "comparisons": tests})
+    lines = [
+        [pack, split, "/".join(dict.fromkeys(str(one.n) for one in found)), *map(interval, found)]
+        for pack, split, found in rows
+    ]
+    print_rows(["pack", "split", "n", *names], lines)
+    for test in tests:
+        one = test["difference"]
+        echo(
+            f"{test['pack']} {test['split']}: {test['before']} to {test['after']}"
+            f" {one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}],"
+            f" McNemar's exact test p = {test['p_value']:.3g}"
+        )

@@ -1,8 +1,7 @@
-"""`agentrl export`: episodes as JSON Lines, or as one HTML page."""
+"""`agentrl export`: episodes as JSON Lines, sequences or one HTML page; a run as a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import (
-    DbOption,
-    JsonOption,
-    ProjectOption,
-    RunOption,
-    echo,
-    echo_json,
-    narrate,
-)
-from agentrl_cli.commands.place import find_db
+from agentrl_cli.commands.common import JsonOption, echo, echo_json, narrate
+from agentrl_cli.commands.options import FilterOption, ForceOption, MaskOption, RunStoreOptions
 from agentrl_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,71 +23,72 @@ class Kind(StrEnum):
     jsonl = "jsonl"
     html = "html"
     sequences = "sequences"
-
-
-EpisodesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Episodes (id, last, best, worst); none: by filter.",
-        autocompletion=completion.episodes,
-    ),
-]
+    md = "md"
 
 
 def command(
-    episodes: EpisodesArgument = None,
-    filter: Annotated[str, typer.Option("--filter", "-f", help="As in `agentrl ls`.")] = "",
-    run: RunOption = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; default: stdout.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EPISODES]",
+            help="Episodes (id, last, best, worst); none: by filter. With --report: a run.",
+            autocompletion=completion.episodes_and_runs,
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    filter: FilterOption = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file (default: stdout); of a report also a folder."),
+    ] = None,
+    force: ForceOption = False,
     group: Annotated[
         bool, typer.Option("--group", help="Include each episode's whole group.")
     ] = False,
     tokens: Annotated[
         bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")
     ] = True,
-    mask: Annotated[
-        bool, typer.Option("--mask/--no-mask", help="Mask what looks like a secret.")
-    ] = True,
+    mask: MaskOption = True,
     format: Annotated[
-        Kind,
+        Kind | None,
         typer.Option(
             "--format",
-            help="jsonl; html: one page that needs nothing else; sequences: rows for trainers.",
+            help="jsonl; html: one page; sequences: rows for trainers. With --report: html or md.",
         ),
-    ] = Kind.jsonl,
-    html: Annotated[bool, typer.Option("--html", help="The same as --format html.")] = False,
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="What a run learned; default: the newest run.")
+    ] = False,
     json: JsonOption = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
+    *,
+    where: RunStoreOptions,
 ) -> None:
     """Write episodes as JSONL or HTML, oldest first, with everything stored; what looks like a secret is masked.
 
-    If a secret was masked, the token ids, which spell it, are left out. With --out, --json prints
-    {"path", "episodes"}.
+    If a secret was masked, the token ids, which spell it, are left out. With --out, --json prints {"path", "episodes"}.
 
     --format sequences writes a row per token sequence, {"episode", "branch", "reward", "input_ids", "loss_mask",
     "old_log_probs", "advantages", …}: an episode, or each of its branches, where what an earlier one trains is context.
-    """
-    from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
-    from agentrl_cli.store import Store
 
-    format = Kind.html if html else format
-    if out is not None and out.exists() and not force:
+    --report writes report-RUN.html, one file without scripts that loads nothing: curves, evaluations with intervals,
+    flipped tasks, the best, worst and oddest episode, settings and machine. With --format md it is Markdown, with its
+    pictures in a folder beside it. JSON: {"path", "pictures", "episodes", "flipped"}.
+    """
+    if out is not None and out.is_file() and not force:
         raise UsageError(f"{out} exists already.", hint="--force overwrites it.")
-    with Store.open(find_db(project, db), readonly=True) as store:
-        ids = _choose(store, episodes or [], filter, run, group)
-        if format is Kind.html:
-            count = _html(store, ids, out, mask)
-        else:
-            rows = sequence_rows(store, ids, masked=mask) if format is Kind.sequences else None
-            lines = rows or export_lines(store, ids, tokens=tokens, masked=mask)
-            if out is None:
-                echo_lines(lines)
-                return
-            count = write_lines(lines, out)
+    if report:
+        if len(names or []) > 1 or format not in (None, Kind.html, Kind.md):
+            raise UsageError("A report is of one run, as --format html or md.")
+        run = (names or [where.run or "last"])[0]
+        return _write_report(where, run, out, format is Kind.md, (mask, force, json))
+    if format is Kind.md:
+        raise UsageError("--format md is for a report.", hint="agentrl export --report --format md")
+    if format is Kind.html and out is None:
+        raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
+    with where.open() as store:
+        ids = _choose(store, names or [], filter, where.run_id(store), group)
+        count = _write_episodes(store, ids, out, format or Kind.jsonl, (tokens, mask))
+    if count is None:
+        return
     what = "sequence" if format is Kind.sequences else "episode"
     if json:
         echo_json({"path": out, f"{what}s": count})
@@ -104,34 +96,63 @@ def command(
         narrate(f"{count:,} {what}{'' if count == 1 else 's'} written to {out}.")
 
 
-def echo_lines(lines: Iterable[str]) -> None:
-    """Prints each line to stdout."""
-    for line in lines:
-        echo(line)
-
-
-def _html(store: Store, ids: list[str], out: Path | None, mask: bool) -> int:
+def _write_episodes(
+    store: Store, ids: list[str], out: Path | None, kind: Kind, shown: tuple[bool, bool]
+) -> int | None:
+    """Write episodes to a file and return their number, or print them; `shown`: whether with tokens, whether masked."""
+    from agentrl_cli.reports.export import export_lines, sequence_rows, write_lines
     from agentrl_cli.reports.html import export_html
     from agentrl_cli.tui.common.load_episode import token_texts
 
-    if out is None:
-        raise UsageError("An HTML page needs a file.", hint="Name it with --out episodes.html.")
-    return export_html(
-        store,
-        ids,
-        out,
-        token_texts,
-        title=f"agentrl {ids[0] if len(ids) == 1 else out.stem}",
-        masked=mask,
+    tokens, masked = shown
+    if kind is Kind.html and out is not None:
+        title = f"agentrl {ids[0] if len(ids) == 1 else out.stem}"
+        return export_html(store, ids, out, token_texts, title=title, masked=masked)
+    lines = (
+        sequence_rows(store, ids, masked=masked)
+        if kind is Kind.sequences
+        else export_lines(store, ids, tokens=tokens, masked=masked)
     )
+    if out is not None:
+        return write_lines(lines, out)
+    for line in lines:
+        echo(line)
+    return None
 
 
 def _choose(store: Store, names: list[str], filter: str, run: str | None, group: bool) -> list[str]:
-    run_id = store.runs.get(run).id if run else None
-    ids = [store.episodes.resolve(name, run_id) for name in names]
+    """Return the ids of the episodes that are named, else of those that match the filter."""
+    ids = [store.episodes.resolve(name, run) for name in names]
     if not names:
-        rowids = store.episodes.ids(f"{filter} -outcome:none", "time", run_id)
+        rowids = store.episodes.ids(f"{filter} -outcome:none", "time", run)
         ids = [row.id for row in store.episodes.rows(rowids)]
     if group:
         ids = [row.id for episode in ids for row in store.episodes.siblings(episode)]
     return list(dict.fromkeys(ids))
+
+
+def _write_report(
+    where: RunStoreOptions, run: str, out: Path | None, markdown: bool, how: tuple[bool, bool, bool]
+) -> None:
+    """Write what a run learned; `how`: whether to mask secrets, to overwrite, to print JSON."""
+    from agentrl_cli.reports.report import make_report
+    from agentrl_cli.reports.report_pages import write_report
+    from agentrl_cli.tui.common.load_episode import token_texts
+
+    mask, force, json = how
+    with where.open() as store:
+        found = make_report(store, run, token_texts, masked=mask)
+    path = out or Path()
+    if path.is_dir():
+        path /= f"report-{found.run.name}.{'md' if markdown else 'html'}"
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already.", hint="--force overwrites it.")
+    write_report(found, path, markdown=markdown)
+    if json:
+        pictures = [name for name, _ in found.pictures]
+        episodes = {sample.why: sample.row.id for sample in found.samples}
+        flipped = len(found.flipped)
+        echo_json({"path": path, "pictures": pictures, "episodes": episodes, "flipped": flipped})
+    else:
+        narrate(found.verdict)
+        narrate(f"The report of {found.run.name} is in {path}.")

@@ -1,4 +1,4 @@
-"""What every command's help has besides its options: two examples; and flags are shown without a type."""
+"""Examples under the help of each command; and flags are shown without a type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl_cli.registry.plugins import offers
 
-EXAMPLES: dict[str, tuple[str, str]] = {
+EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("agentrl demo", "agentrl demo numbers --pack calc-task"),
     "init": ("agentrl init --blank badges", "agentrl init shop --from tool.py"),
     "check": ("agentrl check", "agentrl check --model Qwen/Qwen2.5-0.5B-Instruct --rollouts 32"),
@@ -17,20 +17,21 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "config validate": ("agentrl config validate", "agentrl config validate other.yaml"),
     "rollout": ("agentrl rollout -n 16", "agentrl rollout -n 4 -g 8 --split test --model RUN@best"),
     "train": ("agentrl train --watch", "agentrl train --steps 60 --set train.lr=1e-4"),
-    "eval": ("agentrl eval", "agentrl eval RUN@best --fail-under 0.9"),
-    "bench": (
-        "agentrl bench math --model tiny-tools",
-        "agentrl bench tools --model tiny --model RUN@best --json",
+    "eval": (
+        "agentrl eval RUN@best --fail-under 0.9",
+        "agentrl eval --bench math --model tiny-tools --json",
     ),
     "chat": ("agentrl chat", "agentrl chat --model RUN@best --task test-0003"),
     "sft": ("agentrl sft warm", "agentrl sft warm --teacher http://127.0.0.1:8000/v1 --count 200"),
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
-    "rescore": ("agentrl rescore last", "agentrl rescore RUN --reward exact=task.py:exact"),
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
-    "report": ("agentrl report last", "agentrl report RUN --format md --out docs/run.md"),
     "watch": ("agentrl watch", "agentrl watch RUN --plain"),
     "replay": ("agentrl replay best", "agentrl replay last --plain"),
-    "ls": ("agentrl ls -f 'outcome:failed tool:run_python'", "agentrl ls runs --format md"),
+    "ls": (
+        "agentrl ls -f 'outcome:failed tool:run_python'",
+        "agentrl ls --grep Traceback --ids",
+        "agentrl ls --sql 'SELECT count(*) FROM episodes' --format csv",
+    ),
     "show": ("agentrl show last", "agentrl show RUN --json"),
     "tools list": ("agentrl tools list", "agentrl tools list --json"),
     "tools show": ("agentrl tools show calculator", "agentrl tools show run_python --json"),
@@ -38,19 +39,17 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         'agentrl tools call calculator \'{"expression": "2*3"}\'',
         'agentrl tools call task.py:badge \'{"name": "Ada"}\'',
     ),
-    "grep": ("agentrl grep Traceback", "agentrl grep 'Answer: 4' --filter outcome:failed"),
-    "compare": ("agentrl compare FIRST SECOND", "agentrl compare FIRST --json"),
-    "query": (
-        "agentrl query 'SELECT count(*) FROM episodes'",
-        "agentrl query 'SELECT * FROM runs' --format csv",
+    "compare": (
+        "agentrl compare FIRST SECOND",
+        "agentrl compare last --rewards --reward exact=task.py:exact",
     ),
     "export": (
         "agentrl export best --format html --out best.html",
         "agentrl export -f outcome:solved -o solved.jsonl",
+        "agentrl export RUN --report --format md --out docs/run.md",
     ),
-    "runs list": ("agentrl runs list", "agentrl runs list --json"),
-    "runs rename": ("agentrl runs rename last baseline", "agentrl runs rename RUN NAME --json"),
-    "runs delete": ("agentrl runs delete RUN", "agentrl runs delete RUN --yes"),
+    "db rename": ("agentrl db rename last baseline", "agentrl db rename RUN NAME --json"),
+    "db delete": ("agentrl db delete RUN", "agentrl db delete RUN --yes"),
     "db path": ("agentrl db path", "agentrl db path --project other"),
     "db status": ("agentrl db status", "agentrl db status --json"),
     "db backup": ("agentrl db backup copy.db", "agentrl db backup copy.db --json"),
@@ -64,8 +63,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 
-def all_examples() -> dict[str, tuple[str, str]]:
-    """Return two command lines for each command, those of plugins included."""
+def all_examples() -> dict[str, tuple[str, ...]]:
+    """Return command lines for each command, those of plugins included."""
     return {**offers("examples"), **EXAMPLES}
 
 

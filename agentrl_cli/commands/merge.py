@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.checkpoints import full_name
 from agentrl_cli.commands.common import (
-    ConfigOption,
-    DbOption,
     JsonOption,
-    ProjectOption,
     RunOption,
-    SetOption,
     data_stdout,
     echo,
     echo_json,
     narrate,
-    open_project,
 )
-from agentrl_cli.commands.outputs import writing
+from agentrl_cli.commands.options import ForceOption, ProjectOptions
 from agentrl_cli.errors import NotFound, UsageError
+from agentrl_cli.models.output_lock import writing
+from agentrl_cli.store.checkpoint_names import full_name
 
 SourceArgument = Annotated[
     str,
@@ -42,7 +39,6 @@ DtypeOption = Annotated[
         "--dtype", help="auto (as stored; an adapter: as its base), float32, bfloat16, float16."
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 
 
 def command(
@@ -51,11 +47,9 @@ def command(
     run: RunOption = None,
     dtype: DtypeOption = "auto",
     force: ForceOption = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    where: ProjectOptions,
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder: weights, tokenizer, chat template, model card.
 
@@ -68,13 +62,13 @@ def command(
             f"Unknown --dtype {dtype}.", hint="Choose auto, float32, bfloat16 or float16."
         )
     target, name = (Path(checkpoint), None) if out is None else (out, checkpoint)
-    context = open_project(project, db, config, sets, required=False)
+    context = where.open(required=False)
     with data_stdout(), writing(target.expanduser(), "merge", context.db):
         from agentrl_cli.models.merge import merge
         from agentrl_cli.store import Store
 
-        store = Store.open(context.db, readonly=True) if context.db.is_file() else None
-        try:
+        exists = context.db.is_file()
+        with Store.open(context.db, readonly=True) if exists else nullcontext() as store:
             full = full_name(store, name, run) if store is not None else name
             if full is None:
                 hint = "`agentrl train` trains; or name a model folder: agentrl merge FOLDER OUT"
@@ -88,16 +82,9 @@ def command(
                 dtype=dtype,
                 force=force,
             )
-        finally:
-            if store is not None:
-                store.close()
         if as_json:
-            echo_json(
-                {
-                    name: getattr(done, name)
-                    for name in ("folder", "source", "adapter", "dtype", "files")
-                }
-            )
+            names = ("folder", "source", "adapter", "dtype", "files")
+            echo_json({name: getattr(done, name) for name in names})
         else:
             echo(str(done.folder))
             what = "adapter merged into its base" if done.adapter else "full weights"

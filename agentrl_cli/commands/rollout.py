@@ -12,23 +12,16 @@ import typer
 
 from agentrl_cli.commands.common import (
     AgentOption,
-    ConfigOption,
     Context,
-    DbOption,
     JsonOption,
-    ModelOption,
-    PackOption,
-    ProjectOption,
-    SeedOption,
-    SetOption,
     announce_loading,
     data_stdout,
     echo_json,
     narrate,
-    open_project,
     warn,
     warn_unsafe,
 )
+from agentrl_cli.commands.options import ModelOptions, NoToolsOption, TemperatureOption
 from agentrl_cli.commands.progress import Progress
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import DataError, RunFailed
@@ -38,39 +31,23 @@ if TYPE_CHECKING:
     from agentrl_cli.store import RunRow
     from agentrl_cli.types import Episode, Task
 
-CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")]
-GroupOption = Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")]
-SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test or heldout.")]
-TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", "-T", min=0, help="0 is greedy.")
-]
-NoToolsOption = Annotated[bool, typer.Option("--no-tools", help="Sample without tools.")]
-
 
 def command(
-    count: CountOption = 16,
-    group: GroupOption = 1,
-    split: SplitOption = "train",
-    model: ModelOption = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Tasks to attempt.")] = 16,
+    group: Annotated[int, typer.Option("--group", "-g", min=1, help="Attempts at each task.")] = 1,
+    split: Annotated[
+        str, typer.Option("--split", help="train, validation, test or heldout.")
+    ] = "train",
     temperature: TemperatureOption = None,
     no_tools: NoToolsOption = False,
-    seed: SeedOption = None,
-    pack: PackOption = None,
-    project: ProjectOption = None,
-    db: DbOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     agent: AgentOption = None,
     as_json: JsonOption = False,
+    *,
+    work: ModelOptions,
 ) -> None:
     """Sample episodes into the store and print a line for each. `agentrl replay last` opens the newest."""
-    flags = {
-        "rollout.temperature": temperature,
-        "seed": seed,
-        "task.packs": pack or None,
-        "task.agent": agent,
-    }
-    context = open_project(project, db, config, sets, flags)
+    model = work.model
+    context = work.open({"rollout.temperature": temperature, "task.agent": agent})
     with data_stdout():
         run, episodes = asyncio.run(sample(context, model, count, group, split, not no_tools))
         if as_json:

@@ -10,17 +10,13 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands.common import (
-    ConfigOption,
     Context,
-    DbOption,
     ModelOption,
-    ProjectOption,
-    SetOption,
     announce_loading,
     echo,
     narrate,
-    open_project,
 )
+from agentrl_cli.commands.options import ProjectOptions
 from agentrl_cli.errors import UsageError
 
 AdapterOption = Annotated[
@@ -66,24 +62,14 @@ def command(
     token: TokenOption = "",
     allow_host: AllowHostOption = None,
     idle: IdleOption = 900.0,
-    project: ProjectOption = None,
-    db: DbOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    screens: Annotated[
-        bool, typer.Option("--screens", hidden=True, help="See `agentrl screens`.")
-    ] = False,
-    run: Annotated[str | None, typer.Argument(hidden=True, help="See `agentrl screens`.")] = None,
+    *,
+    work: ProjectOptions,
 ) -> None:
     """Serve a model over HTTP for any OpenAI or Anthropic client: chat completions, completions, responses, messages.
 
     Prints the base_url. With `/e/NAME/v1` in place of `/v1` all calls of one agent are one session; with --record each
     session is an episode in the store, with the very tokens that were sampled. Ctrl-C ends the server.
     """
-    if screens or run is not None:
-        raise UsageError(
-            "The screens in a browser have a command of their own.", hint=_instead(run)
-        )
     from agentrl_cli.agents.gateway.guard import is_loopback
 
     if not is_loopback(host) and not token:
@@ -91,7 +77,7 @@ def command(
             f"{host} can be reached from other machines: a token is needed.",
             hint="--token TOKEN, or AGENTRL_TOKEN.",
         )
-    context = open_project(project, db, config, sets, required=False)
+    context = work.open(required=False)
     announce_loading()
     names = {"localhost", host, gethostname(), *(allow_host or ())}
     asyncio.run(
@@ -99,10 +85,6 @@ def command(
             context, model, (adapter or [], alias or []), record, (host, port, token), names, idle
         )
     )
-
-
-def _instead(run: str | None) -> str:
-    return f"agentrl screens{f' {run}' if run else ''}"
 
 
 async def _serve(

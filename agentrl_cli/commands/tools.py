@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl_cli.commands.common import (
-    ConfigOption,
     JsonOption,
     PackOption,
     ProjectOption,
     SeedOption,
-    SetOption,
     data_stdout,
     echo,
     echo_json,
@@ -26,6 +25,8 @@ from agentrl_cli.commands.common import (
     open_project,
     warn_unsafe,
 )
+from agentrl_cli.commands.options import SettingsOptions
+from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import NotFound, UsageError
 from agentrl_cli.store.images import image_line
 
@@ -58,13 +59,8 @@ def list_(
             {"name": name, "from": origin, "description": tool.schema["function"]["description"]}
         )
     if as_json:
-        echo_json(rows)
-        return
-    wide, origin_wide = (
-        max((len(row[key]) for row in rows), default=0) for key in ("name", "from")
-    )
-    for row in rows:
-        echo(f"{row['name']:<{wide}}  {row['from']:<{origin_wide}}  {row['description']}")
+        return echo_json(rows)
+    print_rows(["name", "from", "description"], [list(row.values()) for row in rows])
 
 
 @app.command()
@@ -142,11 +138,10 @@ def call(
         str, typer.Argument(help='The arguments as a JSON object, e.g. {"code": "print(1)"}.')
     ] = "{}",
     pack: PackOption = None,
-    project: ProjectOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
+    *,
+    where: SettingsOptions,
 ) -> None:
     """Call a tool as an episode would, and print what the model would see. Exits with 1 if it returns an error.
 
@@ -160,7 +155,7 @@ def call(
             f"The arguments are {problem or kind(given)}.",
             hint=f"`agentrl tools show {name}` prints what it takes.",
         )
-    context = open_project(project, None, config, sets, required=False)
+    context = where.open(required=False)
     _, tool = _find(context, pack, name)
     with data_stdout():
         result = asyncio.run(_call(context, tool, given, seed or 0))
@@ -179,29 +174,26 @@ def call(
 
 
 async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: int) -> ToolResult:
-    """One call with the tool's whole lifecycle; the sandbox is opened only if the tool asks for it."""
+    """Call a tool once, with its whole lifecycle; the sandbox is opened only if the tool asks for it."""
     from agentrl_cli.tools import ToolContext
 
-    opened: list[Any] = []
+    async with AsyncExitStack() as stack:
 
-    async def session() -> Any:
-        from agentrl_cli.sandbox import Sandbox
+        async def session() -> Any:
+            from agentrl_cli.sandbox import Sandbox
 
-        opened.append(await Sandbox.open(context.config.sandbox))
-        warn_unsafe(opened[0])
-        return await opened[0].session(imports=tool.imports, episode_seed=seed)
+            sandbox = await Sandbox.open(context.config.sandbox)
+            stack.push_async_callback(sandbox.close)
+            warn_unsafe(sandbox)
+            return await sandbox.session(imports=tool.imports, episode_seed=seed)
 
-    around = ToolContext(session_factory=session, seed=seed)
-    try:
+        around = ToolContext(session_factory=session, seed=seed)
+        stack.push_async_callback(around.close)
         state = await tool.create(around)
         try:
             return await tool.call(state, arguments, timeout=context.config.rollout.tool_timeout)
         finally:
             await tool.release(state)
-    finally:
-        await around.close()
-        for sandbox in opened:
-            await sandbox.close()
 
 
 def _find(context: Context, packs: list[str] | None, name: str) -> tuple[str, Tool]:

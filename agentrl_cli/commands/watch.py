@@ -9,59 +9,60 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands import completion
-from agentrl_cli.commands.common import (
-    DbOption,
-    JsonOption,
-    ProjectOption,
-    echo,
-    echo_jsonl,
-    is_terminal,
-    narrate,
-)
-from agentrl_cli.commands.place import find_db
+from agentrl_cli.commands.common import JsonOption, echo, echo_jsonl, is_terminal, narrate
+from agentrl_cli.commands.options import StoreOptions
 
 POLL = 1.0
 
 
 def command(
     run: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A run: name, id, unique prefix, or last.", autocompletion=completion.runs
+            help="A run: name, id, unique prefix, or last; default: the newest training.",
+            autocompletion=completion.runs,
         ),
-    ] = "last",
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="One line per step instead of the screen.")
     ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="With --plain: print the steps so far and exit.")
     ] = False,
-    project: ProjectOption = None,
-    db: DbOption = None,
     as_json: JsonOption = False,
+    *,
+    where: StoreOptions,
 ) -> None:
     """Watch a training: curves, groups, running episodes, log. `q` leaves it running; finished runs open too.
 
     Without a run it shows the newest training, and the next one as soon as that begins.
     """
-    path = find_db(project, db)
-    from agentrl_cli.store import Store
+    follow = run in (None, "last")
+    with where.open() as store:
+        trainings = (row.id for row in store.runs.all() if follow and row.kind == "train")
+        run_id = next(trainings, "") or store.runs.get(run or "last").id
+    watch_run(where.find(), run_id, plain=plain, as_json=as_json, once=once, follow=follow)
 
-    with Store.open(path, readonly=True) as store:
-        trainings = (
-            [row.id for row in store.runs.all() if row.kind == "train"] if run == "last" else []
-        )
-        run_id = trainings[0] if trainings else store.runs.get(run).id
+
+def watch_run(
+    path: Path,
+    run_id: str,
+    *,
+    plain: bool = False,
+    as_json: bool = False,
+    once: bool = False,
+    follow: bool = False,
+) -> None:
+    """Open the dashboard of a run, or print a line per step without a terminal."""
     if plain or as_json or once or not is_terminal():
-        _follow(path, run_id, as_json=as_json, once=once)
-        return
+        return _print_steps(path, run_id, as_json=as_json, once=once)
     from agentrl_cli.tui.app import watch
 
-    watch(path, run_id, follow=run == "last")
+    watch(path, run_id, follow=follow)
 
 
-def _follow(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
-    """One line per finished step until the run ends."""
+def _print_steps(path: Path, run_id: str, *, as_json: bool, once: bool) -> None:
+    """Print one line per finished step until the run ends."""
     from agentrl_cli.store import Store
     from agentrl_cli.tui.watch.panels import step_line
 

@@ -1,4 +1,4 @@
-"""What a run was, what it learned and what is worth reading in it: the content of `agentrl report`, without a form.
+"""What a run was, what it learned and what is worth reading in it: the content of a report, without a form.
 
 Texts of episodes are whatever a model or a tool wrote. Secrets are masked here; escaping is the pages' work.
 """

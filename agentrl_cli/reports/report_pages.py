@@ -10,11 +10,14 @@ import html
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+from agentrl_cli.errors import writing
+from agentrl_cli.reports.export import write_lines
 from agentrl_cli.reports.html import POLICY, PUSH_STEPS, push_step
 from agentrl_cli.reports.report import RunReport
 from agentrl_cli.reports.svg import OPTIONS
@@ -35,6 +38,22 @@ def html_page(report: RunReport) -> str:
 def markdown_page(report: RunReport, folder: str) -> str:
     """Return the report as Markdown; its pictures are `folder`/NAME.svg."""
     return _render("report.md.jinja", report, _cell, folder=folder)
+
+
+def write_report(report: RunReport, path: Path, *, markdown: bool) -> None:
+    """Write a report; the pictures of Markdown go into a folder beside it: its name without `.md`.
+
+    The folder is NAME-pictures for a file without a suffix. Raises StoreError.
+    """
+    if not markdown:
+        write_lines([html_page(report).removesuffix("\n")], path)
+        return
+    folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}-pictures")
+    with writing(str(folder), hint="Choose another place."):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in report.pictures:
+        write_lines([svg], folder / f"{name}.svg")
+    write_lines([markdown_page(report, folder.name).removesuffix("\n")], path)
 
 
 def _render(name: str, report: RunReport, escape: Callable[[object], str], **more: Any) -> str:

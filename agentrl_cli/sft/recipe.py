@@ -7,7 +7,10 @@ Hugging Face's form into `run.folder` and returns False if it was stopped before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,3 +63,26 @@ def load_settings(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} is not a recipe: it has no settings.")
     return {**settings, **given}
+
+
+@contextmanager
+def stop_on_signal(narrate: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Yield whether SIGINT or SIGTERM came: the first asks for a stop, a second one does what it did before."""
+    stopped = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: object) -> None:
+        restore()
+        stopped.set()
+        narrate("stopping after this step; again to stop now")
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield stopped.is_set
+    finally:
+        restore()

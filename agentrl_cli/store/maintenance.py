@@ -269,7 +269,7 @@ def delete_run(store: Store, run: RunRow, *, keep_files: bool = False, force: bo
     Raises UsageError if another process holds the run, unless `force`; StoreError, OSError.
     """
     if not force:
-        store.claims.take(run.id, "runs delete")
+        store.claims.take(run.id, "db delete")
     folder = None if keep_files else run_folder(store.path, run)
     count = store.runs.delete(run.id)
     if folder is not None:

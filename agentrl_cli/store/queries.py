@@ -180,7 +180,7 @@ def _usage(error: Exception) -> Exception:
     text = str(error)
     if code == sqlite3.SQLITE_AUTH or "authorized" in text or "prohibited" in text:
         return UsageError(
-            "`query` only reads: SELECT, WITH, and PRAGMAs that read.",
+            "--sql only reads: SELECT, WITH, and PRAGMAs that read.",
             hint="`agentrl db` changes a store.",
         )
     if code == sqlite3.SQLITE_INTERRUPT:
@@ -189,10 +189,10 @@ def _usage(error: Exception) -> Exception:
             hint="Add a LIMIT, or give a longer --timeout.",
         )
     if code == sqlite3.SQLITE_READONLY:
-        return UsageError("`query` only reads.")
+        return UsageError("--sql only reads.")
     if code in _FILE_AT_FAULT:
         return error
-    hint = "`agentrl query --schema` prints the tables and their columns."
+    hint = "`agentrl ls --schema` prints the tables and their columns."
     return UsageError(f"SQL: {text or 'a value needs more memory than there is'}", hint=hint)
 
 

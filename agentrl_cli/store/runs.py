@@ -9,7 +9,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import NotFound, StoreError
+from agentrl_cli.errors import ConfigError, NotFound, StoreError
 from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
 from agentrl_cli.store.episode_sql import NAME_TOKENIZER
 from agentrl_cli.store.file import Part
@@ -93,6 +93,20 @@ class Runs(Part):
             several = ", ".join(sorted(self._run(row).name for row in found))
             raise NotFound(f"{name!r} could be several runs.", hint=f"Which one: {several}?")
         raise NotFound.of("run", name, names)
+
+    def training(self, name: str) -> RunRow:
+        """Return a training as `get` does; `last` is the newest training. Raises NotFound, ConfigError."""
+        if name == "last":
+            row = next((row for row in self.all() if row.kind == "train"), None)
+            if row is None:
+                raise NotFound(
+                    f"No training in {self.file.path}.", hint="`agentrl train` starts one."
+                )
+            return row
+        row = self.get(name)
+        if row.kind != "train":
+            raise ConfigError(f"{row.name} is a {row.kind}, not a training.")
+        return row
 
     def update(self, run_id: str, **cols: Any) -> None:
         """Set columns of a run: `status`, `step`, `ended`, `error`… Raises NotFound for an unknown column or run."""

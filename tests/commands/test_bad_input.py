@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.commands.train import _wait_for_run
 from agentrl_cli.errors import RunFailed
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.trainer.background import wait_for_run
 from agentrl_cli.types import Outcome
 from tests.helpers.train import PAD, TASK_PY, episodes_of, write_model, write_pack, write_project
 
@@ -186,13 +186,13 @@ def test_a_new_process_whose_store_is_still_being_made(tmp_path: Path) -> None:
     maker = threading.Thread(target=make)
     maker.start()
     try:
-        assert _wait_for_run(process, "x", db, log) == "fox"
+        assert wait_for_run(process, "x", db, log).name == "fox"
     finally:
         maker.join()
         process.kill()
         process.wait()
     with pytest.raises(RunFailed, match="it broke"):
-        _wait_for_run(process, "y", db, log)
+        wait_for_run(process, "y", db, log)
 
 
 def test_no_store_yet(project: Path, cli: Cli) -> None:

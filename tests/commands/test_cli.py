@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from agentrl_cli import __version__
-from agentrl_cli.commands import commands, load_command, main, report
+from agentrl_cli.commands import commands, load_command, main
+from agentrl_cli.commands.boundary import report
 from agentrl_cli.commands.common import data_stdout, echo, echo_json, echo_jsonl
 from agentrl_cli.errors import GateNotMet, NotFound, StoreError
 from agentrl_cli.store import RunRow, Store
@@ -246,9 +247,9 @@ def test_json_is_plain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 def test_ctrl_c_is_130() -> None:
     code = (
         "import sys, time\n"
-        "from agentrl_cli.commands import COMMANDS, main\n"
+        "from agentrl_cli.commands import commands, main\n"
         "def wait() -> None:\n    print('on', flush=True)\n    time.sleep(30)\n"
-        "COMMANDS['wait'] = ('Run', '__main__:wait', '')\n"
+        "commands()['wait'] = ('Run', '__main__:wait', '')\n"
         "sys.exit(main(['wait']))"
     )
     process = subprocess.Popen(

@@ -12,8 +12,8 @@ import pytest
 
 from agentrl_cli.commands import commands, completion, load_command, main
 from agentrl_cli.commands.help import all_examples
-from agentrl_cli.commands.tables import fitting
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.tui.common.plain_text import fit_columns
 from agentrl_cli.types import Episode, Outcome
 
 
@@ -58,9 +58,9 @@ def test_examples_use_options_that_exist() -> None:
 
 def test_a_narrow_terminal_loses_columns_and_no_id() -> None:
     names, rows = ["id", "run", "task", "tags"], [["1m82d1n8xp7zet", "x" * 30, "t" * 40, None]]
-    assert fitting(names, rows, ("tags", "run"), 80) == ([0, 2], ["tags", "run"])
-    assert fitting(names, rows, ("tags", "run"), 10) == ([0], ["tags", "run", "task"])
-    assert fitting(names, rows, ("tags",), None) == ([0, 1, 2, 3], [])
+    assert fit_columns(names, rows, ("tags", "run"), 80) == ([0, 2], ["tags", "run"])
+    assert fit_columns(names, rows, ("tags", "run"), 10) == ([0], ["tags", "run", "task"])
+    assert fit_columns(names, rows, ("tags",), None) == ([0, 1, 2, 3], [])
 
 
 def test_completion_of_runs_episodes_checkpoints_and_settings(

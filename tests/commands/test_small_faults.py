@@ -11,12 +11,12 @@ import pytest
 
 from agentrl_cli.chat_session.session import save
 from agentrl_cli.commands import main
-from agentrl_cli.commands.tables import aligned
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.store import Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tools.configured import load_tools
+from agentrl_cli.tui.common.plain_text import align_rows
 from tests.helpers.train import TASK_YAML, write_pack, write_project
 from tests.tui.test_chat import session
 
@@ -184,5 +184,5 @@ async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:
 
 
 def test_columns_are_aligned_where_a_character_is_two_cells_wide() -> None:
-    lines = list(aligned(["name", "steps"], [["数学", 1], ["calc", 22]]))
+    lines = list(align_rows(["name", "steps"], [["数学", 1], ["calc", 22]]))
     assert lines == ["name  steps", "数学      1", "calc     22"]

@@ -14,7 +14,6 @@ import pytest
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.commands import main
-from agentrl_cli.commands.checkpoints import full_name, trained_by
 from agentrl_cli.config import Config
 from agentrl_cli.errors import NotFound, PolicyError, RunFailed
 from agentrl_cli.evaluate import (
@@ -38,6 +37,7 @@ from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.checkpoint_names import full_name, trained_by
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Outcome
 from tests.helpers.web import completion, served
@@ -614,12 +614,12 @@ def test_eval_gate_json_and_split(cli: Cli) -> None:
 
 
 def test_eval_compares_two(cli: Cli) -> None:
-    code, out, err = cli("eval", "--checkpoint", "scripted", "--compare-to", "tinny", "--json")
+    code, out, err = cli("eval", "scripted", "--compare-to", "tinny", "--json")
     assert code == 2 and "tinny" in err and out == ""
     code, out, _ = cli("eval", "scripted", "--compare-to", "none", "--resume", "--no-tools")
     assert code == 0 and "without tools" in out
     code, _, err = cli("eval", "fox@best", "--checkpoint", "fox@last")
-    assert code == 2 and "named twice" in err
+    assert code == 2 and "unexpected extra argument" in err
     code, _, err = cli("eval", "fox@best")
     assert code == 2 and "No run named 'fox'" in err
     assert cli("eval", "--families", "nine")[0] == 2
@@ -645,6 +645,6 @@ def test_eval_of_a_model_beside_an_endpoint(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "x.svg").read_text().count("<rect") == 3
     code, _, err = cli("eval", "--endpoint", "@http://127.0.0.1:9/v1")
     assert code == 2 and "names no model" in err
-    for flag in ("--checkpoint", "--run", "--compare-to"):
-        code, _, err = cli("eval", "--model", "a", "--model", "b", flag, "best")
-        assert code == 2 and f"{flag} and several models exclude each other" in err
+    for flag, name in (("", "A checkpoint"), ("--run", "--run"), ("--compare-to", "--compare-to")):
+        code, _, err = cli("eval", "--model", "a", "--model", "b", *filter(None, [flag]), "best")
+        assert code == 2 and f"{name} and several models exclude each other" in err

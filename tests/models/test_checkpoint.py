@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.commands.outputs import writing
 from agentrl_cli.errors import ModelError, StoreError, UsageError
 from agentrl_cli.models.checkpoint import (
     load_state,
@@ -23,6 +22,7 @@ from agentrl_cli.models.checkpoint import (
     whole,
     written_whole,
 )
+from agentrl_cli.models.output_lock import writing
 from tests.helpers.train import write_model
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agentrl_cli.commands import main
-from agentrl_cli.commands.rescore import packages
 from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency
+from agentrl_cli.reports.score_sets import grader_imports
 from agentrl_cli.sandbox import Sandbox, Session, grade
 from agentrl_cli.sandbox.options import read_options
 from agentrl_cli.tasks import Pack, load_pack
@@ -196,7 +196,7 @@ def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
     pack(tmp_path, "{imports: [numpy]}")
     config = Config()
     config.task.packs = ["made", "code-task", "missing"]
-    assert packages(config, tmp_path) == ("numpy",)
+    assert grader_imports(config, tmp_path) == ("numpy",)
 
 
 ODD: list[dict[str, Any]] = [

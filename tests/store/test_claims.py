@@ -260,7 +260,7 @@ def test_two_evaluations_of_the_same(tmp_path: Path, model: Path) -> None:
 def test_two_that_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
     code = (
-        "import pathlib, sys, time\nfrom agentrl_cli.commands.outputs import writing\n"
+        "import pathlib, sys, time\nfrom agentrl_cli.models.output_lock import writing\n"
         "with writing(pathlib.Path(sys.argv[1]), 'sft', None):\n    print(flush=True)\n    time.sleep(60)\n"
     )
     first = subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE)

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentrl_cli.commands.common import harmless
 from agentrl_cli.paths import packs_dir
+from agentrl_cli.tui.common.plain_text import harmless
 
 SAID = "runs the code of"
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from agentrl_cli.commands.common import JsonOption, data_stdout, echo_json, narrate
-from agentrl_cli.commands.outputs import writing
 from agentrl_cli.errors import UsageError
+from agentrl_cli.models.output_lock import writing
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="minimind")]
 SourceArgument = Annotated[

@@ -82,7 +82,7 @@ class EpisodeView:
     picked: str = ""
     """Why its task was picked, if not in turn."""
     scores: tuple[ScoreLine, ...] = ()
-    """Its scores in the run's score sets (`agentrl rescore`)."""
+    """Its scores in the run's score sets (`agentrl compare --rewards`)."""
     live: str = ""
     """Text being generated right now, if the episode is running."""
     images: Path | None = None

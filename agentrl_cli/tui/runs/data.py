@@ -52,7 +52,7 @@ class RunSummary:
             return f"agentrl show {run.name}"
         if not self.evals and self.checkpoints:
             return f"agentrl eval {run.name}@last"
-        return f"agentrl report {run.name}"
+        return f"agentrl export --report {run.name}"
 
 
 NEWEST = 60

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl_cli.errors import UsageError
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from agentrl_cli.errors import AgentRLError, UsageError
+from agentrl_cli.tui.chat.client import ChatClient
 
 MODULE = "agentrl_cli.chat_session.whatif"
 KEYS = {
@@ -43,3 +47,18 @@ def _is_number(text: str, *, whole: bool) -> bool:
 def _unescaped(text: str) -> str:
     """`\\n` as a newline, `\\\\` as a backslash."""
     return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
+
+
+async def stream_events(arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of a what-if's process, which ends with the loop. Raises AgentRLError for a fatal one."""
+    client = ChatClient(arguments, MODULE)
+    try:
+        await client.start()
+        async for event in client.events():
+            if event["ev"] == "fatal":
+                error = AgentRLError(event["message"], hint=event["hint"])
+                error.exit_code = event["code"]
+                raise error
+            yield event
+    finally:
+        await client.kill()

@@ -1,14 +1,9 @@
-"""Resolves checkpoint names as users write them to full names `RUN@WHICH`."""
+"""Checkpoint names as users write them, resolved to full names `RUN@WHICH`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agentrl_cli.errors import NotFound
-
-if TYPE_CHECKING:
-    from agentrl_cli.config import Config
-    from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import RunRow, Store
 
 WITHIN_A_RUN = ("best", "last", "base")
 
@@ -22,7 +17,7 @@ def newest_run(store: Store) -> RunRow | None:
 
 
 def full_name(store: Store, name: str | None, run: str | None = None) -> str | None:
-    """Resolves `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
+    """Resolve `best`, `last`, `base` and a step to `RUN@…` of `run` (default: the newest training).
 
     Other names are returned unchanged. None means the best one, or the last if none was evaluated; the result is None
     if nothing was trained yet. Raises NotFound if a run or checkpoint given by name does not exist.
@@ -52,17 +47,3 @@ def trained_by(store: Store, name: str | None) -> tuple[RunRow, int] | None:
         found = store.runs.checkpoints(row.id)
         steps = [c.step for c in found if c.kind == "last"] or sorted(c.step for c in found)
     return row, steps[-1] if steps else 0
-
-
-def served(config: Config, candidate: str | None) -> tuple[str | None, Config]:
-    """(name for `load_policy`, configuration) of a candidate; that of an endpoint samples there."""
-    name, at, url = (candidate or "").partition("@")
-    if not at or not url.startswith(("http://", "https://")):
-        return candidate, config
-    there = {"backend": "openai", "url": url, "model": name, "mode": "chat"}
-    model = config.model
-    if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
-        model = model.model_copy(update={"name": "tiny"})
-    return None, config.model_copy(
-        update={"model": model, "remote": config.remote.model_copy(update=there)}
-    )

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from agentrl_cli.commands.common import Context, narrate
 from agentrl_cli.errors import device_fault
 from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.store import Store
 
 EVENT = "restarted"
 """The event of a run; its data has the step at which the GPU failed."""
 
 
 @contextmanager
-def restarting(context: Context, begun: Sequence[str], *, as_json: bool) -> Iterator[None]:
-    """Around a training: if a GPU fault ends it, this process is replaced by one that resumes it.
+def restart_after_gpu_fault(
+    project: Path,
+    db: Path,
+    begun: Sequence[str],
+    *,
+    as_json: bool,
+    narrate: Callable[[str], None],
+) -> Iterator[None]:
+    """Replace this process by one that resumes the training in the block, if a GPU fault ends it.
 
     Not if the training got no further than at its last restart. `begun`: the run's id, once there is one.
     """
@@ -25,34 +33,21 @@ def restarting(context: Context, begun: Sequence[str], *, as_json: bool) -> Iter
         yield
     except Exception as error:
         fault = device_fault(error)
-        if not fault or not begun or not _gets_on(context, begun[0], fault):
+        if not fault or not begun or not _gets_on(db, begun[0], fault, narrate):
             raise
         sys.stdout.flush()
-        words = ["--resume", begun[0], "--db", str(context.db)] + ["--json"] * as_json
-        words += ["--project", str(context.project)] if is_project(context) else []
-        os.chdir(
-            context.project
-        )  # where a resume looks for the files of a run without agentrl.yaml
+        words = ["--resume", begun[0], "--db", str(db)] + ["--json"] * as_json
+        words += ["--project", str(project)] if (project / PROJECT_FILE).is_file() else []
+        os.chdir(project)  # where a resume looks for the files of a run without agentrl.yaml
         os.execv(sys.executable, [sys.executable, "-m", "agentrl_cli", "train", *words])
 
 
-def is_project(context: Context) -> bool:
-    """Whether the command runs in a project, and not in some folder."""
-    return (context.project / PROJECT_FILE).is_file()
-
-
-def _gets_on(context: Context, run_id: str, fault: str) -> bool:
+def _gets_on(db: Path, run_id: str, fault: str, narrate: Callable[[str], None]) -> bool:
     """Whether the run did a step since its last restart; notes this one."""
-    from agentrl_cli.store import Store
-
-    with Store.open(context.db) as store:
+    with Store.open(db) as store:
         run = store.runs.get(run_id)
-        before = [
-            event["data"]["step"]
-            for event in store.journal.events(run_id)
-            if event["kind"] == EVENT
-        ]
-        if before and run.step <= before[-1]:
+        events = [e["data"] for e in store.journal.events(run_id) if e["kind"] == EVENT]
+        if events and run.step <= events[-1]["step"]:
             narrate(
                 f"{run.name}: the GPU failed again before step {run.step + 1} was done; not started again"
             )

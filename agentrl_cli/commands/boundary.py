@@ -1,0 +1,107 @@
+"""The one boundary where errors become a message, a hint and an exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import typer
+
+from agentrl_cli._version import __version__
+from agentrl_cli.errors import AgentRLError, disk_problem, nearest
+from agentrl_cli.registry.files import pip_line
+
+
+def report(error: BaseException) -> int:
+    """Print on stderr what happened and what to do; return the exit status. The only place that maps exceptions."""
+    match error:
+        case AgentRLError():
+            return _fail(error.message, error.hint, error.exit_code, error)
+        case KeyboardInterrupt() | typer.Abort():
+            return _fail("Interrupted.", "", 130)
+        case typer.TyperException():
+            return _usage_error(error)
+        case ModuleNotFoundError() if error.name and not error.name.startswith("agentrl_cli"):
+            return _fail(
+                f"The package {error.name} is not installed.", pip_line(error.name), 3, error
+            )
+        case Exception() if (problem := disk_problem(error)) is not None:
+            silence_stdout()  # the flush at exit would fail again
+            return _fail(problem.message, problem.hint, problem.exit_code, error)
+        case PermissionError() if error.filename:
+            return _fail(
+                f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error
+            )
+        case _:
+            return _unexpected(error)
+
+
+def silence_stdout() -> None:
+    """Redirect stdout to /dev/null: it is closed, and the flush at exit would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _usage_error(error: typer.TyperException) -> int:
+    """Print Typer's own errors: an unknown option, a wrong value, a missing argument."""
+    message = error.format_message().replace(
+        "Value error, ", "", 1
+    )  # pydantic's, of a parameter's type
+    context = getattr(error, "ctx", None)
+    hint = f"`{context.command_path} --help` lists what there is." if context is not None else ""
+    wrong = re.search("'([^']*)' is not one of (.*)", message)
+    near = nearest(wrong[1], re.findall("'([^']*)'", wrong[2])) if wrong else []
+    if near:
+        hint = f"Did you mean {' or '.join(near)}? {hint}".rstrip()
+    return (
+        _fail(message, hint, error.exit_code) if message else error.exit_code
+    )  # empty: the help is printed already
+
+
+def _fail(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
+    from agentrl_cli.tui.common.plain_text import harmless
+
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    head, tail = ("\x1b[31mError:\x1b[0m ", "\x1b[2m") if colour else ("Error: ", "")
+    print(head + (harmless(message) if sys.stderr.isatty() else message), file=sys.stderr)
+    if hint:
+        print(f"{tail}{hint}" + ("\x1b[0m" if tail else ""), file=sys.stderr)
+    if error is not None and os.environ.get("AGENTRL_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    return code
+
+
+def _unexpected(error: BaseException) -> int:
+    """Write the traceback of a bug, in AgentRL or in a pack's code, to a file, and name it."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    where = _write_log(text)
+    hint = f"The traceback is in {where}." if where else text
+    line = next(iter(str(error).splitlines()), "")
+    return _fail(f"Something went wrong: {type(error).__name__}: {line}", hint, 1, error)
+
+
+def _write_log(text: str) -> Path | None:
+    """Write a traceback into the project's runs/logs, else into the folder for temporary files."""
+    import platform
+    import tempfile
+    import time
+
+    from agentrl_cli.paths import find_project, runs_dir
+
+    project = find_project()
+    folders = [runs_dir(project) / "logs"] if project else []
+    name = f"agentrl-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    head = f"agentrl {__version__}, Python {platform.python_version()}, {platform.platform()}\n{' '.join(sys.argv)}\n\n"
+    for folder in [*folders, Path(tempfile.gettempdir())]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(head + text, encoding="utf-8", errors="backslashreplace")
+        except OSError:  # read-only or full: try the next folder, and at last the screen
+            continue
+        return folder / name
+    return None

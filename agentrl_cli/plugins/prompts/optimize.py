@@ -1,0 +1,222 @@
+"""A search for better texts of a pack, from its tasks to the texts that are written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentrl_cli.agents.runners import AgentRollout
+from agentrl_cli.errors import ConfigError, NotFound, UsageError
+from agentrl_cli.evaluate import spread
+from agentrl_cli.evaluate.stats import difference, estimate, mcnemar
+from agentrl_cli.paths import PROJECT_FILE
+from agentrl_cli.plugins.prompts import apo, with_gepa
+from agentrl_cli.plugins.prompts.plan import Plan
+from agentrl_cli.plugins.prompts.reflection import reflection
+from agentrl_cli.plugins.prompts.search import Parts, Search, id_of
+from agentrl_cli.plugins.prompts.store import Prompts
+from agentrl_cli.registry import require_package
+from agentrl_cli.runtime import Runtime
+from agentrl_cli.store import RunRow
+from agentrl_cli.store.new_run import new_run
+from agentrl_cli.tasks.texts import parts_of, read_parts, write_parts
+from agentrl_cli.types import Outcome, Task
+
+WRITTEN = Path("prompts") / "best.yaml"
+"""Where --write puts the texts, in the project."""
+SETTINGS = "optimize"
+"""Kind of the event with the settings of a search: the same ones continue it."""
+Narrate = Callable[[str], None]
+
+
+async def optimize(
+    runtime: Runtime, plan: Plan, *, write: bool, narrate: Narrate
+) -> dict[str, Any]:
+    """Search, compare base and best on the test tasks, and return the report. Raises AgentRLErrors."""
+    if len(runtime.packs) != 1:
+        raise ConfigError(
+            "The texts of one pack are optimised at a time.", hint="Name one with --pack."
+        )
+    (pack,) = runtime.packs.values()
+    first = _first(runtime, plan)
+    tasks = _tasks(runtime, plan)
+    if plan.budget < len(tasks["validation"]):
+        raise UsageError(
+            f"A budget of {plan.budget} episodes is below one evaluation ({len(tasks['validation'])} tasks).",
+            hint="Raise --budget, or lower --validation-tasks.",
+        )
+    if plan.method == "gepa":
+        require_package("gepa", "0.1", "prompts", otherwise="use --method apo")
+    seed = runtime.config.seed
+    reflect = reflection(plan.reflect_with, plan.reflect_model, runtime.loaded, seed, runtime.base)
+    run = _find_run(runtime, plan, narrate)
+    rollout = AgentRollout(
+        runtime.loaded.policy,
+        runtime.loaded.chat,
+        runtime.packs,
+        runtime.config,
+        sandbox=runtime.sandbox,
+        store=runtime.store,
+        hooks=runtime.hooks,
+        temperature=plan.temperature,
+        run=run,
+    )
+    narrate(
+        f"{run.name}: {plan.method}, at most {plan.budget} episodes and {2 * len(tasks['test'])} for the test;"
+        f" {plan.reflect_with} writes the prompts"
+    )
+    given = Search(
+        runtime.store, run, pack, rollout, reflect, seed, plan.budget, plan.method, narrate
+    )
+    status, error = "stopped", "interrupted"
+    with runtime.store.claims.hold(run.id, "optimize"):
+        try:
+            best = await _method(given, first, tasks, plan)
+            result = await _report(given, first, best, tasks["test"])
+            result["written"] = _write(runtime, best, narrate) if write else None
+            status, error = "finished", ""
+        except Exception as problem:
+            status, error = "failed", str(problem)
+            raise
+        finally:
+            runtime.store.runs.update(run.id, status=status, error=error, ended=time.time())
+    return result
+
+
+async def _method(given: Search, first: Parts, tasks: dict[str, list[Task]], plan: Plan) -> Parts:
+    if plan.method == "gepa":
+        return await with_gepa.search(
+            given, first, tasks["train"], tasks["validation"], plan.minibatch
+        )
+    size = apo.Beam(plan.beam, plan.branch, plan.rounds, plan.minibatch, plan.validation)
+    return await apo.search(given, first, tasks["train"], tasks["validation"], size)
+
+
+def _first(runtime: Runtime, plan: Plan) -> Parts:
+    """Return the pack's own texts. Raises NotFound for an unknown part, ConfigError for an empty one."""
+    (pack,) = runtime.packs.values()
+    known = parts_of(pack)
+    for name in plan.parts or ():
+        if name not in known:
+            raise NotFound.of(f"text of the pack {pack.name}", name, list(known))
+        if not known[name].strip():
+            raise ConfigError(
+                f"The pack {pack.name} has no text {name} to start from.",
+                hint="Write one in task.yaml.",
+            )
+    return {name: known[name] for name in plan.parts or ()}
+
+
+def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
+    """Return train, validation and test tasks; without a validation split, the last training tasks are it."""
+    (pack,) = runtime.packs.values()
+    settings = runtime.config
+    train = pack.tasks(settings.task.split_train, families=settings.task.families)
+    splits = pack.splits()
+    name = settings.train.eval_split
+    if name in splits and name != settings.task.split_train:
+        validation = spread(pack.tasks(name), plan.validation)
+    else:
+        validation = train[-min(plan.validation, max(len(train) // 2, 1)) :]
+        train = train[: len(train) - len(validation)] or train
+    test = (
+        spread(pack.tasks(settings.eval.split), plan.test)
+        if plan.test and settings.eval.split in splits
+        else []
+    )
+    found = {"train": spread(train, plan.train), "validation": validation, "test": test}
+    for some in found.values():
+        runtime.store.tasks.add(some)
+    return found
+
+
+def _find_run(runtime: Runtime, plan: Plan, narrate: Narrate) -> RunRow:
+    """Return the newest search with these settings that did not finish, or a new one."""
+    store, wanted = (
+        runtime.store,
+        {**asdict(plan), "seed": runtime.config.seed, "model": runtime.loaded.name},
+    )
+    for old in store.runs.all():
+        if old.kind == "optimize" and old.status != "finished" and not old.alive:
+            events = [
+                event["data"] for event in store.journal.events(old.id) if event["kind"] == SETTINGS
+            ]
+            if wanted in events:
+                store.episodes.cancel(old.id)
+                store.runs.update(old.id, status="running", error="", ended=0.0)
+                narrate(f"{old.name} is continued: what it has is not made again")
+                return old
+    run = new_run(
+        runtime.config,
+        store,
+        kind="optimize",
+        packs=list(runtime.packs),
+        tokenizer=runtime.loaded.hash,
+        model=runtime.loaded.name,
+    )
+    store.journal.add_event(run.id, SETTINGS, wanted)
+    return run
+
+
+async def _report(given: Search, first: Parts, best: Parts, test: list[Task]) -> dict[str, Any]:
+    """Return the report: base against best on the test tasks."""
+    rows = {row.id: row for row in Prompts(given.store).all(given.run.id)}
+    result: dict[str, Any] = {
+        "run": given.run.name,
+        "base": id_of(first),
+        "best": id_of(best),
+        "candidates": len(rows),
+        "validation": {
+            name: rows[id_of(p)].scores.get("validation")
+            for name, p in (("base", first), ("best", best))
+        },
+        "test": None,
+        "base_parts": first,
+        "parts": best,
+        "episodes": given.spent,
+        "reflections": given.asked,
+    }
+    if test:
+        solved = {}
+        for name, parts in (("base", first), ("best", best)):
+            episodes = await given.evaluate(parts, test, free=True)
+            given.keep_score(parts, "test", episodes)
+            solved[name] = [float(each.outcome is Outcome.SOLVED) for each in episodes]
+        pairs = list(zip(solved["base"], solved["best"], strict=True))
+        result["test"] = {
+            "tasks": len(test),
+            "base": asdict(estimate(solved["base"])),
+            "best": asdict(estimate(solved["best"])),
+            "difference": asdict(difference(solved["base"], solved["best"])),
+            "p_value": mcnemar(sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)),
+        }
+    return result
+
+
+def _write(runtime: Runtime, best: Parts, narrate: Narrate) -> str:
+    """Put the texts into the project's folder and name them in agentrl.yaml."""
+    named = runtime.config.task.prompts
+    path = runtime.base / (named or WRITTEN)
+    write_parts(path, {**(read_parts(path) if named else {}), **best})
+    settings = runtime.base / PROJECT_FILE
+    if named is None and settings.is_file():
+        text = settings.read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
+        at = next((n for n, line in enumerate(lines) if line.rstrip() == "task:"), None)
+        if at is None:
+            narrate(f"Add to {settings}:  task: {{prompts: {WRITTEN}}}")
+        else:
+            indent = next(
+                (
+                    line[: len(line) - len(line.lstrip())]
+                    for line in lines[at + 1 :]
+                    if line.strip()
+                ),
+                "  ",
+            )
+            lines.insert(at + 1, f"{indent or '  '}prompts: {WRITTEN}\n")
+            settings.write_text("".join(lines), encoding="utf-8")
+    return str(path)
