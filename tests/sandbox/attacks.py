@@ -1,7 +1,7 @@
 """The attack suite: `python -m tests.sandbox.attacks [LEVEL] [--only NAME …]`, from the project's folder.
 
 All programs of agentrl_cli/doctor/attacks.txt and of the file beside this one. Those of two sessions have a second
-program, which listens; a channel that stays open is measured in bits a second, and is not a failure.
+All programs of agentrl_cli/doctor/attacks.txt and of the file beside this one. Those of two sessions have a second
 """
 
 from __future__ import annotations
