@@ -108,13 +108,7 @@ async def open_runtime(
         db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
-        servers: list[Server] = []
-        served = loading or config
-        for name in offers("servers"):
-            starting = resolve("servers", {}, name)(served, base, db.parent / "logs", spec)
-            if (server := await stack.enter_async_context(starting)) is not None:
-                served = server.config
-                servers.append(server)
+        served, servers = await _start_servers(stack, loading or config, base, db, spec)
         held = partial(conversations, found.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held
@@ -135,6 +129,19 @@ async def open_runtime(
         if workers is not None:
             loaded.policy = workers.policy(loaded)
         yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
+
+
+async def _start_servers(
+    stack: contextlib.AsyncExitStack, config: Config, base: Path, db: Path, spec: str | None
+) -> tuple[Config, list[Server]]:
+    """Start the servers that plugins offer for a run; return the settings that mean them, and the servers."""
+    servers: list[Server] = []
+    for name in offers("servers"):
+        starting = resolve("servers", {}, name)(config, base, db.parent / "logs", spec)
+        if (server := await stack.enter_async_context(starting)) is not None:
+            config = server.config
+            servers.append(server)
+    return config, servers
 
 
 async def _require_server(policy: Policy, own: Sequence[Server]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,15 +60,9 @@ def command(
     path = find_db(work.project, work.db, must_exist=False)
     here = work.model is not None or _at_server(work.project, work.config)
     model = work.model if here else _trained(path, work.sets)
-    given: dict[str, Sequence[object] | None] = {
-        "--model": [model], "--task": [task], "--system": [system], "--project": [work.project],
-        "--script": [script], "--temperature": [temperature], "--pack": work.pack,
-        "--config": work.config, "--set": work.sets,
-    }  # fmt: skip
+    given = {"--task": task, "--system": system, "--script": script, "--temperature": temperature}
     arguments = ["--db", str(path), "--seed", str(work.seed or 0), *["--approve"] * approve]
-    for name, values in given.items():
-        for value in values or ():
-            arguments += [] if value is None else [name, str(value)]
+    arguments += _list_arguments({"--model": model, **given}, work)
     from agentrl_cli.tui.chat.client import ChatClient
 
     client = ChatClient(arguments)
@@ -78,6 +72,16 @@ def command(
     from agentrl_cli.tui.chat.screen import ChatScreen
 
     AgentApp(path, lambda reader: ChatScreen(reader, client)).run()
+
+
+def _list_arguments(given: Mapping[str, object], work: ModelOptions) -> Iterator[str]:
+    """Yield the options of the model's process that have a value."""
+    single = {**given, "--project": work.project}
+    several = {"--pack": work.pack, "--config": work.config, "--set": work.sets}
+    for name, values in {**{k: [v] for k, v in single.items()}, **several}.items():
+        for value in values or ():
+            if value is not None:
+                yield from (name, str(value))
 
 
 def _at_server(project: Path | None, config: list[Path] | None) -> bool:

@@ -102,25 +102,31 @@ def command(
     JSON of --rewards: {"run", "set", "summary", "episodes": [{"episode", "reward_before", "reward", "delta",
     "advantage_before", "advantage", "turns", "fact_before", "fact", "parts"}]}; for several estimators a list of these.
     """
-    from agentrl_cli.reports.compare import compare_runs
-
     if scoring:
         if after is not None:
             raise UsageError("--rewards scores one training again.", hint="Name one run.")
         return _score_again(before or "last", scoring, where, limit, json)
     if before is None:
         raise UsageError("Name a run to compare.", hint="`agentrl ls runs` lists them.")
+    found = _compare(where, before, after or "last")
+    if json:
+        echo_json(found.report())
+    else:
+        _print_runs(found, limit)
+
+
+def _compare(where: StoreOptions, before: str, after: str) -> RunComparison:
+    """Return two runs beside each other. Raises UsageError if they are one."""
+    from agentrl_cli.reports.compare import compare_runs
+
     with where.open() as store:
-        found = compare_runs(store, before, after or "last")
+        found = compare_runs(store, before, after)
     if found.before.id == found.after.id:
         raise UsageError(
             f"{found.before.name} would be compared with itself.",
             hint="Name two runs (`agentrl ls runs`), or score it again: --rewards.",
         )
-    if json:
-        echo_json(found.report())
-    else:
-        _print_runs(found, limit)
+    return found
 
 
 def _print_runs(found: RunComparison, limit: int) -> None:

@@ -73,16 +73,11 @@ def show(
         )
     elif listed:
         wide = max(len(name) for name, _, _ in listed)
-        left = 0
-        for name, value, source in listed:
-            if not (every or key or source != "default" or name in FIRST):
-                left += 1
-                continue
+        shown = [row for row in listed if every or key or row[2] != "default" or row[0] in FIRST]
+        for name, value, source in shown:
             echo(f"{name:{wide}}  {scalar(value):24}  {_short(source)}")
-        if left:
-            narrate(
-                f"{left} more: agentrl config show --all, or a section: agentrl config show algo"
-            )
+        if left := len(listed) - len(shown):
+            narrate(f"{left} more: agentrl config show --all, or a section: config show algo")
     else:
         narrate("Everything is at its default.")
 

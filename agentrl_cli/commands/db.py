@@ -99,24 +99,25 @@ def backup(
         narrate(f"{target}: {byte_size(count)}.")
 
 
+WhatOption = Annotated[
+    str,
+    typer.Option("--what", help="half | alternatives | numbers | episodes: drop least to most."),
+]
+AgeOption = Annotated[str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")]
+KeepOption = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
+    ),
+]
+
+
 @app.command()
 def prune(
-    what: Annotated[
-        str,
-        typer.Option(
-            "--what", help="half | alternatives | numbers | episodes: drop least to most."
-        ),
-    ] = "numbers",
-    older_than: Annotated[
-        str | None, typer.Option("--older-than", help="Only older ones: 7d, 12h.")
-    ] = None,
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep",
-            help="Keep these: best,worst,flagged,tagged,noted,eval; an empty text keeps none.",
-        ),
-    ] = "best,worst,tagged,noted",
+    what: WhatOption = "numbers",
+    older_than: AgeOption = None,
+    keep: KeepOption = "best,worst,tagged,noted",
     filter: FilterOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many.")] = False,
     yes: YesOption = False,

@@ -121,11 +121,15 @@ def command(
         checks = _guarantees(level)
     else:
         checks = _machine(project, store, sets)
+    _report(checks, WIDTH if model or cluster or gpu else 10, as_json)
+
+
+def _report(checks: Iterable[Check], width: int, as_json: bool) -> None:
+    """Print each check as it ends, or all as JSON; exit with 3 if one failed."""
     found = []
     for check in checks:
         found.append(check)
         if not as_json:
-            width = WIDTH if model or cluster or gpu else 10
             text = f"{check.name:{width}} {harmless(check.detail)}"
             echo(f"{_mark(check.status)} {text}", painted=True)
             if check.fix:

@@ -149,6 +149,21 @@ def dry_run(
         elif verbose:
             echo(full_yaml(config).rstrip())
             narrate("")
+    _print_memory(found, verbose)
+    if wanted.gpu_bytes is None:
+        narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
+    prompts, once = _prompts(config, found.row_tokens)
+    if verbose or not once:
+        narrate(prompts)
+    if not found.fits:
+        advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
+        raise EnvironmentProblem(
+            "This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice)
+        )
+
+
+def _print_memory(found: Plan, verbose: bool) -> None:
+    """Print the model, and the memory of each phase."""
     if found.aside:
         narrate("while episodes are sampled, the optimizer's state is offloaded to CPU memory")
     if found.checkpointing:
@@ -163,16 +178,6 @@ def dry_run(
     for name, phase in (("rollout", found.rollout), ("update", found.update)):
         narrate(f"{name:9}{sum(phase.values()) / MiB:7,.0f} MiB   {_parts(phase)}")
     narrate(f"available{found.available / MiB:7,.0f} MiB")
-    if wanted.gpu_bytes is None:
-        narrate(f"{'time':9}  {_time(found.seconds_per_step, config.train.steps)}")
-    prompts, once = _prompts(config, found.row_tokens)
-    if verbose or not once:
-        narrate(prompts)
-    if not found.fits:
-        advice = [*([] if wanted.fit else ["--fit"]), *found.advice()]
-        raise EnvironmentProblem(
-            "This run does not fit into memory.", hint="To make it fit: " + "; ".join(advice)
-        )
 
 
 def _time(seconds: float, steps: int) -> str:

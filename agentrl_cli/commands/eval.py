@@ -376,6 +376,13 @@ def _run_bench(
             for (pack, split, _), values in zip(rows, shares, strict=True)
         ]
         return echo_json({"bench": name, "results": found, "comparisons": tests})
+    _print_bench(names, rows, tests)
+
+
+def _print_bench(
+    names: list[str], rows: list[tuple[str, str, list[Any]]], tests: list[dict[str, Any]]
+) -> None:
+    """Print pass@1 of each model on each split of a pack, then the test of each pair."""
     lines = [
         [pack, split, "/".join(dict.fromkeys(str(one.n) for one in found)), *map(interval, found)]
         for pack, split, found in rows

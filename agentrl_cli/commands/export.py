@@ -26,38 +26,44 @@ class Kind(StrEnum):
     md = "md"
 
 
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[EPISODES]",
+        help="Episodes (id, last, best, worst); none: by filter. With --report: a run.",
+        autocompletion=completion.episodes_and_runs,
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file (default: stdout); of a report also a folder."),
+]
+GroupOption = Annotated[bool, typer.Option("--group", help="Include each episode's whole group.")]
+TokensOption = Annotated[
+    bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")
+]
+FormatOption = Annotated[
+    Kind | None,
+    typer.Option(
+        "--format",
+        help="jsonl; html: one page; sequences: rows for trainers. With --report: html or md.",
+    ),
+]
+ReportOption = Annotated[
+    bool, typer.Option("--report", help="What a run learned; default: the newest run.")
+]
+
+
 def command(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[EPISODES]",
-            help="Episodes (id, last, best, worst); none: by filter. With --report: a run.",
-            autocompletion=completion.episodes_and_runs,
-        ),
-    ] = None,
+    names: NamesArgument = None,
     filter: FilterOption = "",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The file (default: stdout); of a report also a folder."),
-    ] = None,
+    out: OutOption = None,
     force: ForceOption = False,
-    group: Annotated[
-        bool, typer.Option("--group", help="Include each episode's whole group.")
-    ] = False,
-    tokens: Annotated[
-        bool, typer.Option("--tokens/--no-tokens", help="Ids and numbers of every token.")
-    ] = True,
+    group: GroupOption = False,
+    tokens: TokensOption = True,
     mask: MaskOption = True,
-    format: Annotated[
-        Kind | None,
-        typer.Option(
-            "--format",
-            help="jsonl; html: one page; sequences: rows for trainers. With --report: html or md.",
-        ),
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="What a run learned; default: the newest run.")
-    ] = False,
+    format: FormatOption = None,
+    report: ReportOption = False,
     json: JsonOption = False,
     *,
     where: RunStoreOptions,

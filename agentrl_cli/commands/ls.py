@@ -72,24 +72,29 @@ class SearchOptions:
     ] = False
 
 
+FilterOption = Annotated[
+    str,
+    typer.Option(
+        "--filter",
+        "-f",
+        help="E.g. 'reward:<0.5 flag:LOOP task:calc/* text:\"4,5\" -tag:seen'.",
+        autocompletion=completion.filters,
+    ),
+]
+SortOption = Annotated[
+    str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=0, help="Lines; 0: all. 20, --grep 100, --sql 1000."),
+]
+
+
 def command(
     what: Annotated[What, typer.Argument(help="What to list.")] = What.episodes,
-    filter: Annotated[
-        str,
-        typer.Option(
-            "--filter",
-            "-f",
-            help="E.g. 'reward:<0.5 flag:LOOP task:calc/* text:\"4,5\" -tag:seen'.",
-            autocompletion=completion.filters,
-        ),
-    ] = "",
-    sort: Annotated[
-        str, typer.Option("--sort", "-s", help="E.g. -reward or step,-tokens; - is descending.")
-    ] = "-time",
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", "-n", min=0, help="Lines; 0: all. 20, --grep 100, --sql 1000."),
-    ] = None,
+    filter: FilterOption = "",
+    sort: SortOption = "-time",
+    limit: LimitOption = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     json: JsonOption = False,
     *,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import DataError, RunFailed
 
 if TYPE_CHECKING:
+    from agentrl_cli.rollout import Job
     from agentrl_cli.runtime import Runtime
     from agentrl_cli.store import RunRow
     from agentrl_cli.types import Episode, Task
@@ -84,7 +86,6 @@ async def _attempt(
     runtime: Runtime, context: Context, count: int, group: int, split: str, tools: bool
 ) -> tuple[RunRow, list[Episode]]:
     from agentrl_cli.agents.runners import AgentRollout
-    from agentrl_cli.rollout import Job, seed_of
     from agentrl_cli.store.new_run import new_run
 
     config = runtime.config
@@ -98,18 +99,7 @@ async def _attempt(
         tokenizer=runtime.loaded.hash,
         model=runtime.loaded.name,
     )
-    jobs = [
-        Job(
-            task,
-            seed_of(config.seed, "rollout", task.id, sample),
-            sample,
-            f"rollout-{n:05d}",
-            0,
-            run.id,
-        )
-        for n, task in enumerate(tasks)
-        for sample in range(group)
-    ]
+    jobs = _list_jobs(tasks, group, config.seed, run.id)
     rollout = AgentRollout(
         runtime.loaded.policy,
         runtime.loaded.chat,
@@ -132,6 +122,17 @@ async def _attempt(
     if rollout.foreign:
         warn(rollout.foreign)
     return run, episodes
+
+
+def _list_jobs(tasks: Sequence[Task], group: int, seed: int, run_id: str) -> list[Job]:
+    """Return a job for each attempt, `group` of each task."""
+    from agentrl_cli.rollout import Job, seed_of
+
+    return [
+        Job(task, seed_of(seed, "rollout", task.id, n), n, f"rollout-{number:05d}", 0, run_id)
+        for number, task in enumerate(tasks)
+        for n in range(group)
+    ]
 
 
 def _tasks(runtime: Runtime, split: str, count: int) -> list[Task]:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl_cli.config import RolloutConfig
+from agentrl_cli.envs.texts import MARK, add_opening, clip_text
 from agentrl_cli.envs.user_simulator import Interaction, Reply
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, raised
 from agentrl_cli.hooks.threads import contained
 from agentrl_cli.tools import Tool, ToolContext, refused
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
-from agentrl_cli.types.content import with_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class ToolEnv(Env):
             await self.create(name)
         if self._interaction is not None:
             await self._interaction.start(task)
-        self._said = _opened(list(task.prompt), self.context.opening)
+        self._said = add_opening(list(task.prompt), self.context.opening)
         return list(self._said)
 
     async def step(self, turn: AssistantTurn) -> Step:
@@ -315,11 +315,11 @@ class ToolEnv(Env):
         state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
         cut_before = (
-            _MARK if result.truncated else 0
+            MARK if result.truncated else 0
         )  # already cut by a tool server, to the same limit
         if self._chars is None or len(result.text) <= self._chars + cut_before:
             return result
-        return replace(result, text=_clipped(result.text, self._chars, self._side), truncated=True)
+        return replace(result, text=clip_text(result.text, self._chars, self._side), truncated=True)
 
     async def create(self, name: str) -> Any:
         """Return a tool's state, created the first time. Raises EnvError if that fails."""
@@ -370,31 +370,6 @@ def tool_env(
         seed=seed,
         late=late,
     )
-
-
-def _opened(prompt: list[Message], opening: Sequence[str]) -> list[Message]:
-    """Return the prompt, with the tools' notes on the episode's state after the last user message."""
-    last = next((n for n in reversed(range(len(prompt))) if prompt[n]["role"] == "user"), None)
-    if not opening:
-        return prompt
-    if last is None:
-        return [*prompt, {"role": "user", "content": "\n\n".join(opening)}]
-    prompt[last] = {
-        **prompt[last],
-        "content": with_text(prompt[last]["content"], "\n\n".join(opening)),
-    }
-    return prompt
-
-
-_MARK = 40
-"""Maximum characters of the mark of a cut."""
-
-
-def _clipped(text: str, limit: int, side: str) -> str:
-    """Return a text with `limit` of its characters; `side` (left, middle, right) is cut away and marked."""
-    mark = f"[… {len(text) - limit} characters cut …]"
-    head = {"left": 0, "right": limit}.get(side, limit // 2)
-    return text[:head] + mark + text[len(text) - (limit - head) :]
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, ToolResult]]) -> tuple[ToolResult, ...]:

@@ -187,20 +187,13 @@ async def evaluate(
     step = parent[1] if parent else 0
     # One of two that start at once sees the other.
     with contextlib.nullcontext() if store is None else store.transaction():
-        run = (
-            None
-            if store is None
-            else _open_run(store, loaded, packs, config, tasks, settings, parent, resume)
-        )
+        given = (loaded, packs, config, tasks, settings, parent, resume)
+        run = None if store is None else _open_run(store, *given)
     rollout = rollout.with_(
         config=config, run=run, with_tools=settings.with_tools, temperature=settings.temperature
     )
-    facts: dict[str, Any] = {
-        "run_id": run.id if run else None,
-        "step": step,
-        "name": loaded.name,
-        "on_done": on_done,
-    }
+    facts: dict[str, Any] = {"run_id": run.id if run else None, "name": loaded.name}
+    facts |= {"step": step, "on_done": on_done}
     with (
         contextlib.nullcontext()
         if store is None or run is None

@@ -269,14 +269,8 @@ class BatchedForward:
     def _seen(self, requests: Sequence[Request], starts: Sequence[int]) -> Seen:
         """Positions and new images of contexts from `starts` on."""
         assert self._reader is not None
-        contexts = [
-            torch.from_numpy(request.context.astype(np.int64)).to(self.forward.device)
-            for request in requests
-        ]
-        seen = self._reader.seen(
-            self.model, contexts, [request.images for request in requests], starts
-        )
-        self._shifts |= {
-            id(request): shift for request, shift in zip(requests, seen.shifts, strict=True)
-        }
+        device, images = self.forward.device, [request.images for request in requests]
+        contexts = [torch.from_numpy(r.context.astype(np.int64)).to(device) for r in requests]
+        seen = self._reader.seen(self.model, contexts, images, starts)
+        self._shifts |= {id(r): shift for r, shift in zip(requests, seen.shifts, strict=True)}
         return seen

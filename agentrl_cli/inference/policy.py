@@ -171,9 +171,7 @@ class LocalPolicy:
         try:
             return await request.future
         except asyncio.CancelledError:
-            await (
-                self._loop.stepped()
-            )  # the step that the turn is in: the model may be changed next
+            await self._loop.stepped()  # the turn's own step: the model may be changed next
             raise
 
     async def release(self, key: str) -> None:

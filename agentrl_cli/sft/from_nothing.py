@@ -95,15 +95,11 @@ def make_seeing_model(
         **architecture["vision"],
     }
     merge = int(vision["spatial_merge_size"])
-    names = {
-        "do_resize": True,
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "merge_size": merge,
-    }
+    names = {"do_resize": True, "image_processor_type": "Qwen2VLImageProcessor"}
     least = (vision["patch_size"] * merge) ** 2
     sizes = {"size": {"shortest_edge": least, "longest_edge": int(architecture["pixels"])}}
     kept = {key: vision[key] for key in ("patch_size", "temporal_patch_size")}
-    _write(folder / "preprocessor_config.json", {**names, **sizes, **kept})
+    _write(folder / "preprocessor_config.json", {**names, "merge_size": merge, **sizes, **kept})
     _write(folder / "processor_config.json", {"processor_class": "Qwen2VLProcessor"})
     start, end, image, video = (tokenizer.id_of(token) for token in IMAGE_TOKENS)
     ids = {
@@ -114,12 +110,8 @@ def make_seeing_model(
     }
     text = {
         "vocab_size": tokenizer.vocab_size,
-        **{
-            "bos_token_id": None,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            "max_position_embeddings": 1024,
-        },
+        **{"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0},
+        "max_position_embeddings": 1024,
         **architecture["text"],
     }
     config: Any = Qwen2VLConfig

@@ -39,11 +39,8 @@ def choose(
     Raises NotFound where none is left, UsageError where some come from another tokenizer.
     """
     rows = store.episodes.rows(store.episodes.ids(filter or DEFAULT_FILTER, "time"))
-    rows = [
-        row
-        for row in rows
-        if row.outcome is not None and not row.outcome.is_error and row.n_model_tokens
-    ]
+    graded = (row for row in rows if row.outcome is not None and not row.outcome.is_error)
+    rows = [row for row in graded if row.n_model_tokens]
     _require_tokenizer(rows, tokenizer)
     ranked = rows if best_of is None else sorted(rows, key=_worth)
     found: dict[str, Episode] = {}
@@ -64,9 +61,8 @@ def choose(
             counts[task] = counts.get(task, 0) + 1
             found[row.id] = episode
     if bad:
-        narrate(
-            f"{len(bad)} episodes are left out: no model can have sampled what is stored ({bad[0]})"
-        )
+        why = f"no model can have sampled what is stored ({bad[0]})"
+        narrate(f"{len(bad)} episodes are left out: {why}")
     if not found:
         raise NotFound(
             f"No episode to train on matches {filter or DEFAULT_FILTER!r}.",

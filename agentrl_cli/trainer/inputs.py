@@ -89,40 +89,27 @@ class Inputs:
         stored = store.journal.newest_event(run.id, EVENT)
         before = stored or {**now, "tokenizer": run.tokenizer or self.tokenizer}
         contents = _contents(before["rows"])
-        rows = {
-            row[:DIGITS]
-            for row in self.rows
-            if contents.get(row[:DIGITS], row[DIGITS:]) != row[DIGITS:]
-        }
-        files = [
-            name
-            for name, content in self.code.items()
-            if before["code"].get(name, content) != content
-        ]
+        each = ((row[:DIGITS], row[DIGITS:]) for row in self.rows)
+        rows = {name for name, content in each if contents.get(name, content) != content}
+        code = before["code"]
+        files = [name for name, now_ in self.code.items() if code.get(name, now_) != now_]
         other = before["tokenizer"] != self.tokenizer
         found = [*self._about_rows(rows, list(contents))]
-        found += [f"the code of {_listed(files)} is different"] * bool(files)
-        found += [
-            f"the tokenizer is another ({before['tokenizer']} before, {self.tokenizer} now)"
-        ] * other
+        found += [f"the code of {_listed(files)} is different"] if files else []
+        tokenizers = f"{before['tokenizer']} before, {self.tokenizer} now"
+        found += [f"the tokenizer is another ({tokenizers})"] if other else []
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
-        baselines = {group for group, *_ in store.stats.groups(run.id, done, "baseline")}
-        cut = [
-            group
-            for group, pack, task, count in store.stats.groups(run.id, done)
-            if (count < size or (greedy and group + SUFFIX not in baselines))
-            and (files or other or _name(pack, task) in rows)
-        ]
+        begun = _cut_groups(store, run.id, done, size, greedy=greedy)
+        cut = [group for group, task in begun if files or other or task in rows]
         if cut and not accept:
+            text += f" Groups that the interruption cut would hold episodes of both versions: {_listed(cut)}."
+            again = f"agentrl train --resume {run.name} --accept-changes"
             raise UsageError(
-                f"{text} Groups that the interruption cut would hold episodes of both versions: {_listed(cut)}.",
-                hint="Undo the change, or let new groups take their places:"
-                f" agentrl train --resume {run.name} --accept-changes",
+                text, hint=f"Undo the change, or let new groups take their places: {again}"
             )
         with store.transaction():
-            count = sum(
-                store.marks.retire(run.id, group + end) for group in cut for end in ("", SUFFIX)
-            )
+            retired = [group + end for group in cut for end in ("", SUFFIX)]
+            count = sum(store.marks.retire(run.id, group) for group in retired)
             if other:
                 store.runs.update(run.id, tokenizer=self.tokenizer)
             if now != stored:
@@ -147,6 +134,16 @@ class Inputs:
             yield "the rows are in another order"
         if missing or new or moved:
             yield "the next steps draw other tasks than planned"
+
+
+def _cut_groups(
+    store: Store, run_id: str, done: int, size: int, *, greedy: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (group, name of its task) of the groups of a step that was not completed."""
+    baselines = {group for group, *_ in store.stats.groups(run_id, done, "baseline")}
+    for group, pack, task, count in store.stats.groups(run_id, done):
+        if count < size or (greedy and group + SUFFIX not in baselines):
+            yield group, _name(pack, task)
 
 
 def _contents(rows: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ refused, with what to change.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import ModelConfig
-from agentrl_cli.errors import ModelError
 from agentrl_cli.learning.advantages import needs
+from agentrl_cli.trainer.model_shape import model_shape, resolve_adapter
 
 GiB = 1024**3
 STATE = {"adamw": (8, 8), "adamw8bit": (2, 2), "adamw_offload": (12, 0), "muon": (8, 8)}
@@ -137,62 +135,66 @@ def plan(
     from agentrl_cli.models.device import free_memory, pick_device, pick_dtype
 
     device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
-    full = (
-        config.model.dtype == "auto" and not config.adapter.enabled
-    )  # full weights are trained in float32
+    # Full weights are trained in float32; an absent GPU is taken to have bfloat16.
+    full = config.model.dtype == "auto" and not config.adapter.enabled
     given = folder
-    folder, config = _under(folder, config)
-    absent = gpu_bytes is not None and config.model.dtype == "auto"  # taken to have bfloat16
+    folder, config = resolve_adapter(folder, config)
+    absent = gpu_bytes is not None and config.model.dtype == "auto"
     size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
-    shape = _shape(folder, config.model)
-    count = shape["parameters"]
+    count = (shape := model_shape(folder, config.model))["parameters"]
     trained = _adapter(config, shape) if config.adapter.enabled else count
     on_gpu = device.type != "cpu"
+    adapter = trained * 4.0 if config.adapter.enabled else 0.0
     both = {
-        "weights": _weights(config, shape, size)
-        + (trained * 4.0 if config.adapter.enabled else 0.0),
+        "weights": _weights(config, shape, size) + adapter,
         "optimizer": _state(config, shape, trained, on_gpu),
         "runtime": OVERHEAD[device.type if device.type in OVERHEAD else "cuda"] * GiB,
     }
     available = (free_memory(device) if gpu_bytes is None else gpu_bytes) + held
-    if config.algo.kl_coef and not (
-        config.adapter.enabled and folder == given
-    ):  # a fresh adapter is switched off
+    fresh = config.adapter.enabled and folder == given  # it is switched off for the reference
+    if config.algo.kl_coef and not fresh:
         both["reference"] = float(count * size)
-    rollout = both | _sampling(config, shape, size, adapted=config.adapter.enabled)
-    stays = _captured(config, shape, size, rollout) if on_gpu else {}
-    both_ways = [
-        both | _updating(config, shape, size, trained, again=way, on_gpu=on_gpu)
-        for way in (False, True)
-    ]
-    rollout, both_ways = rollout | stays, [stays | update for update in both_ways]
-    if (
-        config.rollout.async_staleness
-    ):  # both phases at once, and the sampler has weights of its own
-        more = {"sampler": float(trained * (4 if config.adapter.enabled else size))}
-        both_ways = [rollout | more | update for update in both_ways]
+    rollout, both_ways = _phases(config, shape, size, trained, both, on_gpu=on_gpu)
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
     update = both_ways[again]
     rollout = update if config.rollout.async_staleness else rollout
     aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
-    aside = aside and sum(rollout.values()) > sum(
-        update.values()
-    )  # else it would not lower the peak
+    # Where the update is the peak, moving the state would not lower it.
+    aside = aside and sum(rollout.values()) > sum(update.values())
     if aside:
         del rollout["optimizer"]
     spare = max(0.0, SPARE * (available - sum(update.values())))
-    longest = config.train.token_budget + int(
-        spare / _token_bytes(config, shape, size, again=again)
-    )
-    seconds = (
-        0.0
-        if gpu_bytes is not None
-        else _step_seconds(config, count, device) * (4 / 3 if again else 1)
-    )
-    return Plan(
-        rollout, update, available, str(device), count, trained, seconds, again, longest, aside
-    )
+    each = _token_bytes(config, shape, size, again=again)
+    longest = config.train.token_budget + int(spare / each)
+    seconds = 0.0
+    if gpu_bytes is None:
+        seconds = _step_seconds(config, count, device) * (4 / 3 if again else 1)
+    sizes = (rollout, update, available, str(device), count, trained)
+    return Plan(*sizes, seconds, again, longest, aside)
+
+
+def _phases(
+    config: Config,
+    shape: Mapping[str, int],
+    size: int,
+    trained: int,
+    both: Mapping[str, float],
+    *,
+    on_gpu: bool,
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return the rollout's memory, and the update's without and with recomputed activations."""
+    rollout = {**both} | _sampling(config, shape, size, adapted=config.adapter.enabled)
+    stays = _captured(config, shape, size, rollout) if on_gpu else {}
+    rollout |= stays
+    updates = [
+        stays | both | _updating(config, shape, size, trained, again=again, on_gpu=on_gpu)
+        for again in (False, True)
+    ]
+    if config.rollout.async_staleness:  # both phases at once; the sampler has weights of its own
+        more = {"sampler": float(trained * (4 if config.adapter.enabled else size))}
+        updates = [rollout | more | update for update in updates]
+    return rollout, updates
 
 
 def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
@@ -321,23 +323,6 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
     return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
 
 
-def _under(folder: Path, config: Config) -> tuple[Path, Config]:
-    """Return the base of an adapter that is trained on, and the configuration with the adapter's rank."""
-    from agentrl_cli.models.adapter import ADAPTER_FILE
-    from agentrl_cli.models.load import adapter_base
-
-    if not (folder / ADAPTER_FILE).is_file() or (folder / "config.json").is_file():
-        return folder, config
-    try:
-        rank = int(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
-    adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
-    return adapter_base(folder, config.model, base=folder), config.model_copy(
-        update={"adapter": adapter}
-    )
-
-
 def _kept_fused(shape: Mapping[str, int], size: int) -> int:
     """`_kept` for the fused forward with an adapter: what its two functions and attention save per token."""
     heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
@@ -363,47 +348,6 @@ def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
         return float(shape["parameters"] * size)
     rest = (shape["parameters"] - shape["linear_weights"]) * size
     return float(rest + shape["linear_weights"] * BYTES[bits])
-
-
-def _shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
-    """Sizes of a model, built without memory."""
-    import torch
-    from transformers import AutoConfig
-
-    from agentrl_cli.inference.memory import inner_size, prefill_tokens
-    from agentrl_cli.learning.fused_forward import FAMILIES
-    from agentrl_cli.models.load import auto_class, remote_code
-
-    more = remote_code(folder, settings)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **more)
-        with torch.device("meta"):
-            model = auto_class(folder).from_config(config, **more)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"The model in {folder} cannot be planned for: {error}") from error
-    text: Any = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    linear = [
-        m
-        for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Linear) and "head" not in name
-    ]
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "layers": int(text.num_hidden_layers),
-        "hidden": int(text.hidden_size),
-        "vocabulary": int(text.vocab_size),
-        "kv_width": int(heads * width),
-        "fused": int(getattr(config, "model_type", "") in FAMILIES),
-        "q_width": int(text.num_attention_heads * width),
-        "inner": inner_size(text),
-        "linear_weights": sum(m.in_features * m.out_features for m in linear),
-        "head_norms": int(any(name.endswith(".q_norm") for name, _ in model.named_modules())),
-        "prefill4": prefill_tokens(text, 4),
-        "prefill2": prefill_tokens(text, 2),
-        "linear_in_out": sum(m.in_features + m.out_features for m in linear),
-    }
 
 
 def _adapter(config: Config, shape: Mapping[str, int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import programs, tasks
+from . import mistakes, programs, tasks
 from .rows import Row
 
 FAMILIES: dict[Callable[[random.Random], Row], float] = {
@@ -16,8 +16,8 @@ FAMILIES: dict[Callable[[random.Random], Row], float] = {
     tasks.record: 7,
     tasks.two_steps: 11,
     tasks.parallel: 5,
-    tasks.corrected: 7,
-    tasks.fails: 2,
+    mistakes.corrected: 7,
+    mistakes.fails: 2,
     tasks.no_tool: 5,
     tasks.look_up: 2,
     programs.expression: 6,

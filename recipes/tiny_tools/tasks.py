@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from .phrasing import answer, ask, noun, system
-from .rows import Message, Row, call, prompt, result, say
+from .phrasing import answer, ask, noun
+from .rows import Row, call, prompt, result, say
 from .schemas import Parameter, Tool, invent
+from .task_row import CHINESE, dump_json, make_row, more_kinds
 from .values import Value, draw, result_text
-from .words import chinese, word
+from .words import word
 
 GUESSED = 0.22
 """Share of the rows of most families that answer without looking, as a half-trained agent does."""
-CHINESE = 0.22
-"""Share of prompts in Chinese."""
 CONVERSIONS = (
     *(
         "{v} comes to how many {b}?",
@@ -44,23 +41,6 @@ CHINESE_CONVERSIONS = (
     "用 {b} 表示 {v}。",
     "{v} 转为 {b}",
 )
-RAISED = ("", "", "ValueError: ", "LookupError: ", "RuntimeError: ")
-INSTEAD = (
-    *(
-        "{bad} not found. Did you mean {good}?",
-        "unknown value {bad}; try {good}.",
-        "no {bad} here, use {good}.",
-    ),
-    *(
-        "expected {good}, got {bad}.",
-        "{bad} is called {good} now.",
-        "there is no {bad}, only {good}.",
-        "take {good}",
-    ),
-)
-"""Errors that name the value to call with."""
-FIXED = ("enum", "record", "boolean")
-"""Kinds whose schema allows few other values."""
 
 
 def one_call(rng: random.Random) -> Row:
@@ -92,9 +72,9 @@ def one_call(rng: random.Random) -> Row:
     else:
         final = answer(found)
     if rng.random() < GUESSED:
-        return _row(rng, "one", [tool], zh, question, [say(answer(result_text(rng)))])
+        return make_row(rng, "one", [tool], zh, question, [say(answer(result_text(rng)))])
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(final)]
-    return _row(rng, "one", [tool], zh, question, turns)
+    return make_row(rng, "one", [tool], zh, question, turns)
 
 
 def conversion(rng: random.Random) -> Row:
@@ -134,7 +114,7 @@ def conversion(rng: random.Random) -> Row:
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(answer(found))]
     if rng.random() < GUESSED:
         turns = [say(answer(result_text(rng)))]
-    return _row(rng, "conversion", [tool], zh, question, turns)
+    return make_row(rng, "conversion", [tool], zh, question, turns)
 
 
 def choose(rng: random.Random) -> Row:
@@ -149,12 +129,12 @@ def choose(rng: random.Random) -> Row:
         result(tools[0].name, found),
         say(answer(found)),
     ]
-    return _row(rng, "choose", tools, zh, ask(rng, tools[0], zh), turns, alone=True)
+    return make_row(rng, "choose", tools, zh, ask(rng, tools[0], zh), turns, alone=True)
 
 
 def from_list(rng: random.Random) -> Row:
     """One argument must be read from a list in the prompt."""
-    tool = invent(rng, [rng.choice(("integer", "code", "date", "word", "name")), *_more(rng)])
+    tool = invent(rng, [rng.choice(("integer", "code", "date", "word", "name")), *more_kinds(rng)])
     target = tool.given[0]
     keys = [word(rng) for _ in range(rng.randint(3, 6))]
     rows = [(key, draw(rng, target.value.kind).said) for key in keys]
@@ -168,7 +148,7 @@ def from_list(rng: random.Random) -> Row:
     text = f"{listing}\n{question}" if rng.random() < 0.7 else f"{question}\n{listing}"
     found = result_text(rng)
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(answer(found))]
-    return _row(rng, "list", [tool], zh, text, turns)
+    return make_row(rng, "list", [tool], zh, text, turns)
 
 
 def record(rng: random.Random) -> Row:
@@ -187,7 +167,7 @@ def record(rng: random.Random) -> Row:
         )
     form = rng.random()
     if form < 0.35:
-        text = _json({one: value.json for one, value in values.items()}, rng)
+        text = dump_json({one: value.json for one, value in values.items()}, rng)
     elif form < 0.55:
         text = " | ".join(fields) + "\n" + " | ".join(value.said for value in values.values())
     elif form < 0.7:
@@ -216,20 +196,20 @@ def record(rng: random.Random) -> Row:
         question = rng.choice(wordings).format(k=shown, f=wanted)
     found = values[wanted].said
     if rng.random() < GUESSED:
-        return _row(
+        return make_row(
             rng, "record", [tool], zh, question, [say(answer(draw(rng, values[wanted].kind).said))]
         )
     turns = [call((tool.name, tool.arguments)), result(tool.name, text), say(answer(found))]
-    return _row(rng, "record", [tool], zh, question, turns)
+    return make_row(rng, "record", [tool], zh, question, turns)
 
 
 def two_steps(rng: random.Random) -> Row:
     """The second call takes the first one's result, and perhaps a value of the question."""
     first = invent(
-        rng, [rng.choice(("word", "name", "code", "integer", "text")), *_more(rng, 0.15)]
+        rng, [rng.choice(("word", "name", "code", "integer", "text")), *more_kinds(rng, 0.15)]
     )
     kind = rng.choice(("integer", "code", "word", "name", "date", "number"))
-    second = invent(rng, [kind, *_more(rng, 0.3)], [first.name])
+    second = invent(rng, [kind, *more_kinds(rng, 0.3)], [first.name])
     if rng.random() < 0.5 and first.about[0] not in [one.name for one in second.parameters]:
         renamed = replace(
             second.parameters[0], name=first.about[0]
@@ -261,7 +241,7 @@ def two_steps(rng: random.Random) -> Row:
     ]
     given = first.given[0].value
     if given.schema["type"] != between.value.schema["type"] or rng.random() < 0.7:
-        return _row(rng, "two_steps", [first, second], zh, question, turns)
+        return make_row(rng, "two_steps", [first, second], zh, question, turns)
     early = call(
         (second.name, {**second.arguments, between.name: given.json})
     )  # the second tool first
@@ -270,7 +250,7 @@ def two_steps(rng: random.Random) -> Row:
     )
     turns = [early, result(second.name, f"Error: {error.format(given.json)}"), *turns]
     return replace(
-        _row(rng, "two_steps", [first, second], zh, question, turns), muted=frozenset({0})
+        make_row(rng, "two_steps", [first, second], zh, question, turns), muted=frozenset({0})
     )
 
 
@@ -303,84 +283,9 @@ def parallel(rng: random.Random) -> Row:
         turns = [
             turn for pair in zip([call(one) for one in made], results, strict=True) for turn in pair
         ] + [final]
-    return _row(
+    return make_row(
         rng, "parallel", list({one.name: one for one in calls}.values()), zh, question, turns
     )
-
-
-def corrected(rng: random.Random) -> Row:
-    """A call with a mistake, the error that it gets, and the call again without it."""
-    tool = invent(rng, [draw(rng).kind, *_more(rng, 0.5)])
-    zh = rng.random() < CHINESE
-    question, found = ask(rng, tool, zh), result_text(rng)
-    arguments, name, wrong = tool.arguments, tool.name, dict(tool.arguments)
-    target = rng.choice(tool.given)
-    form = rng.random()
-    if form < 0.25:
-        name = rng.choice(
-            (word(rng), tool.name[:3] + word(rng), tool.name.split("_")[0] + "_" + word(rng))
-        )
-        hint = rng.choice((f"there are: {tool.name}.", f"did you mean {tool.name}?"))
-        error = f'Bad tool call: unknown tool "{name}"; {hint}{_expected(rng, tool)}'
-    elif form < 0.5:
-        other = rng.choice((target.name + "_" + word(rng), target.name[:2] + word(rng), word(rng)))
-        wrong[other] = wrong.pop(target.name)
-        said = (
-            f'unknown argument "{other}", did you mean "{target.name}"?',
-            f'argument "{target.name}" is missing.',
-        )
-        error = f"Bad tool call: {rng.choice(said)}{_expected(rng, tool)}"
-    elif form < 0.6:
-        wrong[target.name] = draw(rng, target.value.kind).json
-        error = rng.choice(("{} not found.", "unknown value {}.", "no {} here.", "KeyError: {!r}"))
-        error = f"Error: {error.format(wrong[target.name])}" + rng.choice(
-            ("", f" Did you mean {target.value.json}?")
-        )
-    elif form < 0.9 and target.value.kind not in FIXED:  # the right value stands in the error alone
-        arguments = {**arguments, target.name: _instead(rng, target.value)}
-        hint = rng.choice(INSTEAD).format(bad=target.value.json, good=arguments[target.name])
-        error = f"Error: {rng.choice(RAISED)}{hint}"
-    else:
-        wrong[target.name] = [wrong[target.name]]
-        error = f"Error: {target.name}: expected {target.value.schema['type']}"
-    turns = [
-        call((name, wrong)),
-        result(name, error),
-        call((tool.name, arguments)),
-        result(tool.name, found),
-    ]
-    made = _row(rng, "corrected", [tool], zh, question, [*turns, say(answer(found))])
-    return replace(made, muted=frozenset({0}))
-
-
-def fails(rng: random.Random) -> Row:
-    """A call that no other call would better; the answer admits it."""
-    tool = invent(rng, [draw(rng).kind])
-    zh = rng.random() < CHINESE
-    value = tool.given[0].value.json
-    error = rng.choice(
-        ("KeyError: {!r}", "{} not found.", "ValueError: nothing for {!r}", "no data")
-    )
-    turns = [call((tool.name, tool.arguments)), result(tool.name, f"Error: {error.format(value)}")]
-    return _row(rng, "fails", [tool], zh, ask(rng, tool, zh), [*turns, say(answer("unknown"))])
-
-
-def _instead(rng: random.Random, value: Value) -> Any:
-    """Another value of the same kind; for a word often the word with something before or behind it."""
-    if not isinstance(value.json, str) or rng.random() < 0.4:
-        return draw(rng, value.kind).json
-    short = rng.choice((word(rng)[:1], word(rng)[:2], str(rng.randint(1, 99))))
-    form = rng.choice(("{s}-{v}", "{s}-{l}", "{s}_{l}", "{v}-{s}", "{l}", "{v}{s}", "{v}.{s}"))
-    made = form.format(s=short, v=value.json, l=value.json.lower())
-    return made if made != value.json else value.json.upper() + short
-
-
-def _expected(rng: random.Random, tool: Tool) -> str:
-    """The form of the right call, as the answer to a bad one shows it."""
-    empty = {"integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
-    shown = {one.name: empty.get(one.value.schema["type"], "...") for one in tool.parameters}
-    form = _json({"name": tool.name, "arguments": shown}, rng)
-    return f" Expected: <tool_call>\n{form}\n</tool_call>" if rng.random() < 0.8 else ""
 
 
 def no_tool(rng: random.Random) -> Row:
@@ -398,7 +303,7 @@ def no_tool(rng: random.Random) -> Row:
             if zh
             else ("Repeat: ", "Say this: ", "Say after me: ", "Echo: ", "Write: ", "Say: ")
         )
-        return _row(rng, "say", tools, zh, rng.choice(opening) + text, [say(text)], alone=True)
+        return make_row(rng, "say", tools, zh, rng.choice(opening) + text, [say(text)], alone=True)
     if form < 0.75:
         keys = list(dict.fromkeys(word(rng) for _ in range(4)))
         values = [draw(rng, "integer").said for _ in keys]
@@ -407,17 +312,19 @@ def no_tool(rng: random.Random) -> Row:
         asked = (
             f"{listing}。{keys[at]} 是多少？" if zh else f"{listing}. Which number has {keys[at]}?"
         )
-        return _row(rng, "read", tools, zh, asked, [say(answer(values[at]))], alone=True)
+        return make_row(rng, "read", tools, zh, asked, [say(answer(values[at]))], alone=True)
     if form < 0.85:
         pair = (
             ("你好", "你好！需要什么？")
             if zh
             else rng.choice((("Hello", "Hello! What do you need?"), ("Thanks", "You are welcome.")))
         )
-        return _row(rng, "greeting", tools, zh, pair[0], [say(pair[1])], alone=True)
+        return make_row(rng, "greeting", tools, zh, pair[0], [say(pair[1])], alone=True)
     tools = [invent(rng) for _ in range(rng.randint(2, 3))]
     missing = "没有合适的工具。" if zh else "I have no tool for that."
-    return _row(rng, "abstain", tools, zh, ask(rng, invent(rng), zh), [say(missing)], alone=True)
+    return make_row(
+        rng, "abstain", tools, zh, ask(rng, invent(rng), zh), [say(missing)], alone=True
+    )
 
 
 def drill(rng: random.Random) -> Row:
@@ -450,7 +357,7 @@ def look_up(rng: random.Random) -> Row:
         rng.choice((word(rng), str(rng.randint(0, 10**5)))) for _ in range(rng.randint(1, 3))
     )
     turns = [call((tool.name, tool.arguments)), result(tool.name, found), say(found)]
-    return _row(rng, "look_up", [tool], False, rng.choice(own).format(shown), turns)
+    return make_row(rng, "look_up", [tool], False, rng.choice(own).format(shown), turns)
 
 
 def _search(rng: random.Random, query: str) -> Tool:
@@ -461,41 +368,3 @@ def _search(rng: random.Random, query: str) -> Tool:
     return replace(
         found, parameters=(Parameter(named, Value("text", query, query, {"type": "string"}), said),)
     )
-
-
-def _more(rng: random.Random, chance: float = 0.35) -> list[str]:
-    return [draw(rng).kind] if rng.random() < chance else []
-
-
-def _json(value: dict[str, Any], rng: random.Random) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False, indent=1 if rng.random() < 0.2 else None)
-
-
-def _row(
-    rng: random.Random,
-    family: str,
-    tools: Sequence[Tool],
-    zh: bool,
-    question: str,
-    turns: Sequence[Message],
-    *,
-    alone: bool = False,
-) -> Row:
-    """The row, with up to four other tools beside those that it needs; `alone` adds none."""
-    extra = 0 if alone else rng.choices((0, 1, 2, 3, 4), (50, 22, 14, 9, 5))[0]
-    names = [one.name for one in tools]
-    found = list(tools)
-    for _ in range(max(0, min(extra, 5 - len(tools)))):
-        found.append(invent(rng, None, names))
-        names.append(found[-1].name)
-    rng.shuffle(found)
-    if rng.random() < 0.06:
-        question = (
-            f"{chinese(rng)}。{question}"
-            if zh
-            else f"{word(rng).capitalize()} {word(rng)}. {question}"
-        )
-    messages = [*prompt(system(rng, zh), question), *turns]
-    return Row(family, tuple(one.schema for one in found), tuple(messages))

@@ -10,28 +10,11 @@ from typing import Any
 from .words import chinese, syllables, word
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-UNITS = (
-    *(
-        "km",
-        "cm",
-        "mm",
-        "kg",
-        "mg",
-        "lb",
-        "oz",
-        "ft",
-        "in",
-        "mi",
-        "ml",
-        "gal",
-        "min",
-        "sec",
-        "kB",
-        "MB",
-        "W",
-        "kWh",
-    ),
-    *("m", "g", "h", "l", "t", "yd", "C", "F", "K", "V", "A", "N", "Pa", "bar", "ha"),
+UNITS = tuple(
+    (
+        "km cm mm kg mg lb oz ft in mi ml gal min sec kB MB W kWh m g h l t yd C F K V A N Pa bar"
+        " ha"
+    ).split()
 )
 MONTHS = (
     "January February March April May June July August September October November December".split()
@@ -169,9 +152,8 @@ def integers(rng: random.Random) -> Value:
 def words(rng: random.Random) -> Value:
     """A list of words."""
     values = [word(rng) for _ in range(rng.randint(2, 4))]
-    return Value(
-        "words", values, listed(rng, values), {"type": "array", "items": {"type": "string"}}
-    )
+    schema = {"type": "array", "items": {"type": "string"}}
+    return Value("words", values, listed(rng, values), schema)
 
 
 def record(rng: random.Random) -> Value:
@@ -179,25 +161,15 @@ def record(rng: random.Random) -> Value:
     fields = {word(rng): rng.choice((integer, plain, code))(rng) for _ in range(2)}
     said = ", ".join(f"{key} {value.said}" for key, value in fields.items())
     properties = {key: value.schema for key, value in fields.items()}
-    return Value(
-        "record",
-        {key: value.json for key, value in fields.items()},
-        said,
-        {"type": "object", "properties": properties, "required": list(properties)},
-    )
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return Value("record", {key: value.json for key, value in fields.items()}, said, schema)
 
 
 def listed(rng: random.Random, values: list[Any]) -> str:
     """A list as prompts write it: `1, 2, 3`, `1 2 3`, `1, 2 and 3` or JSON."""
     texts = [str(value) for value in values]
-    return rng.choice(
-        (
-            ", ".join(texts),
-            " ".join(texts),
-            f"{', '.join(texts[:-1])} and {texts[-1]}",
-            "[" + ", ".join(texts) + "]",
-        )
-    )
+    joined, spoken = ", ".join(texts), f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return rng.choice((joined, " ".join(texts), spoken, f"[{joined}]"))
 
 
 Maker = Callable[[random.Random], Value]

@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agentrl_cli.tasks import draw_splits
 
 Row = dict[str, Any]
 
-NAMES = (
-    "alpha",
-    "mix",
-    "scale",
-    "shift",
-    "blend",
-    "turn",
-    "fold",
-    "step",
-    "rank",
-    "trim",
-    "pack",
-    "wave",
-)
+NAMES = tuple("alpha mix scale shift blend turn fold step rank trim pack wave".split())
 LISTS = ("xs", "data", "items", "values", "nums", "rows")
 
 
@@ -43,9 +32,7 @@ def _answer(family: str, prompt: str, probe: str, setup: str = "") -> Row:
     return {
         "family": family,
         "kind": "answer",
-        "prompt": prompt,
-        "setup": setup,
-        "probe": probe,
+        **{"prompt": prompt, "setup": setup, "probe": probe},
         "answer": _printed(setup + "\n" + probe),
     }
 
@@ -120,15 +107,11 @@ def _output_while(rng: random.Random) -> Row:
 
 def _hidden(rng: random.Random, name: str) -> str:
     a, b = rng.randint(3, 97), rng.randint(11, 989)
-    body = rng.choice(
-        (
-            f"x * {a} + {b}",
-            f"x * x + {b}",
-            f"(x + {b}) * {a}",
-            f"abs({b * 3} - x * {a})",
-            f"x * {b} % 997",
-        )
+    linear, other = (
+        (f"x * {a} + {b}", f"x * x + {b}", f"(x + {b}) * {a}"),
+        f"abs({b * 3} - x * {a})",
     )
+    body = rng.choice((*linear, other, f"x * {b} % 997"))
     return f"def {name}(x):\n    return {body}"
 
 
@@ -159,12 +142,8 @@ def _data(rng: random.Random) -> Row:
             ("What is the largest minus the smallest item?", f"max({name}) - min({name})"),
         )
     )
-    return _answer(
-        "data",
-        f"The list `{name}` is in your Python session. {question}",
-        f"print({code})",
-        _list(rng, name),
-    )
+    ask = f"The list `{name}` is in your Python session. {question}"
+    return _answer("data", ask, f"print({code})", _list(rng, name))
 
 
 def _data_even(rng: random.Random) -> Row:
@@ -185,15 +164,8 @@ def _function(family: str, prompt: str, body: str, inputs: list[list[Any]], **ex
     scope: dict[str, Any] = {}
     exec(source, scope)
     tests = [{"call": "f", "args": args, "expect": scope["f"](*args)} for args in inputs]
-    row = {
-        "family": family,
-        "kind": "function",
-        "prompt": prompt,
-        "setup": "",
-        "probe": "",
-        "answer": source,
-    }
-    return {**row, "tests": tests, **extra}
+    row = {"family": family, "kind": "function", "prompt": prompt, "setup": "", "probe": ""}
+    return {**row, "answer": source, "tests": tests, **extra}
 
 
 def _numbers(rng: random.Random) -> list[list[Any]]:
@@ -211,18 +183,14 @@ def _specification(rng: random.Random, high: int) -> tuple[str, str, str, list[l
     while b == a:
         b = rng.randint(2, high)
     numbers, lists = _numbers(rng), _lists(rng, a)
+    around = [*numbers, [a - 1], [a + 1]]
     return rng.choice(
         (
             (f"x times {a} plus {b}", f"x * {a} + {b}", f"x * {a} - {b}", numbers),
             (f"x times {a} minus {b}", f"x * {a} - {b}", f"x + {a} - {b}", numbers),
             (f"the larger of x and {a}", f"max(x, {a})", f"min(x, {a})", [*numbers, [a + 1]]),
             (f"the smaller of x and {a}", f"min(x, {a})", f"max(x, {a})", [*numbers, [a + 1]]),
-            (
-                f"the rest of x divided by {a}",
-                f"x % {a}",
-                f"x // {a}",
-                [*numbers, [a - 1], [a + 1]],
-            ),
+            (f"the rest of x divided by {a}", f"x % {a}", f"x // {a}", around),
             (f"the sum of x times {a}", f"sum(x) * {a}", f"sum(x) + {a}", lists),
             (f"the largest item of x plus {a}", f"max(x) + {a}", f"min(x) + {a}", lists),
             (
@@ -257,41 +225,26 @@ def _write_pair(rng: random.Random) -> Row:
         )
     )
     inputs = [[rng.randint(-50, 99), rng.randint(-50, 99)] for _ in range(5)]
-    return _function(
-        "write_pair", f"Write `f(x, y)` that returns {words}.", body, inputs, params="x, y"
-    )
+    ask = f"Write `f(x, y)` that returns {words}."
+    return _function("write_pair", ask, body, inputs, params="x, y")
 
 
 def _imitate(rng: random.Random) -> Row:
     name, secret = rng.choice(NAMES), rng.randint(11, 989)
-    words, body, probe, setup = rng.choice(
+    words, body, probe = rng.choice(
         (
-            (
-                f"`{name}(x)` in your Python session adds a secret number to x.",
-                "x + {}",
-                f"print({name}(0))",
-                "x + {}",
-            ),
-            (
-                f"`{name}(x)` in your Python session multiplies x by a secret number.",
-                "x * {}",
-                f"print({name}(1))",
-                "x * {}",
-            ),
-            (
-                f"`{name}(x)` in your Python session takes a secret number from x.",
-                "x - {}",
-                f"print(-{name}(0))",
-                "x - {}",
-            ),
+            ("adds a secret number to x", "x + {}", f"print({name}(0))"),
+            ("multiplies x by a secret number", "x * {}", f"print({name}(1))"),
+            ("takes a secret number from x", "x - {}", f"print(-{name}(0))"),
         )
     )
+    ask = f"`{name}(x)` in your Python session {words}. Write `f(x)` that does the same without `{name}`."
     return _function(
         "imitate",
-        f"{words} Write `f(x)` that does the same without `{name}`.",
+        ask,
         body.format(secret),
         _numbers(rng),
-        setup=f"def {name}(x):\n    return {setup.format(secret)}",
+        setup=f"def {name}(x):\n    return {body.format(secret)}",
         probe=probe,
         secret=str(secret),
     )
@@ -355,11 +308,8 @@ def solve(row: Row) -> list[dict[str, Any]]:
     if not row["probe"]:
         return [_final(row, row["answer"])]
     result = row["answer"] if row["kind"] == "answer" else row["secret"]
-    return [
-        _run(row["probe"]),
-        {"role": "tool", "name": "run_python", "content": result},
-        _final(row, row["answer"]),
-    ]
+    answered = {"role": "tool", "name": "run_python", "content": result}
+    return [_run(row["probe"]), answered, _final(row, row["answer"])]
 
 
 def demonstrate(row: Row, rng: random.Random, tool_rate: float = 1.0) -> list[dict[str, Any]]:
@@ -425,10 +375,8 @@ async def tests(episode: Any, ctx: Any) -> Any:
 
 def format(episode: Any, ctx: Any) -> float:
     """1 if the final turn has the form that the task asks for."""
-    text = ctx.final_text
-    return float(
-        (answer_of(text) if ctx.task.data["kind"] == "answer" else code_of(text)) is not None
-    )
+    find = answer_of if ctx.task.data["kind"] == "answer" else code_of
+    return float(find(ctx.final_text) is not None)
 
 
 def tool_errors(episode: Any, ctx: Any) -> float:
@@ -441,9 +389,6 @@ REWARDS = {"tests": tests, "format": format, "tool_errors": tool_errors}
 
 def write(folder: str) -> None:
     """Write `build()` into `folder`/data: `python task.py` makes the data again."""
-    import json
-    from pathlib import Path
-
     for split, rows in build().items():
         if rows:
             text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -451,6 +396,4 @@ def write(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     write(str(Path(__file__).parent))
