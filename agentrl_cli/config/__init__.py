@@ -7,11 +7,11 @@ from agentrl_cli.config.models import (
     DriftConfig,
     LoraConfig,
     ModelConfig,
-    RolloutConfig,
     SandboxConfig,
     StoreConfig,
     TaskConfig,
 )
+from agentrl_cli.config.rollout import RolloutConfig
 from agentrl_cli.config.train import EvalConfig, TrainConfig
 from agentrl_cli.types.section import Section
 
