@@ -53,8 +53,8 @@ CURRENT: ContextVar[AgentCall] = ContextVar("agentrl_agent_call")
 def emit_reward(value: float) -> None:
     """Give the episode that calls this its reward. The last one counts, unless the agent returns one.
 
-    Works in a function that runs as an agent, and in a program that an agent's command started. Raises ValueError for
-    what is not a finite number, EnvError outside of an episode.
+    Works in a function that runs as an agent, and in a program that an agent's command started. Raises ValueError
+    for anything but a finite number, EnvError outside of an episode.
     """
     reward = reward_value(value)
     if call := CURRENT.get(None):
@@ -76,7 +76,7 @@ def emit_reward(value: float) -> None:
 
 
 def reward_value(value: Any) -> float:
-    """Return a reward as a float. Raises ValueError for what is not a finite number."""
+    """Return a reward as a float. Raises ValueError for anything but a finite number."""
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{value!r:.100} is not a reward: a finite number is")
     return float(value)

@@ -30,7 +30,7 @@ LOOK = 0.5
 REHEARSAL = 120
 """Seconds that a rehearsal may take."""
 _ANSWERS = 1
-"""What was stdout."""
+"""The former stdout."""
 
 
 def answer(**fields: Any) -> None:
@@ -50,8 +50,8 @@ def text_of(error: BaseException) -> str:
 def main(place: str, config: str) -> None:
     """Answer requests until stdin ends.
 
-    With `FORKED`, each run has a process of its own, whose memory begins as this one's; what a run imports is then
-    imported here, once, if the worker has a `rehearse()` that makes one.
+    With `FORKED`, each run has a process of its own, whose memory begins as this one's; the imports of a run are then
+    made here, once, if the worker has a `rehearse()` that makes one.
     """
     global _ANSWERS
     _ANSWERS = os.dup(1)
@@ -77,7 +77,7 @@ def main(place: str, config: str) -> None:
 
 
 def _import_as(rehearse: Callable[[], None]) -> None:
-    """Import what a rehearsal imports. It runs in a process of its own, and leaves no thread or loop in this one."""
+    """Import the modules that a rehearsal imports, which runs in another process: it leaves no thread in this one."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

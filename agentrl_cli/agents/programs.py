@@ -57,7 +57,7 @@ class ForeignAgent:
         options: Mapping[str, Any] | None = None,
         score: str = "",
     ) -> None:
-        """`python` is the interpreter that has the package; this one without it."""
+        """Name the environment; `python` is the interpreter that has the package; this one without it."""
         config: dict[str, Any] = {"package": _path_text(package), "task": task, "score": score}
         config["options"] = dict(options or {})
         self._started = type(self), _path_text(python) or sys.executable, json.dumps(config)
@@ -140,7 +140,7 @@ class _Program:
         return self._reading.done()
 
     async def ask(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request; if this is cancelled, so is what the request began. Raises EnvError."""
+        """Return the answer to a request; if this is cancelled, so is the run. Raises EnvError."""
         if self.is_over:
             raise self._ending()
         number = next(self._numbers)

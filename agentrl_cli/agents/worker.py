@@ -26,7 +26,7 @@ from typing import Any
 WAIT = 20
 """Seconds that a request for a task waits; between two tries to reach a training a tenth of it passes."""
 GIVEN = ("task", "base_url", "api_key", "model", "event_url")
-"""What the function may take, by name."""
+"""Parameters that the function may have."""
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

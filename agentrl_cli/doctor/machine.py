@@ -147,14 +147,14 @@ def check_store(db: Path) -> Check:
 def check_server(remote: RemoteConfig) -> Check:
     """Return whether the inference server answers, and whether this environment's vLLM is the tested release."""
     from agentrl_cli.policies.remote.http import Endpoint
-    from agentrl_cli.policies.remote.policy import VLLM, VLLMPolicy
+    from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
 
     addresses = remote.urls or [remote.url]
     mine = remote.backend == "vllm"
 
     async def reach_all() -> None:
         for url in addresses:
-            endpoint = Endpoint(url, start=VLLMPolicy.start if mine else "")
+            endpoint = Endpoint(url, start=VLLM.start if mine else "")
             try:
                 await endpoint.reach()
             finally:
@@ -166,8 +166,8 @@ def check_server(remote: RemoteConfig) -> Check:
         return Check("server", "fail", error.message, error.hint)
     detail = f"{remote.backend} answers at {', '.join(addresses)}"
     found = _installed("vllm") if mine else ""  # it may run elsewhere
-    if found and not found.startswith(f"{VLLM}."):
-        detail += f"; vLLM {found} is installed here, tested is {VLLM}"
+    if found and not found.startswith(f"{TESTED_VLLM}."):
+        detail += f"; vLLM {found} is installed here, tested is {TESTED_VLLM}"
         return Check("server", "warn", detail, "pip install 'agentrl-cli[vllm]'")
     return Check("server", "ok", detail)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.load:local_policy",
     "scripted": "agentrl_cli.policies.scripted:ScriptedPolicy.of",
-    "openai": "agentrl_cli.policies.remote.policy:OpenAIPolicy.of",
+    "openai": "agentrl_cli.policies.remote.text:OpenAIPolicy.of",
     "sglang": "agentrl_cli.policies.remote.servers:sglang",
     "vllm": "agentrl_cli.policies.remote.servers:vllm",
 }
@@ -33,7 +33,7 @@ POLICIES: dict[str, str] = {
 
 
 def backend_name(spec: str | None, config: Config) -> str:
-    """What samples: the configured backend, unless another model is asked for by name; that runs in this process."""
+    """Return the configured backend; a model that is asked for by another name runs in this process."""
     if (spec or config.model.name) == "scripted":
         return "scripted"
     return (

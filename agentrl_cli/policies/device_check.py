@@ -1,4 +1,4 @@
-"""What a GPU was found to compute like transformers, tried once for each GPU, driver and version.
+"""A trial of a GPU: which parts compute like transformers, once for each GPU, driver and version.
 
 The trial (doctor/device_trial.py) runs in a process of its own, as a fault of a GPU can end it; then the part that
 ran has failed, and another process tries the rest. The verdict is kept in the user's state folder.
@@ -14,9 +14,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from agentrl_cli.errors import EnvironmentProblem
 
@@ -33,7 +35,7 @@ LIMIT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one part of a trial came to."""
+    """The result of one part of a trial."""
 
     part: str
     problem: str = ""
@@ -45,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a device can be used for."""
+    """The parts of this package that a device can run."""
 
     identity: dict[str, str] = field(default_factory=dict)
     """GPU, driver and versions."""
@@ -69,7 +71,7 @@ class Verdict:
         return {way: self.problem(way) for way in ("packed", "padded") if self.problem(way)}
 
     def require_engine(self) -> None:
-        """Raises EnvironmentProblem if no engine of this package has the right numbers on this device."""
+        """Raise EnvironmentProblem if no engine of this package has the right numbers on this device."""
         if self.problem("paged") and self.problem("fallback"):
             raise EnvironmentProblem(
                 f"No engine samples correctly here: {self.problem('fallback')}.",
@@ -90,7 +92,7 @@ def verdict_of(device: Any) -> Verdict:
     if device.type != "cuda":
         return Verdict()
     wanted = identity(device)
-    with _locked():  # of several processes the first tries, and the others read
+    with _lock_verdicts():  # of several processes the first tries, and the others read
         known = _read().get(_key(wanted))
         if known is not None:
             return known
@@ -100,6 +102,8 @@ def verdict_of(device: Any) -> Verdict:
         return keep(try_device(str(device)))
 
 
+_VERDICTS = TypeAdapter(dict[str, Verdict])
+"""The file of verdicts, each under its device."""
 PASSING = ("no answer within", "exit status -9", "exit status -15")
 """How a part ends on a machine that is busy or short of memory: tried again at the next use."""
 
@@ -132,16 +136,13 @@ def try_device(
 
 
 def _run(command: Sequence[str], limit: float) -> tuple[str, str]:
-    """What a trial printed, and how it ended if not in order."""
+    """Return the output of a trial, and how it ended, if not in order."""
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        child = subprocess.run(command, capture_output=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        return said.decode(errors="replace") if isinstance(
-            said, bytes
-        ) else said, f"no answer within {limit:g} s"
-    last = (child.stderr.strip().splitlines() or ["no message"])[-1][:200]
-    return child.stdout, f"exit status {child.returncode}: {last}"
+        return (error.stdout or b"").decode(errors="replace"), f"no answer within {limit:g} s"
+    last = (child.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1][:200]
+    return child.stdout.decode(errors="replace"), f"exit status {child.returncode}: {last}"
 
 
 def keep(verdict: Verdict) -> Verdict:
@@ -153,9 +154,7 @@ def keep(verdict: Verdict) -> Verdict:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(
-            json.dumps({key: asdict(one) for key, one in known.items()}, indent=1), encoding="utf-8"
-        )
+        part.write_bytes(_VERDICTS.dump_json(known, indent=1))
         part.replace(file)
     except OSError as error:
         _LOG.warning(
@@ -168,20 +167,8 @@ def keep(verdict: Verdict) -> Verdict:
 
 def _read() -> dict[str, Verdict]:
     try:
-        found = json.loads((state_dir() / "devices.json").read_text(encoding="utf-8"))
-        return {
-            key: Verdict(
-                one["identity"], {name: Part(**part) for name, part in one["parts"].items()}
-            )
-            for key, one in found.items()
-        }
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ):  # missing, damaged or of another version
+        return _VERDICTS.validate_json((state_dir() / "devices.json").read_bytes())
+    except (OSError, ValueError):  # missing, damaged or of another version
         return {}
 
 
@@ -190,7 +177,7 @@ def _key(identity: dict[str, str]) -> str:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def _lock_verdicts() -> Iterator[None]:
     try:
         state_dir().mkdir(parents=True, exist_ok=True)
         file = (state_dir() / "devices.lock").open("w")

@@ -132,7 +132,7 @@ def make_policy(
 ) -> LocalPolicy:
     """Return the policy that samples with a loaded model, or with a copy of it that is renewed at every `publish`.
 
-    In a training the KV cache takes no more than its episodes can need, which is what the memory plan counts.
+    In a training the KV cache takes no more than its episodes can need, as the memory plan counts them.
     """
     device = next(model.parameters()).device
     verdict = verdict_of(device)
@@ -166,7 +166,7 @@ def make_policy(
 def runner_for(
     config: Config, device: torch.device, verdict: Verdict | None = None
 ) -> Callable[[nn.Module], ModelRunner] | None:
-    """What runs the model on a device, by what was found on it; None: the policy's own choice.
+    """Return a maker of the runner for a device, by its verdict; None: the policy's own choice.
 
     With CUDA graphs if the configuration allows them. A runner that refuses leaves the model to the fallback engine.
     """

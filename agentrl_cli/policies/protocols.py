@@ -1,4 +1,4 @@
-"""What a policy is: token ids in; sampled ids, log-probabilities, stop reason and weights version out.
+"""The protocol of a policy: token ids in; sampled ids, log-probabilities, stop reason and weights version out.
 
 Messages, tools and rewards are not a policy's business. It serves many episodes at once; `key` names the episode, so
 that a backend can keep its KV cache between turns. The protocols hold everything that the agent loop and the trainer
@@ -76,12 +76,12 @@ class Policy(Protocol):
 
 @runtime_checkable
 class MessagePolicy(Protocol):
-    """What a policy has besides if its server renders the messages with its own template."""
+    """A policy whose server renders the messages with its own template."""
 
     def observe(
         self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> None:
-        """The conversation so far; called before each `generate` of the episode."""
+        """Take the conversation so far; called before each `generate` of the episode."""
         ...
 
 
@@ -100,7 +100,7 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     async def publish(self, version: str) -> None:
-        """Sample with the weights as they are now, under this name; drop what the old ones computed.
+        """Sample with the weights as they are now, under this name; drop all that the old ones computed.
 
         Waits for running turns, which finish with the weights they began with: a turn has one version. Raises
         PolicyError if the weights cannot be published.
@@ -108,11 +108,11 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Numbers of the steps since the last call, under the names that the store gets."""
+        """Return numbers of the steps since the last call, under the names that the store gets."""
         ...
 
     def describe(self) -> str:
-        """What runs the model, in a few words for people."""
+        """Return a few words on the engine, for people."""
         ...
 
 
@@ -135,7 +135,7 @@ class Served(Protocol):
 
 @dataclass
 class PolicySource:
-    """What a backend makes its policy from. The model is loaded when it is first asked for."""
+    """The arguments of a backend. The model is loaded when it is first asked for."""
 
     config: Config
     chat: Chat
@@ -168,7 +168,7 @@ class PolicySource:
 
 
 Backend = Callable[[PolicySource], Policy]
-"""What a name of POLICIES, or a `module:object`, means."""
+"""The meaning of a name of POLICIES, or of a `module:object`."""
 
 
 def require_trainable(policy: Policy) -> TrainablePolicy:

@@ -37,7 +37,7 @@ class ScriptedPolicy:
         logp: float | None = None,
         delay: float = 0.0,
     ) -> None:
-        """`logp`: the log-probability of every token (None: 0). `delay`: seconds a turn takes."""
+        """Set the texts; `logp`: the log-probability of every token (None: 0). `delay`: seconds a turn takes."""
         self.replies = replies
         self.tokenizer = tokenizer
         self.context_length = context_length
@@ -82,9 +82,8 @@ class ScriptedPolicy:
         reason = StopReason.STOP if len(out) <= room and stops else StopReason.LENGTH
         out = out[:room]
         await asyncio.sleep(self.delay)
-        if on_token is not None:
-            for id_ in out:
-                on_token(id_)
+        for id_ in out if on_token is not None else ():
+            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
         return generation(
             out,
             reason,
@@ -100,10 +99,10 @@ class ScriptedPolicy:
         self._turns.clear()
 
     async def rest(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     async def publish(self, version: str) -> None:
-        """The texts stay; their version is named."""
+        """Name the version; the texts stay."""
         self.weights_version = version
 
     def take_metrics(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import BadAnswer, ConfigError, EnvError, PolicyError
-from agentrl_cli.policies.remote.checked import choice_of, part, shown
+from agentrl_cli.policies.remote.checked import choice_of, excerpt, part
 from agentrl_cli.policies.remote.http import Endpoint, check_address
 from agentrl_cli.types import Message
 from agentrl_cli.types.plain import is_text
@@ -173,7 +173,7 @@ def _read(answer: Mapping[str, Any]) -> tuple[str, int]:
     message = part(choice_of(dict(answer)), "message")
     text, tokens = message.get("content"), part(dict(answer), "usage").get("total_tokens", 0)
     if not isinstance(text, str) or not is_text(text):
-        raise BadAnswer(f"answered no text: {shown(answer)}")
+        raise BadAnswer(f"answered no text: {excerpt(answer)}")
     counted = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31
     return text, tokens if counted else 0
 

@@ -87,12 +87,6 @@ async def test_any_other_exception_is_masked(
     assert (episode.outcome, episode.reward) == (Outcome.AGENT_ERROR, None)
 
 
-async def test_the_packs_parts_come_first(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text("REWARDS = {'half': lambda episode, ctx: 0.5}\n")
-    episode = await play(pack_of(tmp_path, loop(), rewards=PARTS), [call("add_up", a=0)])
-    assert (episode.outcome, episode.reward) == (Outcome.FAILED, 0.5)
-
-
 async def test_exceptions_that_reject_an_answer_are_named_by_the_pack(tmp_path: Path) -> None:
     """As dspy's and pydantic-ai's, which raise for a text that has not their form; also as the cause of another."""
     after = "raise ValueError('no output') from Rejected('not in the form that was asked for')"
@@ -117,15 +111,24 @@ agent(task, os.environ["OPENAI_BASE_URL"], "k", "")
     )
 
 
-@pytest.mark.parametrize("on_error", [0, "mask"])
-async def test_a_limit_is_scored_without_parts_of_the_pack(tmp_path: Path, on_error: Any) -> None:
+@pytest.mark.parametrize(
+    ("on_error", "parts", "reward"), [(0, "", 0.0), ("mask", "", 0.0), (0, PARTS, 0.5)]
+)
+async def test_limits_and_mistakes_are_scored_by_the_packs_parts_or_as_0(
+    tmp_path: Path, on_error: Any, parts: str, reward: float
+) -> None:
     """Four answers are the limit: the fourth is recorded, and the fifth call is refused."""
-    pack = pack_of(tmp_path, loop(), {**AGENT, "on_error": on_error})
+    (tmp_path / "task.py").write_text("REWARDS = {'half': lambda episode, ctx: 0.5}\n")
+    pack = pack_of(tmp_path, loop(), {**AGENT, "on_error": on_error}, rewards=parts)
     turns = await play(pack, [GOOD] * 9)
-    assert (turns.outcome, turns.reward) == (Outcome.TRUNCATED_TURNS, 0.0) and "400" in turns.error
-    assert sum(turn.role == "assistant" for turn in turns.turns) == 4
+    assert (turns.outcome, turns.reward) == (Outcome.TRUNCATED_TURNS, reward)
+    assert sum(turn.role == "assistant" for turn in turns.turns) == 4 and "400" in turns.error
     tokens = await play(pack, [GOOD] * 99, max_tokens=700, max_turns=50)
     assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0)
+    assert tokens.tokens.trained_mask.nonzero()[0].max() < 700, "the model's tokens fit"
+    if parts:
+        mistake = await play(pack, [call("add_up", a=0)])
+        assert (mistake.outcome, mistake.reward) == (Outcome.FAILED, reward)
 
 
 async def test_an_exception_after_an_answer_that_was_cut(tmp_path: Path) -> None:

@@ -137,6 +137,10 @@ async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
     playing, agent = begun(tmp_path / "alone", timeout=0.2)
     episode = await playing
     assert episode.outcome is Outcome.ENV_ERROR and "No agent asked" in episode.error
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        episode = await play(pack_of(tmp_path / "taken", agent={"remote": address}))
+    assert episode.outcome is Outcome.ENV_ERROR and "Cannot listen on" in episode.error
     with pytest.raises(ConfigError, match="other machines"):
         await play(pack_of(tmp_path / "open", agent={"remote": "0.0.0.0:8500"}))
     with pytest.raises(ConfigError, match="is not an address"):
@@ -198,16 +202,7 @@ async def test_the_worker_that_ships_plays_tasks_with_the_standard_library_alone
     (tmp_path / "mine.py").write_text(AGENT)
     address = free()
     pack = pack_of(tmp_path / "pack", agent={"remote": address, "fields": ["answer"]})
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        "worker.py",
-        address,
-        f"mine.py:{name}",
-        "--at-once",
-        "2",
-    ]
+    command = [sys.executable, *f"-I -S worker.py {address} mine.py:{name} --at-once 2".split()]
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
         config = Config.model_validate({"rollout": LIMITS})

@@ -219,23 +219,6 @@ async def test_every_way_to_end_has_an_outcome(tmp_path: Path, name: str) -> Non
     assert episode.reward is None or not outcome.is_error
 
 
-async def test_limits_that_refuse_a_call_are_scored_as_in_our_own_loop(tmp_path: Path) -> None:
-    endless = (
-        "def agent(task, base_url, api_key):\n m = list(task.prompt)\n while True:\n"
-        "  m.append(ask(base_url, api_key, m)); m.append({'role': 'user', 'content': 'More.' * 20})"
-    )
-    (tmp_path / "task.py").write_text(OWN)
-    pack = pack_of(tmp_path, endless, rewards="rewards: {exact: {weight: 1.0, primary: true}}\n")
-    many = ["Yes."] * 100
-    turns = await play(pack, many)
-    assert (turns.outcome, turns.reward) == (Outcome.TRUNCATED_TURNS, 0.0) and "400" in turns.error
-    tokens = await play(pack, many, max_tokens=500, max_turns=50)
-    assert (tokens.outcome, tokens.reward) == (Outcome.TRUNCATED_TOKENS, 0.0) and len(
-        tokens.tokens
-    ) <= 500
-    assert (await play(pack, many, max_tokens=20, max_new_tokens=10)).outcome is Outcome.TOO_LONG
-
-
 @pytest.mark.parametrize("style", ["def", "async def"])
 async def test_an_agent_that_hangs_is_stopped_at_its_time_limit(tmp_path: Path, style: str) -> None:
     """No client waits for it, and its episode is masked."""

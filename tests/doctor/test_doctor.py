@@ -14,7 +14,7 @@ from agentrl_cli.config.remote import RemoteConfig
 from agentrl_cli.doctor.check import Check
 from agentrl_cli.doctor.machine import check_machine, check_server
 from agentrl_cli.doctor.sandbox import sandbox_level
-from agentrl_cli.policies.remote.policy import VLLM
+from agentrl_cli.policies.remote.wires import TESTED_VLLM
 from tests.helpers.train import write_tokenizer
 from tests.helpers.web import served
 
@@ -143,7 +143,7 @@ def test_the_server_that_samples_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "vllm" not in asked("http://127.0.0.1:9/v1", "openai").fix
     with served(lambda path, asked: {}) as address:
         url = f"{address}/v1"
-        for installed, status in (("", "ok"), (f"{VLLM}.3", "ok"), ("0.14.0", "warn")):
+        for installed, status in (("", "ok"), (f"{TESTED_VLLM}.3", "ok"), ("0.14.0", "warn")):
             if installed:
                 info = tmp_path / installed / f"vllm-{installed}.dist-info"
                 info.mkdir(parents=True)

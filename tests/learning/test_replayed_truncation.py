@@ -17,7 +17,7 @@ from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.logprobs import head_logprobs
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.policies.remote.token_ids import narrowed
+from agentrl_cli.policies.remote.wires import sampling_fields
 from agentrl_cli.store.codec import token_columns, tokens_of
 from agentrl_cli.types import Origin, Sampling, Tokens, supports
 from tests.learning.test_update import config, episodes
@@ -87,6 +87,6 @@ def test_a_step_has_ratios_of_one_and_no_correction(start: Any) -> None:
 
 def test_where_it_cannot_be_had() -> None:
     with pytest.raises(PolicyError, match="does not report the tokens"):
-        narrowed(Sampling(keep_support=True))
+        sampling_fields(Sampling(keep_support=True))
     with pytest.raises(ValueError, match="repetition_penalty changes"):
         Config.model_validate({"rollout": {"replay_truncation": True, "repetition_penalty": 1.1}})

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl_cli.errors import ConfigError, ModelError, PolicyError
-from agentrl_cli.policies.remote.sglang import SGLangPolicy
+from agentrl_cli.policies.remote.policy import HttpPolicy
+from agentrl_cli.policies.remote.wires import SGLANG
 from agentrl_cli.trainer.probe import CONTEXTS
 from agentrl_cli.types import Sampling, StopReason
 from tests.helpers.remote import StandIn, server
@@ -102,7 +103,7 @@ async def test_a_restart_between_two_requests_is_noticed(
 
 async def test_a_server_with_other_weights_is_named_and_refused(model: Path) -> None:
     async with serving("sglang", model) as (stand_in, remote):
-        policy = SGLangPolicy(remote["url"], "base", api_key="k")
+        policy = HttpPolicy(SGLANG, remote["url"], "base", api_key="k")
         await policy.load_weights(model, "run@1")
         assert (
             await policy.generate("a", [9, 10], Sampling(max_new_tokens=2))
@@ -126,7 +127,7 @@ async def test_a_server_that_refuses_weights_keeps_its_version(model: Path) -> N
         return 200, {"success": False, "message": "shape mismatch"}
 
     async with server(refuses) as url:
-        policy = SGLangPolicy(url.removesuffix("/v1"), "base")
+        policy = HttpPolicy(SGLANG, url.removesuffix("/v1"), "base")
         with pytest.raises(PolicyError, match=r"did not take the weights.*shape mismatch"):
             await policy.load_weights(model, "run@1")
         assert policy.weights_version == "base"
@@ -149,7 +150,7 @@ async def test_sglang_wire_format() -> None:
         return 200, {"text": "A", "output_ids": [65, STOP], "meta_info": meta}
 
     async with server(handler) as url:
-        policy = SGLangPolicy(url.removesuffix("/v1"), "base")
+        policy = HttpPolicy(SGLANG, url.removesuffix("/v1"), "base")
         said = await policy.generate(
             "a", [1, 2], Sampling(temperature=0.7, stop_ids=(STOP,), seed=2**40 + 3)
         )
@@ -209,7 +210,7 @@ async def test_what_cannot_be(tmp_path: Path, model: Path, monkeypatch: pytest.M
 async def test_a_lost_server_is_waited_for_with_patience(model: Path) -> None:
     async with server(StandIn("sglang", model).handle) as url:
         pass
-    policy = SGLangPolicy(url, "base", retries=0, patience=0.5)
+    policy = HttpPolicy(SGLANG, url, "base", retries=0, patience=0.5)
     started = asyncio.get_running_loop().time()
     with pytest.raises(PolicyError, match="cannot be reached"):
         await policy.generate("a", [1], Sampling())

@@ -14,8 +14,9 @@ import pytest
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.errors import BadAnswer, TrainingStopped
-from agentrl_cli.policies.remote.policy import OpenAIPolicy, VLLMPolicy
-from agentrl_cli.policies.remote.sglang import SGLangPolicy
+from agentrl_cli.policies.remote.policy import HttpPolicy
+from agentrl_cli.policies.remote.text import OpenAIPolicy
+from agentrl_cli.policies.remote.wires import SGLANG, VLLM
 from agentrl_cli.types import Outcome, Sampling
 from tests.helpers.remote import StandIn, server, vllm_answer
 from tests.helpers.train import VOCABULARY, episodes_of, trainer_of
@@ -104,7 +105,7 @@ async def test_a_bad_answer_is_asked_for_again_and_then_names_the_server() -> No
         return 200, asked.pop(0)
 
     async with server(handler) as url:
-        policy = VLLMPolicy(url, "m", retries=1, vocabulary=VOCABULARY)
+        policy = HttpPolicy(VLLM, url, "m", retries=1, vocabulary=VOCABULARY)
         for name, (spoil, reason) in BODIES.items():
             bad = spoil(json.loads(json.dumps(good)))
             asked += [bad, good]
@@ -131,7 +132,7 @@ async def test_rounding_is_no_fault() -> None:
         return 200, answer
 
     async with server(handler) as url:
-        policy = VLLMPolicy(url, "m", vocabulary=VOCABULARY)
+        policy = HttpPolicy(VLLM, url, "m", vocabulary=VOCABULARY)
         said = await policy.generate("a", [1], SAMPLING)
         await policy.close()
     assert said.logp_policy.tolist() == [0.0, -9999.0] and said.top_ids[0].tolist()[:3] == [
@@ -160,7 +161,9 @@ async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> Non
         return 200, {"meta_info": {**good, **meta} if isinstance(meta, dict) else meta}
 
     async with server(handler) as url:
-        policy = SGLangPolicy(url.removesuffix("/v1"), "base", retries=0, vocabulary=VOCABULARY)
+        policy = HttpPolicy(
+            SGLANG, url.removesuffix("/v1"), "base", retries=0, vocabulary=VOCABULARY
+        )
         with pytest.raises(BadAnswer, match=reason):
             await policy.generate("a", [1], SAMPLING)
         await policy.close()
@@ -182,27 +185,22 @@ async def test_what_sglang_answers_is_checked_too(meta: Any, reason: str) -> Non
             "message": {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 5000}}]},
             "finish_reason": "stop",
         },
+        *(
+            {"text": text, "finish_reason": "stop"}
+            for text in ("a\ud800", {"role": "assistant"}, None)
+        ),
     ],
 )
 async def test_a_text_only_server_is_checked(bad: dict[str, Any]) -> None:
+    """Messages, and the texts of completions."""
+
     async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"choices": [bad]}
 
     async with server(handler) as url:
-        policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), mode="chat", retries=0)
+        mode = "completions" if "text" in bad else "chat"
+        policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), mode=mode, retries=0)
         policy.observe("a", [{"role": "user", "content": "Hello?"}])
-        with pytest.raises(BadAnswer, match="sent"):
-            await policy.generate("a", [1], SAMPLING)
-        await policy.close()
-
-
-@pytest.mark.parametrize("text", ["a\ud800", {"role": "assistant"}, None])
-async def test_a_text_that_is_none_is_a_bad_answer(text: Any) -> None:
-    async def handler(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, {"choices": [{"text": text, "finish_reason": "stop"}]}
-
-    async with server(handler) as url:
-        policy = OpenAIPolicy(url, "gpt", Chat(ByteTokenizer()), retries=0)
         with pytest.raises(BadAnswer, match="sent"):
             await policy.generate("a", [1], SAMPLING)
         await policy.close()
@@ -221,54 +219,33 @@ class Spoilt(StandIn):
         return status, self.spoil(answer) if spoilt else answer
 
 
-async def test_a_training_goes_on_without_the_episodes_that_had_bad_answers(
-    tmp_path: Path, model: Path
+@pytest.mark.parametrize(
+    ("fault", "numbers"), [("ids without end", range(3, 5)), ("a page", range(1, 100))]
+)
+async def test_a_training_skips_bad_answers_and_stops_if_there_is_nothing_else(
+    tmp_path: Path, model: Path, fault: str, numbers: range
 ) -> None:
-    stand_in = Spoilt(model, BODIES["ids without end"][0], range(3, 5))
+    stand_in = Spoilt(model, BODIES[fault][0], numbers)
+    more: dict[str, Any] = {"adapter": {"enabled": False}, "rollout": {"concurrency": 1}}
     async with server(stand_in.handle) as url:
-        remote = {
-            "backend": "vllm",
-            "url": url,
-            "model": "base",
-            "api_key_env": "SERVER_KEY",
-            "retries": 0,
-        }
-        more: dict[str, Any] = {
-            "algo": {"drop_zero_variance": False},
-            "adapter": {"enabled": False},
-        }
-        async with trainer_of(
-            tmp_path, model, remote=remote, rollout={"concurrency": 1}, **more
-        ) as trainer:
-            run = await trainer.train()
-            found = episodes_of(trainer.store, run)
-            alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
+        remote = {"backend": "vllm", "url": url, "model": "base", "api_key_env": "SERVER_KEY"}
+        more |= {"remote": {**remote, "retries": 0}, "algo": {"drop_zero_variance": False}}
+        async with trainer_of(tmp_path, model, **more) as trainer:
+            if fault == "a page":
+                with pytest.raises(TrainingStopped, match="nothing_graded") as stopped:
+                    await trainer.train()
+                assert f"{url}/completions answered no JSON" in stopped.value.message
+            else:
+                run = await trainer.train()
+                found = episodes_of(trainer.store, run)
+                alerts = {alert["name"] for alert in trainer.store.journal.alerts(run.id)}
     await stand_in.close()
+    if fault == "a page":
+        return
     lost = [e for e in found if e.outcome is Outcome.ENV_ERROR]
     assert run.status == "finished" and len(found) == 16 and len(lost) == 2 and "errors" in alerts
     assert all(e.fact == "skipped:env_error" and e.reward is None and url in e.error for e in lost)
     assert {e.fact for e in found if e not in lost} == {"trained"}
-
-
-async def test_a_training_of_which_everything_fails_stops_with_the_sentence(
-    tmp_path: Path, model: Path
-) -> None:
-    stand_in = Spoilt(model, BODIES["a page"][0], range(1, 100))
-    async with server(stand_in.handle) as url:
-        remote = {
-            "backend": "vllm",
-            "url": url,
-            "model": "base",
-            "api_key_env": "SERVER_KEY",
-            "retries": 0,
-        }
-        async with trainer_of(
-            tmp_path, model, remote=remote, adapter={"enabled": False}
-        ) as trainer:
-            with pytest.raises(TrainingStopped, match="nothing_graded") as stopped:
-                await trainer.train()
-    await stand_in.close()
-    assert f"{url}/completions answered no JSON" in stopped.value.message
 
 
 @pytest.mark.parametrize("field", ["ids", "logp_policy"])

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl_cli.commands import main
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.remote.policy import VLLMPolicy
+from agentrl_cli.policies.remote.policy import HttpPolicy
+from agentrl_cli.policies.remote.wires import VLLM
 from agentrl_cli.types import Sampling
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import write_project
@@ -63,9 +64,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("command", ["train", "rollout"])
 @pytest.mark.parametrize(
-    ("kind", "fault"), [("vllm", fault) for fault in FAULTS] + [("sglang", "no ids")]
+    ("kind", "fault", "command"),
+    [("vllm", fault, "train") for fault in FAULTS]
+    + [("sglang", "no ids", "train"), ("vllm", "500", "rollout"), ("vllm", "no JSON", "rollout")],
 )
 async def test_a_fault_in_the_middle_is_a_message(
     tmp_path: Path,
@@ -135,7 +137,7 @@ async def silent() -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
 async def test_an_episode_that_is_cut_off_is_cut_off_at_the_server_too() -> None:
     """vLLM and SGLang stop sampling for a client that has disconnected; and no thread waits for the answer."""
     async with silent() as (url, asked, left):
-        policy = VLLMPolicy(url, "m")
+        policy = HttpPolicy(VLLM, url, "m")
         cut_off = asyncio.create_task(policy.generate("a", [1, 2], Sampling()))
         await asked.wait()
         cut_off.cancel()
@@ -159,7 +161,7 @@ async def test_a_request_says_everything_that_decides_what_is_drawn() -> None:
         return 400, {"error": {"message": "enough", "type": "BadRequestError", "code": 400}}
 
     async with server(handler) as url:
-        policy = VLLMPolicy(url, "m")
+        policy = HttpPolicy(VLLM, url, "m")
         with pytest.raises(PolicyError, match="answered 400: enough"):
             await policy.generate("a", [1], Sampling(seed=2**63 - 1))
         await policy.close()

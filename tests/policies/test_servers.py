@@ -11,8 +11,9 @@ import pytest
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.remote.http import Unreachable
-from agentrl_cli.policies.remote.policy import VLLMPolicy
+from agentrl_cli.policies.remote.policy import HttpPolicy
 from agentrl_cli.policies.remote.servers import Servers
+from agentrl_cli.policies.remote.wires import VLLM
 from agentrl_cli.types import Generation, Sampling
 from tests.helpers.processes import soon
 from tests.helpers.remote import StandIn, server
@@ -24,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-class Slow(VLLMPolicy):
+class Slow(HttpPolicy):
     """Loses its connection once, after a turn that took longer than the patience for a lost server."""
 
     lost = False
@@ -47,7 +48,8 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
         stands = [StandIn("vllm", model) for _ in range(2)]
         urls = [await stack.enter_async_context(server(one.handle)) for one in stands]
         policies = [
-            VLLMPolicy(url, "base", api_key="k", retries=0, context_length=256) for url in urls
+            HttpPolicy(VLLM, url, "base", api_key="k", retries=0, context_length=256)
+            for url in urls
         ]
         policy = Servers(policies, patience=5.0, pause=0.05)
         said = [await turn(policy, key) for key in ("a", "b", "a", "b", "a")]
@@ -75,7 +77,7 @@ async def test_episodes_stay_move_and_come_back(model: Path) -> None:
             "a stays where it moved to; a new episode evens out"
         )
         slow = Servers(
-            [Slow(urls[0], "base", api_key="k", retries=0, context_length=256)],
+            [Slow(VLLM, urls[0], "base", api_key="k", retries=0, context_length=256)],
             patience=0.3,
             pause=0.05,
         )

@@ -9,6 +9,6 @@ A training opens a session for each rollout and gives its agent the address:
         ...                                    # the agent calls f"{address}/e/{session.key}/v1"
         trace = await sessions.end(session.key)  # turns with parents, tokens, drift, counts
 
-`dialects/` reads and writes the wire formats, `tree.py` matches a request's messages against what was recorded,
+`dialects/` reads and writes the wire formats, `tree.py` matches a request's messages against the recorded turns,
 `session.py` is one episode being recorded, `sessions.py` all of them, `app.py` the HTTP side.
 """

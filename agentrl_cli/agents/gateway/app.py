@@ -13,43 +13,46 @@ lets its client in; everything else needs the token, if there is one.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from agentrl_cli.agents.emit import reward_value
 from agentrl_cli.agents.gateway.aside import aside
 from agentrl_cli.agents.gateway.dialects import DIALECTS
-from agentrl_cli.agents.gateway.dialects.base import Dialect, openai_error
+from agentrl_cli.agents.gateway.dialects.base import Dialect
+from agentrl_cli.agents.gateway.guard import is_token
 from agentrl_cli.agents.gateway.http import (
     CLOSED,
     KEEP_ALIVE,
     Stream,
     body_limit,
-    disconnected,
     events_response,
     first,
     json_body,
+    wait_until_left,
 )
-from agentrl_cli.agents.gateway.messages import joined
+from agentrl_cli.agents.gateway.messages import merge_messages
 from agentrl_cli.agents.gateway.request import TOO_LONG, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.agents.gateway.tree import MessageTree
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import AgentRLError, MissingDependency, TemplateError
+from agentrl_cli.errors import AgentRLError, MissingDependency, TemplateError, UsageError
 from agentrl_cli.policies.protocols import Policy
 
+Handler = Callable[[Request], Awaitable[Any]]
+PrivateRoute = tuple[str, Handler, str]
+"""Path, handler and method of a route that needs the token, or the key of an episode."""
 _LOG = logging.getLogger(__name__)
 
 ADDRESSES = (
@@ -65,14 +68,14 @@ SESSION_HEADERS = ("x-session-id", "x-agentrl-session")
 
 
 class Models(Protocol):
-    """What samples, by the names that clients use."""
+    """The models that sample, by the names that clients use."""
 
     def policy(self, name: str) -> Policy:
         """Return the policy of a model; "" is the default. Raises RequestError (404) for a model that is not served."""
         ...
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
-        """What is served: `id`, and `parent` for an adapter."""
+        """Return the served models: `id`, and `parent` for an adapter."""
         ...
 
 
@@ -90,7 +93,7 @@ class OneModel:
         return self.served
 
     def cards(self) -> Sequence[Mapping[str, Any]]:
-        """Its card."""
+        """Return its card."""
         return [{"id": self.name, "max_model_len": self.served.context_length}]
 
 
@@ -116,37 +119,51 @@ class Gateway:
         chat: Chat,
         *,
         token: str = "",
-        routes: Sequence[BaseRoute] = (),
+        routes: Sequence[PrivateRoute] = (),
         keep_alive: float = KEEP_ALIVE,
     ) -> None:
-        """`token` empty: no client needs one. `routes`: further ones of the server around this."""
+        """Make the routes. `token` empty: no client needs one. `routes`: further ones of the server around this."""
         self.sessions, self.models, self.chat = sessions, models, chat
         self._token, self._keep_alive = token, keep_alive
         self.app: ASGIApp = Starlette(
-            routes=[*self._routes(), *routes], exception_handlers={HTTPException: _unserved}
+            routes=list(self._routes(routes)),
+            exception_handlers={HTTPException: _refuse_route, AgentRLError: answer_error},
         )
 
-    def _routes(self) -> Iterator[Route]:
+    def _routes(self, further: Sequence[PrivateRoute]) -> Iterator[Route]:
         yield Route("/health", self._health)
+        for path, handler, method in (*self._private_routes(), *further):
+            yield Route(path, partial(self._guard, handler), methods=[method])
+
+    def _private_routes(self) -> Iterator[PrivateRoute]:
         for address in ADDRESSES:
             for base in (f"{address}/v1", address) if address else ("/v1",):
                 for dialect in DIALECTS.values():
-                    yield Route(
-                        f"{base}/{dialect.path}", partial(self._call, dialect), methods=["POST"]
-                    )
-                yield Route(f"{base}/messages/count_tokens", self._count, methods=["POST"])
-                yield Route(f"{base}/models", self._models)
-                yield Route(f"{base}/models/{{model:path}}", self._model)
+                    yield f"{base}/{dialect.path}", partial(self._call, dialect), "POST"
+                yield f"{base}/messages/count_tokens", self._count, "POST"
+                yield f"{base}/models", self._models, "GET"
+                yield f"{base}/models/{{model:path}}", self._model, "GET"
             if address:
-                yield Route(f"{address}/end", self._end, methods=["POST"])
+                yield f"{address}/end", self._end, "POST"
+
+    async def _guard(self, handler: Handler, request: Request) -> Any:
+        """Answer a request that brings the token, or the key of an episode that was opened here."""
+        token, credential = self._token, _credential(request)
+        if (
+            not token
+            or is_token(token, credential)
+            or self.sessions.admits(_path_key(request))
+            or self.sessions.admits(credential)
+        ):
+            return await handler(request)
+        raise RequestError("The token is missing or wrong.", status=401, code="invalid_api_key")
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _call(self, dialect: Dialect, request: Request) -> Any:
-        """One model call. Every error is answered in the dialect's form."""
+        """Answer a model call. Every error is answered in the dialect's form."""
         left: asyncio.Task[None] | None = None
         try:
-            self.require_allowed(request)
             asked = await aside(dialect.parse, await self._body(request))
             session = self._session(request, asked)
             own = self.sessions.admits(
@@ -155,7 +172,7 @@ class Gateway:
             policy = None if own else self.models.policy(asked.model)
             retry = request.headers.get(RETRIED, "0") not in ("", "0")
             work = asyncio.ensure_future(session.complete(asked, retry=retry, policy=policy))
-            left = asyncio.ensure_future(disconnected(request.receive))
+            left = asyncio.ensure_future(wait_until_left(request.receive))
             # A stream waits a little before its head, so that most errors still have their own status.
             if not await first(work, left, self._keep_alive / 3 if asked.stream else None):
                 events = partial(self._events, dialect, asked, session)
@@ -169,7 +186,7 @@ class Gateway:
                 return events_response(dialect.events(asked, reply))
             return JSONResponse(dialect.answer(asked, reply))
         except Exception as error:  # noqa: BLE001 - the boundary: a client gets its dialect's error, never a traceback
-            return self._problem(dialect, error)
+            return answer_error(request, error)
         finally:
             if left is not None:
                 left.cancel()
@@ -179,9 +196,7 @@ class Gateway:
 
         Raises RequestError; the session that the request names knows of it.
         """
-        session = self.sessions.opened(_path_key(request)) or self.sessions.opened(
-            _credential(request)
-        )
+        session = self.sessions.get(_path_key(request)) or self.sessions.get(_credential(request))
         if session is not None:
             tokens = session.room()
         else:
@@ -204,7 +219,7 @@ class Gateway:
         """Yield the events of a stream whose answer took long."""
         if (error := work.exception()) is not None:
             status, message, code, param = problem(error)
-            yield dialect.failed(dialect.error(message, status, code, param))
+            yield dialect.late_error(dialect.error(message, status, code, param))
             return
         self._remember(asked, work.result(), session)
         yield from dialect.events(asked, work.result())
@@ -213,24 +228,7 @@ class Gateway:
         if asked.remember:
             self.sessions.remember(reply.id, session.key)
 
-    def _problem(self, dialect: Dialect, error: BaseException) -> Response:
-        status, message, code, param = problem(error)
-        retry = status in (429, 500, 503)
-        headers = {"x-should-retry": str(retry).lower()} | ({"retry-after": "1"} if retry else {})
-        return JSONResponse(dialect.error(message, status, code, param), status, headers=headers)
-
     # --- who calls ---------------------------------------------------------------------------------------------------
-
-    def require_allowed(self, request: Request) -> None:
-        """Raise RequestError unless a request brings the token, or the key of an episode that was opened here."""
-        if not self._token or hmac.compare_digest(
-            _credential(request).encode(), self._token.encode()
-        ):
-            return
-        if not (
-            self.sessions.admits(_path_key(request)) or self.sessions.admits(_credential(request))
-        ):
-            raise RequestError("The token is missing or wrong.", status=401, code="invalid_api_key")
 
     def _session(self, request: Request, asked: ModelRequest) -> Session:
         """Return the session of a call: by its address, its key, a header, its body; else by its first messages."""
@@ -246,56 +244,39 @@ class Gateway:
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     async def _count(self, request: Request) -> Response:
-        """Anthropic's count of a request's tokens, without an answer."""
-        dialect = DIALECTS["messages"]
-        try:
-            self.require_allowed(request)
-            asked = await aside(dialect.parse, {"max_tokens": 1, **await self._body(request)})
-            if self.sessions.admits(key := _path_key(request)):
-                session = self.sessions.find(key)
-                chat, most = session.chat, session.room()
-            else:
-                chat, most = self.chat, self.models.policy(asked.model).context_length
-            tree = MessageTree(chat)
-            context = await aside(lambda: tree.find(joined(asked.messages), asked.tools, most))
-            return JSONResponse({"input_tokens": len(context.ids)})
-        except AgentRLError as error:
-            return self._problem(dialect, error)
+        """Count a request's tokens, as Anthropic's API does."""
+        body = {"max_tokens": 1, **await self._body(request)}
+        asked = await aside(DIALECTS["messages"].parse, body)
+        if self.sessions.admits(key := _path_key(request)):
+            session = self.sessions.find(key)
+            chat, most = session.chat, session.room()
+        else:
+            chat, most = self.chat, self.models.policy(asked.model).context_length
+        tree = MessageTree(chat)
+        context = await aside(lambda: tree.find(merge_messages(asked.messages), asked.tools, most))
+        return JSONResponse({"input_tokens": len(context.ids)})
 
     async def _health(self, request: Request) -> Response:
-        """That the server is up, for everyone."""
+        """Tell everyone that the server is up."""
         return JSONResponse({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
-        try:
-            self.require_allowed(request)
-        except RequestError as error:
-            return self._problem(DIALECTS["chat"], error)
         cards = [_card(card) for card in self.models.cards()]
         ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": cards, **ends})
 
     async def _model(self, request: Request) -> Response:
-        try:
-            self.require_allowed(request)
-            name = request.path_params["model"]
-            cards = self.models.cards()
-            card = next((card for card in cards if card["id"] == name), None)
-            if card is None:
-                self.models.policy(name)  # raises, unless the server takes any name for its model
-                card = {**cards[0], "id": name}
-        except RequestError as error:
-            return self._problem(DIALECTS["chat"], error)
+        name, cards = request.path_params["model"], self.models.cards()
+        card = next((card for card in cards if card["id"] == name), None)
+        if card is None:
+            self.models.policy(name)  # raises, unless the server takes any name for its model
+            card = {**cards[0], "id": name}
         return JSONResponse(_card(card))
 
     async def _end(self, request: Request) -> Response:
         """End an episode; the reward, if one is given, is a number."""
-        try:
-            self.require_allowed(request)
-            body = await json_body(request, optional=True)
-            trace = await self.sessions.end(_path_key(request), reward_of(body))
-        except RequestError as error:
-            return self._problem(DIALECTS["chat"], error)
+        body = await json_body(request, optional=True)
+        trace = await self.sessions.end(_path_key(request), reward_of(body))
         return JSONResponse({"turns": len(trace.turns), "calls": trace.calls, "forks": trace.forks})
 
 
@@ -303,7 +284,7 @@ STATE = {"GET", "DELETE"}
 """Methods that ask for something that was stored."""
 
 
-def _unserved(request: Request, error: Exception) -> Response:
+def _refuse_route(request: Request, error: Exception) -> Response:
     """Refuse a route or a method that is not served, by its name; in the form of the dialect that it belongs to."""
     assert isinstance(error, HTTPException)
     path, method, headers = request.url.path, request.method, error.headers or {}
@@ -314,23 +295,35 @@ def _unserved(request: Request, error: Exception) -> Response:
         message = f"{method} {path} is not served: a response is continued by its previous_response_id, not looked up."
     else:
         message = f"{method} {path} is not served. Served are, under /v1: {served}, models."
-    dialect = DIALECTS["messages" if "/messages" in path else "chat"]
-    body = dialect.error(message, error.status_code, "unsupported_route", "")
+    body = _dialect(request).error(message, error.status_code, "unsupported_route", "")
     return JSONResponse(body, error.status_code, headers={**headers, "x-should-retry": "false"})
 
 
 def reward_of(body: Mapping[str, Any]) -> float | None:
-    """Return the reward of a body, None if absent. Raises RequestError for what is not a finite number."""
+    """Return the reward of a body, None if absent. Raises RequestError for anything but a finite number."""
     value = body.get("reward")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise bad(f"reward must be a finite number, not {value!r}.", "reward")
-    return float(value)
+    if isinstance(value, bool):
+        raise bad("reward must be a finite number, not a truth value.", "reward")
+    try:
+        return None if value is None else reward_value(value)
+    except ValueError as error:
+        raise bad(f"reward: {error}.", "reward") from None
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    """Answer an error in the form of the dialect that the route belongs to."""
+    status, message, code, param = problem(error)
+    dialect, retry = _dialect(request), status in (429, 500, 503)
+    headers = {"x-should-retry": str(retry).lower()} | ({"retry-after": "1"} if retry else {})
+    return JSONResponse(dialect.error(message, status, code, param), status, headers=headers)
+
+
+def _dialect(request: Request) -> Dialect:
+    return DIALECTS["messages" if "/messages" in request.url.path else "chat"]
 
 
 def problem(error: BaseException) -> tuple[int, str, str, str]:
-    """(status, message, code, param) of an error; an unexpected one is logged."""
+    """Return (status, message, code, param) of an error; an unexpected one is logged."""
     match error:
         case RequestError():
             return error.status, f"{error.message} {error.hint}".rstrip(), error.code, error.param
@@ -341,17 +334,14 @@ def problem(error: BaseException) -> tuple[int, str, str, str]:
                 "template",
                 "messages",
             )
+        case UsageError():
+            return 400, f"{error.message} {error.hint}".rstrip(), "", ""
         case MissingDependency():
             return 501, f"{error.message} {error.hint}", "missing_dependency", ""
         case AgentRLError():
             return 500, f"{error.message} {error.hint}".rstrip(), type(error).__name__, ""
     _LOG.exception("a model call failed", exc_info=error)
     return 500, f"The server failed: {type(error).__name__}.", "internal_error", ""
-
-
-def error_body(message: str, status: int) -> dict[str, Any]:
-    """Return an error outside any dialect, in OpenAI's form."""
-    return openai_error(message, status)
 
 
 def _path_key(request: Request) -> str:

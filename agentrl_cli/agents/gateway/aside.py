@@ -19,7 +19,7 @@ _READER = ThreadPoolExecutor(1, thread_name_prefix="gateway-reader")
 
 
 async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a function returns in the reading thread."""
+    """Run a function in the reading thread and return its result."""
     return await asyncio.get_running_loop().run_in_executor(
         _READER, partial(function, *args, **kwargs)
     )

@@ -23,7 +23,7 @@ OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 PARAM = "response_format"
 
 
-def constrained(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
+def constrain(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
     """Return a `Sampling.allow` for one answer. With `tools` the answer may be calls instead of the text.
 
     Raises RequestError for a schema that cannot be followed, MissingDependency without llguidance.

@@ -11,9 +11,15 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentrl_cli.agents.gateway.dialects.base import openai_error
+
 
 def is_loopback(host: str) -> bool:
-    """True for localhost and addresses that never leave this machine."""
+    """Whether a host is localhost, or an address that never leaves this machine."""
     if host == "localhost":
         return True
     try:
@@ -48,7 +54,7 @@ def sent_unasked(content_type: str) -> bool:
     return kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 
 
-def allowed(token: str, given: str) -> bool:
+def is_token(token: str, given: str) -> bool:
     """Whether a token is valid, compared in constant time."""
     return hmac.compare_digest(
         token.encode("utf-8", "surrogateescape"), given.encode("utf-8", "surrogateescape")
@@ -59,3 +65,45 @@ def bearer(header: str) -> str:
     """Return the token in an Authorization header; empty if absent."""
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.casefold() == "bearer" else ""
+
+
+class PageGuard:
+    """ASGI middleware: Host, Origin, and a body that a page sends without asking.
+
+    Args:
+        app: Answers everything else.
+        names: Names of this server besides its addresses.
+        unasked: Whether such bodies are taken: where every call carries a key that no page can know.
+        hint: How a user allows a refused name.
+    """
+
+    def __init__(
+        self, app: ASGIApp, names: Collection[str], *, unasked: bool = False, hint: str = ""
+    ) -> None:
+        self._app, self._names = app, {name.casefold() for name in names}
+        self._unasked, self._hint = unasked, hint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            status, why = self._problem(scope["method"], Headers(scope=scope))
+            if why:
+                await JSONResponse(openai_error(why, status), status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, method: str, headers: Headers) -> tuple[int, str]:
+        """Return the status and sentence of a refusal; an empty sentence for none."""
+        host = headers.get("host", "")
+        if not is_served(host, self._names):
+            return 403, f"No server is called {host!r} here. {self._hint}".rstrip()
+        if is_foreign(headers.get("origin"), (host,)):
+            return 403, "Pages of other sites are not answered."
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if (
+            method == "POST"
+            and has_body
+            and not self._unasked
+            and sent_unasked(headers.get("content-type", ""))
+        ):
+            return 415, "The body must be JSON. Content-Type: application/json"
+        return 200, ""

@@ -65,8 +65,8 @@ async def json_body(
     return value
 
 
-async def disconnected(receive: Receive) -> None:
-    """Returns when the client has closed its connection."""
+async def wait_until_left(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

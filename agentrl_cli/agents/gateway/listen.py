@@ -46,7 +46,7 @@ class _Uvicorn(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Answer requests; yields the address. Raises UsageError if it cannot be listened on, EnvError if none starts."""
+    """Yield the address of a server that answers requests. Raises UsageError for a bad address, EnvError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

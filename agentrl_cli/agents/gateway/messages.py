@@ -22,7 +22,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
 class Key(NamedTuple):
-    """What a message means. `reasoning` is compared only if the client sent it."""
+    """The meaning of a message."""
 
     role: str
     text: str
@@ -92,7 +92,7 @@ def read_message(message: Mapping[str, Any], param: str) -> Message:
 
 
 def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]:
-    """(id, name, arguments) of a message's calls, as they were sent."""
+    """Return (id, name, arguments) of a message's calls, as they were sent."""
     found = message.get("tool_calls") or []
     if old := message.get("function_call"):
         found = [*found, {"id": "", "function": old}]
@@ -157,8 +157,8 @@ def arguments_of(value: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {RAW_ARGUMENTS: str(value)}
 
 
-def joined(messages: Iterable[Message]) -> list[Message]:
-    """Messages with neighbouring assistant messages joined, and tool messages named after the calls they answer."""
+def merge_messages(messages: Iterable[Message]) -> list[Message]:
+    """Merge neighbouring assistant messages, and name tool messages after the calls they answer."""
     out: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -210,12 +210,12 @@ def tools_key(tools: Sequence[ToolSchema]) -> str:
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys and no spaces."""
+    """Return JSON with sorted keys and no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
-    """(reasoning, rest) of an assistant's text that begins with a block of thinking.
+    """Return (reasoning, rest) of an assistant's text that begins with a block of thinking.
 
     `opened`: the generation prompt opened the block. A block that is not closed is all reasoning.
     """

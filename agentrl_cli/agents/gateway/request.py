@@ -1,4 +1,4 @@
-"""What a dialect makes of a request, what a session makes of that, and the errors in between."""
+"""Requests and replies in one form, whatever their dialect, and the errors in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestError(AgentRLError):
         hint: str = "",
         retry: bool = False,
     ) -> None:
-        """`retry`: the same request may succeed later; clients are asked not to repeat any other."""
+        """Set the fields; `retry`: the same request may succeed later; clients are asked not to repeat any other."""
         super().__init__(message, hint=hint)
         self.status, self.code, self.param, self.retry = status, code, param, retry
 
@@ -125,7 +125,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a request is answered with."""
+    """The answers to a request."""
 
     id: str
     """Letters and digits; dialects put their own prefix before it."""

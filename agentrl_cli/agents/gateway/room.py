@@ -1,6 +1,6 @@
 """Whether a request can fit into a context, found before anything of it is rendered.
 
-What is refused here takes no more work than reading it. What is let through may still be too long by a few times.
+A refusal takes no more work than reading the request. One that passes may still be too long by a few times.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def require_room(
 def require_short(
     tokenizer: BaseTokenizer, texts: Sequence[str], room: int, most: int, param: str = "messages"
 ) -> None:
-    """The same for texts."""
+    """Raise RequestError if texts are too long for `room` of a context's `most` tokens."""
     length = sum(map(len, texts))
     if length > room * tokenizer.longest:
         raise _refusal(length, most, param)

@@ -1,4 +1,4 @@
-"""One answer: how it is drawn, and what the client sees of what was drawn."""
+"""One answer: how it is sampled, and how the client sees it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl_cli.agents.gateway.constrained import constrained
+from agentrl_cli.agents.gateway.constrained import constrain
 from agentrl_cli.agents.gateway.messages import Key, canonical, split_reasoning
 from agentrl_cli.agents.gateway.request import (
     RAW_ARGUMENTS,
@@ -42,7 +42,7 @@ CLIENT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session takes."""
+    """The limits of a session."""
 
     max_tokens: int
     """Positions of a context with its answer."""
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the answers to a request are drawn."""
+    """How the answers to a request are sampled."""
 
     sampling: Sampling
     forced: tuple[int, ...]
@@ -70,9 +70,9 @@ class Plan:
     schema: Mapping[str, Any] | None
     """JSON Schema that the text follows."""
 
-    def drawn(self, chat: Chat, seed: int) -> Sampling:
+    def sampling_for(self, chat: Chat, seed: int) -> Sampling:
         """Return the sampling of one answer."""
-        allow = None if self.schema is None else constrained(chat, self.schema, bool(self.tools))
+        allow = None if self.schema is None else constrain(chat, self.schema, bool(self.tools))
         return replace(self.sampling, seed=seed, allow=allow)
 
 
@@ -120,7 +120,7 @@ def plan(
 
 
 def _call_markers(chat: Chat) -> tuple[int, ...]:
-    """Tokens without which no call can be written, if the syntax has any."""
+    """Return the tokens without which no call can be written, if the syntax has any."""
     found = (chat.tokenizer.id_of(marker) for marker in chat.parser.markers)
     return tuple(id_ for id_ in found if id_ is not None and id_ not in chat.stop_ids)
 
@@ -135,7 +135,7 @@ def _after_call(request: ModelRequest, chat: Chat) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: the turn to record, what the client gets, and what was wrong with its calls."""
+    """One answer: the turn to record, the client's choice, and the faults of its calls."""
 
     piece: Piece
     choice: Choice
@@ -161,7 +161,10 @@ def read_answer(
     Unless its ids are `exact` it is recorded as context, which is never trained.
     """
     ids = [*how.forced, *generation.ids.tolist()]
-    parsed = chat.parse(ids, list(how.tools), turn=number) if how.tools else _plain(chat, ids)
+    if how.tools:
+        parsed = chat.parse(ids, list(how.tools), turn=number)
+    else:  # no call counts
+        parsed = _read(chat.decode(chat.said(ids)), chat, how, number)
     text = stopped = ""
     if request.stop and generation.stop_reason is StopReason.STOP_STRING:
         text, stopped = _until_stop(chat.decode(chat.said(ids)), request.stop)
@@ -170,27 +173,15 @@ def read_answer(
     reasoning, content = (
         (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
     )
-    finish = (
-        "length"
-        if generation.stop_reason is StopReason.LENGTH
-        else "tool_calls"
-        if calls
-        else "stop"
-    )
+    finish = "tool_calls" if calls else "stop"
+    if generation.stop_reason is StopReason.LENGTH:
+        finish = "length"
     if calls:
         content = content.strip()
-    closing = (
-        chat.close_turn(generation.stop_reason, generation.ids.tolist())
-        if request.prompt is None
-        else []
-    )
-    parts = [Tokens.sampled(generation) if exact else _forced(generation.ids.tolist())]
-    if how.forced or closing:
-        parts = [_forced(how.forced), *parts, _forced(closing)]
     piece = Piece(
         "assistant",
         (parsed.message,),
-        parts[0] if len(parts) == 1 else Tokens.concat(parts),
+        _answer_tokens(chat, request, how, generation, exact),
         _spoken(content, reasoning, calls, stopped),
         calls=parsed.calls,
         stop_reason=generation.stop_reason,
@@ -207,14 +198,20 @@ def read_answer(
     return Answer(piece, choice, malformed, mistake, foreign)
 
 
-def _forced(ids: Sequence[int]) -> Tokens:
+def _answer_tokens(
+    chat: Chat, request: ModelRequest, how: Plan, generation: Generation, exact: bool
+) -> Tokens:
+    """Return the tokens of a turn: the forced beginning, the sampled ids, and the rest of the turn's end."""
+    ids = generation.ids.tolist()
+    closing = chat.close_turn(generation.stop_reason, ids) if request.prompt is None else []
+    sampled = Tokens.sampled(generation) if exact else _forced_tokens(ids)
+    if not (how.forced or closing):
+        return sampled
+    return Tokens.concat([_forced_tokens(how.forced), sampled, _forced_tokens(closing)])
+
+
+def _forced_tokens(ids: Sequence[int]) -> Tokens:
     return Tokens.given(list(ids), [int(Origin.FORCED)] * len(ids))
-
-
-def _plain(chat: Chat, ids: Sequence[int]) -> Parsed:
-    """Return a turn of a request without tools: no call counts."""
-    text = chat.decode(chat.said(ids))
-    return Parsed(text, (), {"role": "assistant", "content": text})
 
 
 def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
@@ -244,7 +241,9 @@ def _calls(
     names = {tool["function"]["name"] for tool in tools}
     unnamed = [call.raw for call in broken if call.name not in names]
     calls = tuple(
-        _sent(call) for call in parsed.calls if call.arguments is not None or call.name in names
+        _client_call(call)
+        for call in parsed.calls
+        if call.arguments is not None or call.name in names
     )
     text = parsed.content
     if broken and calls:
@@ -254,7 +253,7 @@ def _calls(
     return calls if parallel else calls[:1], text, len(broken)
 
 
-def _sent(call: ToolCall) -> Call:
+def _client_call(call: ToolCall) -> Call:
     arguments = {RAW_ARGUMENTS: call.raw} if call.arguments is None else call.arguments
     return Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
 
@@ -292,7 +291,7 @@ def _tokens(chat: Chat, generation: Generation, top: int | None) -> tuple[Token,
     )
 
 
-def ended(key: str) -> RequestError:
+def episode_ended(key: str) -> RequestError:
     """Return the answer to a call after the end of its episode."""
     return RequestError(
         f"The episode {key} has ended: it takes no more calls.", status=409, code="episode_ended"

@@ -1,8 +1,8 @@
 """One episode being recorded from the model calls of an agent.
 
 Requests may come at any time and several at once. A request whose clients have all left stops sampling and leaves no
-trace. A retry (the same body, sent again by an SDK) gets the stored answer; an equal body in flight is joined. After
-`seal` every call is refused, and the turns and tokens are final.
+trace. A retry (the same body, sent again by an SDK) gets the stored answer; an equal body in
+flight is answered with it. After `seal` every call is refused, and the turns and tokens are final.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl_cli.agents.gateway.aside import aside
-from agentrl_cli.agents.gateway.messages import assistant_message, canonical, joined
+from agentrl_cli.agents.gateway.messages import assistant_message, canonical, merge_messages
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, RequestError, bad
-from agentrl_cli.agents.gateway.sampling import Answer, Limits, Plan, ended, plan, read_answer
+from agentrl_cli.agents.gateway.sampling import (
+    Answer,
+    Limits,
+    Plan,
+    episode_ended,
+    plan,
+    read_answer,
+)
 from agentrl_cli.agents.gateway.tree import Context, MessageTree, Node
 from agentrl_cli.chat.drift import Drift
 from agentrl_cli.chat.drift_guard import DriftGuard
@@ -36,7 +43,7 @@ OnTurn = Callable[[Turn, Tokens], None]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a session recorded."""
+    """The record of a session."""
 
     turns: tuple[Turn, ...]
     tokens: Tokens
@@ -96,6 +103,8 @@ class Session:
     on_turn: OnTurn | None = None
     """Called with each turn as it is recorded."""
     sealed: bool = field(default=False, init=False)
+    calls: int = field(default=0, init=False)
+    """Answers recorded so far."""
     malformed: int = field(default=0, init=False)
     replayed: int = field(default=0, init=False)
     foreign: str = field(default="", init=False)
@@ -110,7 +119,6 @@ class Session:
         """When the last call began or ended."""
         self._reading = asyncio.Lock()
         self._numbers = itertools.count()
-        self._recorded = 0
         self._running: dict[str, _Pending] = {}
         self._answers: OrderedDict[str, Reply] = OrderedDict()
         self._said: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
@@ -120,17 +128,12 @@ class Session:
         """Policies that were asked, by their `id`."""
 
     @property
-    def calls(self) -> int:
-        """Answers recorded so far."""
-        return self._recorded
-
-    @property
     def busy(self) -> bool:
         """Whether a call is being answered."""
         return bool(self._running)
 
     def room(self, policy: Policy | None = None) -> int:
-        """Positions of a context with its answer."""
+        """Return the most positions of a context with its answer."""
         return min(self.limits.max_tokens, (policy or self.policy).context_length)
 
     def refuse(self, code: str, message: str = "") -> None:
@@ -148,7 +151,7 @@ class Session:
         waits for the same answer. Raises RequestError, TemplateError, PolicyError.
         """
         if self.sealed:
-            raise ended(self.key)
+            raise episode_ended(self.key)
         digest = _digest(request)
         if retry and digest in self._answers:
             self.replayed += 1
@@ -163,7 +166,7 @@ class Session:
             return await asyncio.shield(pending.task)
         except asyncio.CancelledError:
             if pending.task.cancelled():  # by `seal`
-                raise ended(self.key) from None
+                raise episode_ended(self.key) from None
             raise
         finally:
             pending.waiters -= 1
@@ -215,7 +218,7 @@ class Session:
             made = await asyncio.gather(*(self._sample(asked, number) for number in numbers))
         # From here to the end nothing waits: a client that is still there gets what is recorded.
         self._record(self.tree.add(context, [answer.piece for answer in made]))
-        self._recorded += len(made)
+        self.calls += len(made)
         self.malformed += sum(answer.malformed for answer in made)
         self.mistake = made[-1].mistake
         self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
@@ -245,13 +248,13 @@ class Session:
                     param="previous_response_id",
                 )
             earlier = self._said[request.previous]
-        found = tuple(joined([*earlier, *request.messages]))
+        found = tuple(merge_messages([*earlier, *request.messages]))
         if not found:
             raise bad("`messages` is empty.", "messages")
         return found
 
     async def _sample(self, asked: Asked, number: int) -> Answer:
-        """One answer of a request; `number` is its own in the episode."""
+        """Sample one answer of a request; `number` is its own in the episode."""
         request, policy, how = asked.request, asked.policy, asked.how
         slot = next((name for name, used in self._slots.items() if not used), None)
         if slot is None:
@@ -260,7 +263,7 @@ class Session:
         self._sources[id(policy)] = policy
         started = time.time()
         try:
-            sampling = how.drawn(self.chat, self._seed(request, number))
+            sampling = how.sampling_for(self.chat, self._seed(request, number))
             if isinstance(policy, MessagePolicy):
                 policy.observe(slot, asked.messages, asked.context.tools)
             generation = await policy.generate(slot, [*asked.context.ids, *how.forced], sampling)
@@ -308,7 +311,7 @@ class Session:
 
 
 def drift_of(tree: MessageTree, turns: tuple[Turn, ...], tokens: Tokens) -> list[Drift]:
-    """What the drift guard finds in each branch, with the turns and positions of the episode; each thing once."""
+    """Return the drift of all branches, with the turns and positions of the episode; each one once."""
     found: dict[tuple[str, int], Drift] = {}
     written = tree.written
     if len(written) == 1 and len(written[0].path) == len(turns):

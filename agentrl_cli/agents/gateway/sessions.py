@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl_cli.agents.gateway.messages import canonical
 from agentrl_cli.agents.gateway.request import ModelRequest, RequestError
-from agentrl_cli.agents.gateway.sampling import ended
+from agentrl_cli.agents.gateway.sampling import episode_ended
 from agentrl_cli.agents.gateway.session import Session, Trace
 
 MOST = 4096
@@ -41,7 +41,7 @@ class Sessions:
 
     Args:
         make: Opens a session for a key that a client brings; None: only keys that were opened here are served.
-        on_end: Called with each session that ended, what it recorded, and the reward if one was given.
+        on_end: Called with each session that ended, its trace, and the reward if one was given.
         most: Sessions that may be open at once.
     """
 
@@ -74,8 +74,8 @@ class Sessions:
         """Whether a key is open or has ended."""
         return key in self._open or key in self._ended
 
-    def opened(self, key: str) -> Session | None:
-        """Return the open session of a key, None if absent."""
+    def get(self, key: str) -> Session | None:
+        """Return the open session of a key; None if absent."""
         return self._open.get(key)
 
     def find(self, key: str) -> Session:
@@ -86,7 +86,7 @@ class Sessions:
         if found := self._open.get(key):
             return found
         if key in self._ended:
-            raise ended(key)
+            raise episode_ended(key)
         if self._make is None:
             raise RequestError(f"Unknown episode {key!r}.", status=404, code="episode_not_found")
         if len(key) > LONGEST or not key.isprintable():
@@ -109,7 +109,7 @@ class Sessions:
         return self._open.get(key) or self._add(key)
 
     def remember(self, reply: str, key: str) -> None:
-        """A later request may name an answer in place of its session."""
+        """Let a later request name an answer in place of its session."""
         self._replies[reply] = key
         while len(self._replies) > self._most:
             self._replies.popitem(last=False)
@@ -119,7 +119,7 @@ class Sessions:
         session = self._open.pop(key, None)
         if session is None:
             if key in self._ended:
-                raise ended(key)
+                raise episode_ended(key)
             raise RequestError(f"Unknown episode {key!r}.", status=404, code="episode_not_found")
         if not key.startswith(TRACE):
             self._ended[key] = None
@@ -165,7 +165,7 @@ class Sessions:
 
 
 def _root(request: ModelRequest) -> str:
-    """16 hex digits over the messages before the first answer, and the tools."""
+    """Return 16 hex digits over the messages before the first answer, and the tools."""
     first: list[Any] = []
     for message in request.messages:
         if message["role"] == "assistant":

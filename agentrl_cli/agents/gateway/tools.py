@@ -15,7 +15,7 @@ from agentrl_cli.types import ToolSchema
 def read_tools(value: Any, param: str = "tools") -> tuple[ToolSchema, ...]:
     """Return the functions of a request in normal form, nested or flat.
 
-    Raises RequestError for what is not a function.
+    Raises RequestError for anything but a function.
     """
     if value is None:
         return ()
@@ -43,7 +43,7 @@ def _tool(tool: Any, param: str) -> ToolSchema:
 
 
 def function(given: Mapping[str, Any], param: str) -> ToolSchema:
-    """One function in normal form. Raises RequestError if it lacks a name or its parameters are not a JSON Schema."""
+    """Return a function in normal form. Raises RequestError without a name, or without a JSON Schema."""
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise bad(f"{param}: a function must have a name.", param)

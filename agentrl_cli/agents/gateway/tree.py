@@ -1,4 +1,4 @@
-"""The message tree of an episode: turns by what they mean, with the ids that the model really saw.
+"""The message tree of an episode: turns by their meaning, with the ids that the model really saw.
 
 A request repeats the whole conversation. Its messages are matched against the tree from the root; the path that
 matches keeps its ids, and only the rest is rendered: the first prompt as a whole, everything later as a delta after an
@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+
 from agentrl_cli.agents.gateway.messages import Key, canonical, key_of, tools_key, without_echo
 from agentrl_cli.agents.gateway.request import bad, too_long
 from agentrl_cli.agents.gateway.room import require_room, require_short
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.types import (
-    Int32,
     Message,
     Origin,
     StopReason,
@@ -102,7 +103,7 @@ class Node:
 
     @property
     def ids(self) -> list[int]:
-        """[n] what the model saw up to the end of this turn."""
+        """[n] the model's context up to the end of this turn."""
         return [id_ for node in self.path for id_ in node.tokens.ids.tolist()]
 
     @property
@@ -118,7 +119,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a request's messages lead: the node that matches, and what follows it."""
+    """Where a request's messages lead: the node that matches, and the new turns after it."""
 
     at: Node
     pieces: tuple[tuple[tuple[Key, ...], tuple[Piece, ...]], ...]
@@ -198,7 +199,7 @@ class MessageTree:
         return Context(at, tuple(pieces), tuple(ids), known)
 
     def find_prompt(self, prompt: str | Sequence[int], most: int) -> Context:
-        """Return the context of a raw prompt, text or ids: what it repeats of the recorded turns keeps its ids.
+        """Return the context of a raw prompt, text or ids: recorded turns that it repeats keep their ids.
 
         Raises RequestError as `find` does.
         """
@@ -237,7 +238,9 @@ class MessageTree:
         Another request may have recorded the same context meanwhile: its turns are shared.
         """
         before = len(self.nodes)
-        at = self._attach(context.at, RAW if context.raw else tools_key(context.tools))
+        at = context.at
+        if at.turn is None:  # a new root, which the tree may have by now
+            at = self._roots.setdefault(RAW if context.raw else tools_key(at.tools), at)
         for keys, made in context.pieces:
             start = at
             for piece in made:
@@ -247,10 +250,6 @@ class MessageTree:
         for answer in answers:
             self._put(at, answer)
         return self.nodes[before:]
-
-    def _attach(self, node: Node, key: str) -> Node:
-        """Return the node, if it is in the tree; for a new root the one that the tree has under this key by now."""
-        return node if node.turn is not None else self._roots.setdefault(key, node)
 
     def _render(
         self,
@@ -276,7 +275,7 @@ class MessageTree:
         written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
         tokens = Tokens.given(written, [int(Origin.FORCED)] * len(written))
         spoken = Spoken((key_of(message),), message.get("reasoning_content") or "")
-        return Piece("assistant", (message,), tokens, spoken, calls=tuple(_made_up(message)))
+        return Piece("assistant", (message,), tokens, spoken, calls=_written_calls(message))
 
     @staticmethod
     def _same(at: Node, piece: Piece) -> Node | None:
@@ -284,13 +283,13 @@ class MessageTree:
         for child in at.children:
             turn = child.turn
             alike = turn is not None and turn.role == piece.role and not child.sampled
-            if alike and _equal(child.tokens.ids, piece.tokens.ids):
+            if alike and np.array_equal(child.tokens.ids, piece.tokens.ids):
                 return child
         return None
 
     def _put(self, at: Node, piece: Piece) -> Node:
         index, start = len(self.nodes), self._length
-        results = _results(piece.messages) if piece.role == "tool" else ()
+        results = piece.messages if piece.role == "tool" else ()
         turn = Turn(
             index,
             piece.role,
@@ -298,7 +297,7 @@ class MessageTree:
             start,
             start + len(piece.tokens),
             calls=piece.calls,
-            results=results,
+            results=tuple(ToolResult(message["content"]) for message in results),
             stop_reason=piece.stop_reason,
             weights_version=piece.weights_version,
             started=piece.started or time.time(),
@@ -313,7 +312,7 @@ class MessageTree:
 
 
 def _segments(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Messages cut into assistant messages and what stands between two of them; a leading one belongs to the prompt."""
+    """Yield assistant messages and the runs between them; a leading assistant message belongs to the prompt."""
     parts = [
         list(part)
         for _, part in groupby(messages, lambda message: bool(message["role"] == "assistant"))
@@ -338,18 +337,10 @@ def _match(at: Node, segment: Sequence[Message]) -> Node | None:
     return at.contexts.get(tuple(map(key_of, segment)))
 
 
-def _made_up(message: Message) -> Iterator[ToolCall]:
-    """Yield the calls of a message that the client wrote: what its results answer."""
-    for call in message.get("tool_calls", ()):
-        function = call["function"]
-        yield ToolCall(
-            call["id"], function["name"], function["arguments"], canonical(function["arguments"])
-        )
-
-
-def _results(messages: Sequence[Message]) -> tuple[ToolResult, ...]:
-    return tuple(ToolResult(message["content"]) for message in messages)
-
-
-def _equal(first: Int32, second: Int32) -> bool:
-    return len(first) == len(second) and bool((first == second).all())
+def _written_calls(message: Message) -> tuple[ToolCall, ...]:
+    """Return the calls of a message that the client wrote, which its results answer."""
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+    return tuple(
+        ToolCall(id_, each["name"], each["arguments"], canonical(each["arguments"]))
+        for id_, each in calls
+    )

@@ -1,8 +1,8 @@
 """One episode that an agent of others makes: its model calls are recorded, scored and stored as those of our own loop.
 
-The agent's reward, if it gave one, is the only part; else the pack's own parts are computed over the episode. What the
-model does wrong is scored, by these parts or as 0: a limit that it reached, and an exception that it caused. Any other
-failure of the agent leaves the episode masked, and so does one of the infrastructure.
+The agent's reward, if it gave one, is the only part; else the pack's own parts are computed over the episode. The
+model's own mistakes are scored, by these parts or as 0: a limit that it reached, and an exception that it caused. Any
+other failure of the agent leaves the episode masked, and so does one of the infrastructure.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AgentAttempt(Attempt):
         """The reward that the agent gave, or that the episode has without one."""
 
     async def play(self) -> None:
-        """Run the agent against its own address of the model, and take over what was recorded."""
+        """Run the agent against its own address of the model, and take over the record."""
         task, context = self.job.task, self.context
         session = self.pack.open_session(context.sandbox, self.job.seed)
         self.env = tool_env(
@@ -117,12 +117,12 @@ class AgentAttempt(Attempt):
         )
         await run_reset(self.env, task)
         self.transcript.live(AgentState.PENDING, "")
-        end, trace, door = await self._ran(EpisodeServer.here(context.chat))
+        end, trace, door = await self._run_agents(EpisodeServer.here(context.chat))
         self.transcript.drifts = list(trace.drift)
         self.given = door.reward if end is None or end.reward is None else end.reward
         self._judge(end, trace, door)
 
-    async def _ran(self, server: EpisodeServer) -> tuple[Ended | None, Trace, Door]:
+    async def _run_agents(self, server: EpisodeServer) -> tuple[Ended | None, Trace, Door]:
         """Run the agent; one that dies elsewhere is followed by another, with a session of its own.
 
         Raises EnvError after the last of them, or if no agent asked for the task.
@@ -195,7 +195,7 @@ class AgentAttempt(Attempt):
         own = replace(
             task, prompt=deepcopy(list(task.prompt))
         )  # an agent's clients take lists alone, and it may edit
-        call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.recorded, socket=unix)
+        call = AgentCall(own, door.root, key, door.emit_reward, recorded=door.snapshot, socket=unix)
         agent = asyncio.ensure_future(self.runner.run(call))
         called = asyncio.ensure_future(policy.called.wait())
         start = OwnTime(max(self.runner.start_seconds, self.agent_timeout))
@@ -219,7 +219,7 @@ class AgentAttempt(Attempt):
     # --- how it ended ------------------------------------------------------------------------------------------------
 
     def _judge(self, end: Ended | None, trace: Trace, door: Door) -> None:
-        """Set `cut` and `reason`, and keep what the agent wrote to stderr."""
+        """Set `cut` and `reason`, and keep the agent's stderr."""
         stderr = end.stderr if end is not None else self.runner.stderr
         self._keep(stderr)
         error = (

@@ -1,4 +1,4 @@
-"""What a runner gets and returns."""
+"""The arguments and results of runners."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Ended:
     """How an agent ended."""
 
     reward: float | None = None
-    """What it returned; None if it returned none."""
+    """Its return value; None without one."""
     error: str = ""
-    """What it raised, or its exit status; empty if it ended well."""
+    """Its exception or exit status; empty if it ended well."""
     stderr: str = ""
     """The end of what it wrote there."""
     raised: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Runner(Protocol):
 
     @property
     def stderr(self) -> str:
-        """The end of what an agent that was stopped had written; empty if its kind has no stream of its own."""
+        """The last output of an agent that was stopped; empty if its kind has no stream of its own."""
         ...
 
 
@@ -71,7 +71,7 @@ _CHAINED = ("direct cause of the following exception:", "another exception occur
 def printed_names(text: str) -> tuple[str, ...]:
     """Return the names of the exceptions of the last traceback in a text, causes included, or of its last line.
 
-    What a program logged before, a handled error among it, does not count.
+    Anything that a program logged before, a handled error included, does not count.
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]

@@ -54,7 +54,7 @@ class CommandRunner:
     start_seconds = 0.0
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises ConfigError if its folder is missing."""
+        """Raise ConfigError if its folder is missing."""
         self._spec = spec
         self._cwd = (spec.folder / spec.cwd).resolve()
         if not self._cwd.is_dir():
@@ -63,7 +63,7 @@ class CommandRunner:
 
     @property
     def stderr(self) -> str:
-        """What an agent that was stopped had written."""
+        """The last output of an agent that was stopped."""
         return self._errors.text
 
     async def run(self, call: AgentCall) -> Ended:
@@ -88,16 +88,18 @@ class CommandRunner:
             for stream in streams:
                 stream.cancel()
         self.check()
-        return _ended(status, output.text, self._errors.text)
+        return _read_end(status, output.text, self._errors.text)
 
     def start(self, call: AgentCall) -> subprocess.Popen[bytes]:
         """Start the program, with rights of this process. Raises OSError."""
         if self._spec.sandbox:
             raise ConfigError("A command with `sandbox: true` is never started outside of it.")
-        return started(command_of(self._spec), cwd=self._cwd, env=environment(call, self._spec))
+        return start_program(
+            command_of(self._spec), cwd=self._cwd, env=environment(call, self._spec)
+        )
 
     def check(self) -> None:
-        """Raise SandboxFault if what ended was not the program."""
+        """Raise SandboxFault if something other than the program ended."""
 
 
 def command_of(spec: AgentSpec) -> list[str]:
@@ -106,7 +108,7 @@ def command_of(spec: AgentSpec) -> list[str]:
     return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else command
 
 
-def started(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+def start_program(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
     """Return a program in a session of its own whose output is read. Raises OSError."""
     return supervisor.start(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given
@@ -114,8 +116,8 @@ def started(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
 
 
 def environment(call: AgentCall, spec: AgentSpec) -> dict[str, str]:
-    """Return the variables of a program: a few of this process's, the model's address, its task, and what the pack
-    adds.
+    """Return the variables of a program: a few of this process's, the model's address, its task, and those of
+    the pack.
     """
     own = {name: os.environ[name] for name in PASSED if name in os.environ}
     given = {
@@ -152,14 +154,14 @@ def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process group, if the program killed the process that would have ended it."""
+    """Kill the rest of a process group, if the program killed the process that would have ended it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ended(status: int, output: str, errors: str) -> Ended:
+def _read_end(status: int, output: str, errors: str) -> Ended:
     reward, problem = last_reward(output)
-    # A signal that ends a program, or what it stands for to a shell, is not the model's doing.
+    # A signal that ends a program, or its status in a shell, is not the model's doing.
     how = (f"exit status {status}", *printed_names(errors)) if 0 < status <= SIGNALS else ()
     if status:
         name = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
@@ -169,7 +171,7 @@ def _ended(status: int, output: str, errors: str) -> Ended:
 
 
 def last_reward(output: str) -> tuple[float | None, str]:
-    """(reward, problem) of the last line that is JSON: an object with `reward`, or a number. (None, "") if absent."""
+    """Return (reward, problem) of the last line that is JSON: an object with `reward`, or a number."""
     for line in reversed(output.splitlines()):
         try:
             value = parse_json(line.encode("utf-8", "replace"))

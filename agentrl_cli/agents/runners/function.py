@@ -15,7 +15,7 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.tasks import AgentSpec
 
 NAMES = ("task", "base_url", "api_key", "model", "emit_reward", "event_url")
-"""What a function may take, by name."""
+"""Parameters that a function may have."""
 
 
 class FunctionRunner:
@@ -27,7 +27,7 @@ class FunctionRunner:
     stderr = ""
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises NotFound, EnvError (its file fails), ConfigError (not a function, or with unknown parameters)."""
+        """Raise NotFound, EnvError (its file fails), ConfigError (not a function, or with unknown parameters)."""
         self.spec = spec
         base = spec.folder
         where = Path(spec.function.partition(":")[0])
@@ -40,7 +40,7 @@ class FunctionRunner:
         self._names = _parameters(self._function, spec.function)
 
     async def run(self, call: AgentCall) -> Ended:
-        """Return the function's answer: a reward, or None. What it raises is the error of how it ended."""
+        """Return the function's answer: a reward, or None. An exception of it is the error that ended it."""
         given = {name: getattr(call, name) for name in self._names}
         token = CURRENT.set(call)
         try:
@@ -66,7 +66,7 @@ class FunctionRunner:
 
 
 def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """Return the names of what a function is called with. Raises ConfigError for one that is not known."""
+    """Return the names of the arguments that a function takes. Raises ConfigError for one that is not known."""
     if not callable(function):
         raise ConfigError(f"The agent {name} is not a function.")
     found = []

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from agentrl_cli import paths
 from agentrl_cli.agents.emit import AgentCall
-from agentrl_cli.agents.runners.command import CommandRunner, command_of, environment, started
+from agentrl_cli.agents.runners.command import CommandRunner, command_of, environment, start_program
 from agentrl_cli.errors import ConfigError, SandboxFault, SandboxUnavailable
 from agentrl_cli.sandbox import launch
 from agentrl_cli.sandbox.results import Limits
@@ -39,7 +39,7 @@ class JailedRunner(CommandRunner):
     """A CommandRunner whose program is isolated. `limits`: those of the sandbox, for each of its processes."""
 
     def __init__(self, spec: AgentSpec, config: Any) -> None:
-        """Raises ConfigError for a backend without such a jail, SandboxUnavailable if none starts here."""
+        """Raise ConfigError for a backend without such a jail, SandboxUnavailable if none starts here."""
         super().__init__(spec)
         if config.backend not in ("auto", "ns") or config.min_level == "docker":
             raise ConfigError(
@@ -85,7 +85,7 @@ class JailedRunner(CommandRunner):
             *command_of(self._spec),
         ]
         try:
-            process = started(
+            process = start_program(
                 [
                     *launch.jail(own, root=bool(uid), further=mounts, tmp=""),
                     "--",
@@ -117,7 +117,7 @@ def _guest(own: launch.Launch) -> list[str]:
 
 
 def _mounts(folder: Path, disk: int) -> Iterator[str]:
-    """bwrap's options for what the program sees besides the system: its folder, and this environment's packages."""
+    """Yield bwrap's options for the program's folder and this environment's packages."""
     for path in ("/work", "/tmp"):  # a real folder: packages may lie below /tmp
         yield from ("--perms", "1777", "--size", str(disk << 20), "--tmpfs", path)
     packages = {

@@ -28,7 +28,7 @@ class EpisodePolicy:
     def __init__(
         self, context: RolloutContext, job: Job, transcript: Transcript, clock: OwnTime
     ) -> None:
-        """`clock`: the agent's; it stands while the model answers."""
+        """Sample for an episode; `clock` is the agent's, and stands while the model answers."""
         self._context, self._job, self._transcript, self._clock = context, job, transcript, clock
         self._policy = context.policy
         self._numbers = 0
@@ -50,7 +50,7 @@ class EpisodePolicy:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """One answer. `key` is the session's, which is secret: the policy and its logs get the episode's id."""
+        """Return one answer. `key` is the session's, which is secret: the policy and its logs get the episode's id."""
         self.called.set()
         room = sampling.max_new_tokens
         number, self._numbers = self._numbers, self._numbers + 1
@@ -74,7 +74,7 @@ class EpisodePolicy:
         await self._policy.release(self._slot(key))
 
     async def close(self) -> None:
-        """The rollout's policy is not closed with an episode."""
+        """Do nothing: the rollout's policy outlives the episode."""
 
     def _slot(self, key: str) -> str:
         _, mark, number = key.partition("#")

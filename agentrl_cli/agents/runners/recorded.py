@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.policies.protocols import Policy
-from agentrl_cli.types import TOP_K, Episode, Generation, Int32, Origin, Sampling, StopReason, Turn
+from agentrl_cli.policies.protocols import Policy, generation
+from agentrl_cli.types import Episode, Generation, Int32, Origin, Sampling, StopReason, Turn
 from agentrl_cli.types.branches import path_to
 
 
@@ -38,10 +39,10 @@ class RecordedPolicy:
         """Whether the context of `turn` was asked for."""
         self._target: tuple[int, ...] | None = None
         self._left: list[tuple[tuple[int, ...], Generation]] = []
-        for made, context, generation in answers(episode):
-            if made.index < turn:
-                self._left.append((context, generation))
-            elif made.index == turn:
+        for turn_made, context, answer in answers(episode):
+            if turn_made.index < turn:
+                self._left.append((context, answer))
+            elif turn_made.index == turn:
                 self._target = context
 
     async def generate(
@@ -57,19 +58,25 @@ class RecordedPolicy:
         if context == self._target:
             self.reached = True
             if self._edit is not None:
-                return _given(self._edit, self.weights_version)
+                return self._edited_turn(self._edit)
         return await self._policy.generate(key, ids, sampling, **more)
+
+    def _edited_turn(self, ids: Sequence[int]) -> Generation:
+        """Return a turn that no model sampled."""
+        unknown, version = [np.nan] * len(ids), self.weights_version
+        made = generation(ids, StopReason.STOP, weights_version=version, logps=unknown)
+        return replace(made, forced=np.ones(len(ids), np.bool_))
 
     async def release(self, key: str) -> None:
         """Forget an episode."""
         await self._policy.release(key)
 
     async def close(self) -> None:
-        """The policy behind this one is closed by its owner."""
+        """Do nothing: the policy behind this one is closed by its owner."""
 
 
 def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generation]]:
-    """Yield each turn that the model sampled, the ids that it continued, and what it sampled."""
+    """Yield each turn that the model sampled, the ids that it continued, and its answer."""
     parents = episode.parents
     for turn in episode.turns:
         own = episode.tokens.slice(turn.start, turn.end)
@@ -82,7 +89,7 @@ def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generatio
         ]
         context = [int(id_) for item in before for id_ in episode.tokens.ids[item.start : item.end]]
         sampled = own.slice(first, end)
-        generation = Generation(
+        made = Generation(
             sampled.ids,
             sampled.logp_sampled,
             sampled.logp_policy,
@@ -95,21 +102,4 @@ def answers(episode: Episode) -> Iterator[tuple[Turn, tuple[int, ...], Generatio
             forced=sampled.origin != Origin.MODEL,
             support=sampled.support,
         )
-        yield turn, (*context, *(int(id_) for id_ in own.ids[:first])), generation
-
-
-def _given(ids: Sequence[int], version: str) -> Generation:
-    """Return a turn that no model sampled."""
-    n = len(ids)
-    numbers = np.full(n, np.nan, np.float32)
-    return Generation(
-        np.asarray(ids, np.int32),
-        numbers,
-        numbers,
-        numbers,
-        np.full((n, TOP_K), -1, np.int32),
-        np.full((n, TOP_K), np.nan, np.float32),
-        StopReason.STOP,
-        version,
-        forced=np.ones(n, np.bool_),
-    )
+        yield turn, (*context, *(int(id_) for id_ in own.ids[:first])), made

@@ -15,8 +15,8 @@ import contextlib
 import os
 import secrets
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,16 +24,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from agentrl_cli.agents.emit import AgentCall, reward_value
-from agentrl_cli.agents.gateway.app import error_body
-from agentrl_cli.agents.gateway.guard import allowed, bearer, is_loopback
+from agentrl_cli.agents.emit import AgentCall
+from agentrl_cli.agents.gateway.app import answer_error, reward_of
+from agentrl_cli.agents.gateway.guard import PageGuard, bearer, is_loopback, is_token
 from agentrl_cli.agents.gateway.http import json_body
 from agentrl_cli.agents.gateway.listen import listening
-from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.runners.base import AgentLost, Ended, printed_names
 from agentrl_cli.agents.runners.command import task_of
-from agentrl_cli.errors import ConfigError, EnvError
+from agentrl_cli.agents.runners.server import EpisodeServer
+from agentrl_cli.errors import ConfigError
 from agentrl_cli.tasks import AgentSpec
 
 LONGEST_WAIT = 60.0
@@ -59,14 +59,14 @@ class Offer:
         """Begin the lease, or begin it again."""
         if self.alarm is not None:
             self.alarm.cancel()
-        self.alarm = asyncio.get_running_loop().call_later(self.spec.lease, self._lost)
+        self.alarm = asyncio.get_running_loop().call_later(self.spec.lease, self._expire)
 
     def end(self, end: Ended) -> None:
-        """The agent has ended."""
+        """Set how the agent ended."""
         if not self.done.done():
             self.done.set_result(end)
 
-    def _lost(self) -> None:
+    def _expire(self) -> None:
         if not self.done.done():
             self.done.set_exception(AgentLost(f"the agent said nothing for {self.spec.lease:g} s"))
 
@@ -78,7 +78,7 @@ class RemoteRunner:
     start_seconds = 0.0
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises ConfigError for an address off the loopback without a token."""
+        """Raise ConfigError for an address off the loopback without a token."""
         self._spec = spec
         host = spec.remote.rpartition(":")[0].strip("[]")
         if not is_loopback(host) and not os.environ.get(TOKEN):
@@ -119,35 +119,24 @@ class Board:
             Route("/tasks/{lease}/end", self._end, methods=["POST"]),
             Mount("/", model),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={RequestError: _refused})
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task: asyncio.Task[None] | None = None
+        self.app = Starlette(routes=routes, exception_handlers={RequestError: answer_error})
 
     @classmethod
     async def here(cls, address: str) -> Board:
         """Return the board of an address in the running event loop, with the server of its episodes below it."""
-        from agentrl_cli.agents.runners.server import EpisodeServer
+        server = EpisodeServer.running()
+        return await server.open_place(
+            f"agent.remote: {address}", lambda: cls._listen(address, server.gateway.app)
+        )
 
-        key = (asyncio.get_running_loop(), address)
-        if (board := _BOARDS.get(key)) is None:
-            board = _BOARDS[key] = cls(EpisodeServer.running().gateway.app)
-            board._task = asyncio.create_task(board._serve(address))
-        await asyncio.shield(board._started)
-        return board
-
-    async def _serve(self, address: str) -> None:
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def _listen(cls, address: str, model: ASGIApp) -> AsyncIterator[Board]:
+        board = cls(model)
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        try:
-            async with listening(PageGuard(self.app, {"localhost", host}), host, int(port)):
-                self._started.set_result(None)
-                await asyncio.Event().wait()
-        except Exception as error:  # noqa: BLE001 - it is raised where an episode waits for the board
-            self._started.set_exception(
-                EnvError(f"agent.remote: {getattr(error, 'message', error)}")
-            )
-        finally:
-            _BOARDS.pop((asyncio.get_running_loop(), address), None)
+        async with listening(PageGuard(board.app, {"localhost", host}), host, int(port)):
+            yield board
 
     def offer(self, offer: Offer) -> None:
         """Let an agent have it."""
@@ -161,7 +150,7 @@ class Board:
             self._changed.notify_all()
 
     def withdraw(self, offer: Offer) -> None:
-        """The episode is over: its lease, if it has one, is."""
+        """End the lease of an episode that is over, if it has one."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(offer)
         for lease in [lease for lease, other in self._leases.items() if other is offer]:
@@ -203,26 +192,23 @@ class Board:
         )
 
     async def _heartbeat(self, request: Request) -> Response:
-        offer = self._leased(request)
+        offer = self._find_lease(request)
         offer.renew()
         return JSONResponse({"lease_seconds": offer.spec.lease})
 
     async def _end(self, request: Request) -> Response:
-        offer = self._leased(request)
+        offer = self._find_lease(request)
         body = await json_body(request, optional=True)
-        error, reward = body.get("error") or "", body.get("reward")
+        error = body.get("error") or ""
         if not isinstance(error, str):
             raise bad("error must be a text.", "error")
-        try:
-            value = None if reward is None else reward_value(reward)
-        except ValueError as problem:
-            raise bad(f"reward: {problem}.", "reward") from None
+        value = reward_of(body)
         raised = ("error", *printed_names(error)) if error else ()
         offer.end(Ended(value, error[:2000], raised=raised))
         self.withdraw(offer)
         return JSONResponse({"reward": value})
 
-    def _leased(self, request: Request) -> Offer:
+    def _find_lease(self, request: Request) -> Offer:
         self._require_token(request)
         lease = request.path_params["lease"]
         if (offer := self._leases.get(lease)) is None:
@@ -236,16 +222,7 @@ class Board:
         return offer
 
     def _require_token(self, request: Request) -> None:
-        if self._token and not allowed(
+        if self._token and not is_token(
             self._token, bearer(request.headers.get("authorization", ""))
         ):
             raise RequestError("The token is missing or wrong.", status=401)
-
-
-def _refused(request: Request, error: Any) -> Response:
-    return JSONResponse(
-        error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status
-    )
-
-
-_BOARDS: dict[tuple[asyncio.AbstractEventLoop, str], Board] = {}

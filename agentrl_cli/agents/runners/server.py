@@ -15,20 +15,19 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentrl_cli.agents.emit import MODEL
-from agentrl_cli.agents.gateway.app import Gateway, error_body, reward_of
+from agentrl_cli.agents.gateway.app import Gateway, reward_of
+from agentrl_cli.agents.gateway.guard import PageGuard
 from agentrl_cli.agents.gateway.http import json_body
 from agentrl_cli.agents.gateway.listen import answering, listening
-from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import RequestError, bad
-from agentrl_cli.agents.gateway.sampling import ended
+from agentrl_cli.agents.gateway.sampling import episode_ended
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions
 from agentrl_cli.chat.render import Chat
@@ -36,9 +35,10 @@ from agentrl_cli.errors import EnvError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.types import Tokens, Turn
 
+T = TypeVar("T")
 HOST = "127.0.0.1"
 NAMES = ("localhost",)
-"""What a request's Host may say besides an address."""
+"""Values of a request's Host besides an address."""
 MOST = 100_000
 """Sessions that are open at once; `rollout.concurrency` is the limit that counts."""
 
@@ -50,7 +50,7 @@ class Door:
     session: Session
     root: str
     reward: float | None = None
-    """What the agent gave over HTTP or by `emit_reward`; the last one counts."""
+    """The agent's reward, over HTTP or by `emit_reward`; the last one counts."""
     trace: asyncio.Future[Trace] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -59,7 +59,7 @@ class Door:
         """Set the reward, from any thread."""
         self.reward = value
 
-    def recorded(self) -> tuple[Sequence[Turn], Tokens]:
+    def snapshot(self) -> tuple[Sequence[Turn], Tokens]:
         """Return the turns so far and their tokens, from any thread."""
         tree = self.session.tree
         tokens = tree.tokens  # first: a turn that is added meanwhile lies beyond them
@@ -83,14 +83,17 @@ class EpisodeServer:
 
     def __init__(self, chat: Chat) -> None:
         self._doors: dict[str, Door] = {}
-        self._sessions = Sessions(on_end=self._ended, most=MOST)
-        events = Route("/e/{key}/events", self._event, methods=["POST"])
+        self._sessions = Sessions(on_end=self._on_end, most=MOST)
         # Without a token of its own a request that names no episode would be let in, if only to be refused.
         self.gateway = Gateway(
-            self._sessions, _Models(), chat, token=secrets.token_urlsafe(24), routes=[events]
+            self._sessions,
+            _Models(),
+            chat,
+            token=secrets.token_urlsafe(24),
+            routes=[("/e/{key}/events", self._event, "POST")],
         )
         self._app = PageGuard(self.gateway.app, NAMES, unasked=True)
-        self._places: dict[str, asyncio.Future[str]] = {}
+        self._places: dict[str, asyncio.Future[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -108,7 +111,9 @@ class EpisodeServer:
 
     async def open(self, session: Session) -> Door:
         """Serve a session."""
-        address = await self._started()
+        address = await self.open_place(
+            "The server of agents' models", lambda: listening(self._app, HOST, 0)
+        )
         self._sessions.open(session)
         door = self._doors[session.key] = Door(session, f"{address}/e/{session.key}")
         return door
@@ -122,7 +127,7 @@ class EpisodeServer:
         self._doors.pop(key, None)
         return trace
 
-    def _ended(self, session: Session, trace: Trace, reward: float | None) -> None:
+    def _on_end(self, session: Session, trace: Trace, reward: float | None) -> None:
         door = self._doors[session.key]
         if reward is not None:
             door.reward = reward
@@ -134,53 +139,48 @@ class EpisodeServer:
 
         `{"reward": 0.5}`, or, as an event, `{"event_type": "reward", "data": {"value": 0.5}}`.
         """
-        try:
-            body = await json_body(request)
-            key = request.path_params["key"]
-            session = self._sessions.find(key)
-            if session.sealed or key not in self._doors:
-                raise ended(key)
-            reward = reward_of(_reward_body(body))
-            if reward is not None:
-                self._doors[key].reward = reward
-        except RequestError as error:
-            return JSONResponse(
-                error_body(f"{error.message} {error.hint}".rstrip(), error.status), error.status
-            )
+        body = await json_body(request)
+        key = request.path_params["key"]
+        session = self._sessions.find(key)
+        if session.sealed or key not in self._doors:
+            raise episode_ended(key)
+        reward = reward_of(_reward_body(body))
+        if reward is not None:
+            self._doors[key].reward = reward
         return JSONResponse({"reward": reward})
 
     # --- listening ---------------------------------------------------------------------------------------------------
 
-    async def _started(self) -> str:
-        """Return the server's address. Starts it the first time."""
-        return await self._served("address", lambda: listening(self._app, HOST, 0))
-
     async def socket(self) -> str:
         """Return the unix socket that leads here, for agents in a jail. Made the first time."""
-        return await self._served("socket", lambda: _on_socket(self._app))
+        return await self.open_place("The agents' socket", lambda: _on_socket(self._app))
 
-    async def _served(
-        self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[str]]
-    ) -> str:
+    async def open_place(
+        self, name: str, make: Callable[[], contextlib.AbstractAsyncContextManager[T]]
+    ) -> T:
+        """Return the value of a server that listens until the event loop ends, started the first time.
+
+        Raises EnvError, which begins with `name`, if it cannot be started.
+        """
         if name not in self._places:
             self._places[name] = asyncio.get_running_loop().create_future()
-            self._tasks.append(asyncio.create_task(self._serve(self._places[name], make())))
-        return await asyncio.shield(self._places[name])
+            self._tasks.append(asyncio.create_task(self._serve(name, make())))
+        return cast(T, await asyncio.shield(self._places[name]))
 
-    async def _serve(
-        self, place: asyncio.Future[str], server: contextlib.AbstractAsyncContextManager[str]
-    ) -> None:
+    async def _serve(self, name: str, server: contextlib.AbstractAsyncContextManager[Any]) -> None:
         """Listen until the event loop ends, which cancels this."""
+        place = self._places[name]
         try:
             async with server as found:
                 place.set_result(found)
                 await asyncio.Event().wait()
-        finally:
+        except asyncio.CancelledError:
             _SERVERS.pop(asyncio.get_running_loop(), None)
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised where episodes wait for the place
+            del self._places[name]  # the next episode tries again
             if not place.done():
-                place.set_exception(
-                    EnvError("The server that agents find their model at could not be started.")
-                )
+                place.set_exception(EnvError(f"{name}: {getattr(error, 'message', error)}"))
 
 
 @contextlib.asynccontextmanager

@@ -43,7 +43,7 @@ class Adapters:
         self._policy.set_version(model.weights_version)
 
     async def load(self, spec: str) -> tuple[str, str]:
-        """Put the adapter of `RUN@STEP` or a folder on the model: peft's name for it, and its version.
+        """Put the adapter of `RUN@STEP` or a folder on the model; return peft's name for it, and its version.
 
         Raises ModelError, NotFound.
         """
@@ -76,7 +76,7 @@ class Adapters:
             raise ModelError(f"The adapter {spec} was trained on {under}, and {mine} is served.")
 
     def _version(self, spec: str, folder: Path) -> str:
-        """`RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
+        """Return `RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
         run, at, _ = spec.rpartition("@")
         if at and self._store is not None:
             rows = self._store.runs.checkpoints(self._store.runs.get(run).id)

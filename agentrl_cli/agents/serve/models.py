@@ -37,7 +37,7 @@ class ServedModel:
     adapter: str | None
     """peft's name of the adapter; None: the model as it was loaded."""
     weights_version: str
-    """What its turns are stored with."""
+    """Stored with its turns."""
     engine: SharedEngine
     untrainable: str = ""
     context_length: int = 0
@@ -56,7 +56,7 @@ class ServedModel:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """One turn with this model's weights."""
+        """Return one turn with this model's weights."""
         async with self.engine.turn(self):
             return await self.engine.policy.generate(
                 f"{self.name}/{key}", ids, sampling, group=group
@@ -65,7 +65,7 @@ class ServedModel:
     def observe(
         self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> None:
-        """The conversation so far, for a server that renders the messages itself."""
+        """Take the conversation so far, for a server that renders the messages itself."""
         if isinstance(self.engine.policy, MessagePolicy):
             self.engine.policy.observe(f"{self.name}/{key}", messages, tools)
 
@@ -74,7 +74,7 @@ class ServedModel:
         await self.engine.policy.release(f"{self.name}/{key}")
 
     async def close(self) -> None:
-        """The engine is closed by the server."""
+        """Do nothing: the engine is closed by the server."""
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class ServedModels:
         unload: Callable[[str], Awaitable[None]] | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """`load` and `unload`: None if the model takes no adapters. `aliases`: further names of it; ANY: every name."""
+        """Serve the model. `load`, `unload`: None if it takes no adapters. `aliases`: more names of it, or ANY."""
         self.default = name
         self._engine, self._load, self._unload = engine, load, unload
         version = engine.policy.weights_version
@@ -187,7 +187,7 @@ class ServedModels:
         return found
 
     def cards(self) -> list[Mapping[str, Any]]:
-        """What `/v1/models` lists."""
+        """Return the list of `/v1/models`."""
         length = self._engine.policy.context_length
         return [
             {

@@ -1,4 +1,4 @@
-"""What is served, as episodes in the store: turns as they are made, the end with its reward and drift."""
+"""Served sessions as episodes in the store: turns as they are made, the end with its reward and drift."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Recorder:
     """Writes the sessions of a server into its run. A session without an answer leaves no episode."""
 
     def __init__(self, store: Store, run: RunRow, tokenizer: str) -> None:
-        """`tokenizer`: hash of the one that ids are decoded with."""
+        """Write into a run; `tokenizer` is the hash of the one that ids are decoded with."""
         self._store, self._run, self._tokenizer = store, run, tokenizer
         self._episodes: dict[str, Episode] = {}
 
     def writer(self, key: str, seed: int) -> OnTurn:
-        """What a session calls with each of its turns."""
+        """Return the callback of a session for its turns."""
 
         def write(turn: Turn, tokens: Tokens) -> None:
             episode = self._episodes.get(key)
@@ -41,7 +41,7 @@ class Recorder:
         return write
 
     def end(self, session: Session, trace: Trace, reward: float | None) -> None:
-        """The end of a session's episode."""
+        """Store the end of a session's episode."""
         episode = self._episodes.pop(session.key, None)
         if episode is None:
             return

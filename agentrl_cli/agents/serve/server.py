@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from agentrl_cli.agents.gateway.app import Gateway, problem
-from agentrl_cli.agents.gateway.dialects.base import openai_error
+from agentrl_cli.agents.gateway.app import Gateway, PrivateRoute
+from agentrl_cli.agents.gateway.guard import PageGuard
 from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import bad
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session
@@ -27,7 +25,6 @@ from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
 from agentrl_cli.agents.serve.adapters import Adapters
 from agentrl_cli.agents.serve.models import ServedModels, SharedEngine
 from agentrl_cli.agents.serve.recorder import KIND, Recorder
-from agentrl_cli.errors import AgentRLError, UsageError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.store import Store
@@ -84,7 +81,7 @@ async def open_server(
 ) -> AsyncIterator[ModelServer]:
     """Load the model and its adapters (`NAME=SPEC` or `SPEC`) and open what records. Raises AgentRLErrors.
 
-    `aliases` are further names of the model itself. `watch` makes, for a session's key, what is called with its turns.
+    `aliases` are further names of the model itself. `watch` makes, for a session's key, a callback for its turns.
     """
     async with contextlib.AsyncExitStack() as stack:
         store = None
@@ -112,14 +109,12 @@ async def open_server(
         stack.push_async_callback(sessions.close)
         routes = list(_routes(models, base, store))
         gateway = Gateway(sessions, models, loaded.chat, token=token, routes=routes)
-        for route in routes:
-            route.app = _allowed(gateway, route.app)
         yield ModelServer(gateway, models, sessions, run)
 
 
 @contextlib.contextmanager
 def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
-    """Yield a run for what is served; its status is written at the end.
+    """Yield a run for the served sessions; its status is written at the end.
 
     Sessions of servers that were killed are ended.
     """
@@ -171,8 +166,8 @@ def _maker(
     return make
 
 
-def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[Route]:
-    """Adapters while the server runs: AgentRL's own routes, and vLLM's."""
+def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[PrivateRoute]:
+    """Yield the routes that add and remove adapters: AgentRL's own, and vLLM's names for them."""
 
     async def add(request: Request) -> Response:
         body = await json_body(request)
@@ -195,10 +190,10 @@ def _routes(models: ServedModels, base: Path, store: Store | None) -> Iterator[R
         await models.remove(str(name))
         return JSONResponse({"id": name, "object": "model", "deleted": True})
 
-    yield Route("/v1/models", add, methods=["POST"])
-    yield Route("/v1/models/{model:path}", remove, methods=["DELETE"])
-    yield Route("/v1/load_lora_adapter", add, methods=["POST"])
-    yield Route("/v1/unload_lora_adapter", remove, methods=["POST"])
+    yield "/v1/models", add, "POST"
+    yield "/v1/models/{model:path}", remove, "DELETE"
+    yield "/v1/load_lora_adapter", add, "POST"
+    yield "/v1/unload_lora_adapter", remove, "POST"
 
 
 def _require_own(spec: str, base: Path, store: Store | None) -> None:
@@ -219,20 +214,3 @@ def _require_own(spec: str, base: Path, store: Store | None) -> None:
         )
     if not (base / spec).is_dir():
         raise bad(f"{spec} is neither a folder of the project nor RUN@STEP.", "adapter")
-
-
-def _allowed(gateway: Gateway, app: ASGIApp) -> ASGIApp:
-    """Return a route behind the token, with errors in OpenAI's form."""
-
-    async def checked(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            gateway.require_allowed(Request(scope, receive))
-            await app(scope, receive, send)
-        except AgentRLError as error:
-            status, message, code, param = problem(error)
-            status = 400 if isinstance(error, UsageError) else status
-            await JSONResponse(openai_error(message, status, code, param), status)(
-                scope, receive, send
-            )
-
-    return checked

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from agentrl_cli.agents.gateway.guard import allowed, is_foreign, is_loopback
+from agentrl_cli.agents.gateway.guard import is_foreign, is_loopback, is_token
 from agentrl_cli.errors import MissingDependency, UsageError
 
 COOKIE = "agentrl"
@@ -41,11 +41,11 @@ def make_guard(token: str, hosts: Collection[str]) -> Any:
         if request.host not in hosts or is_foreign(request.headers.get("Origin"), hosts):
             raise web.HTTPForbidden(text="This host name is not served here.")
         said = request.query.get("token")
-        if said is not None and allowed(token, said):
+        if said is not None and is_token(token, said):
             response = web.Response(status=302, headers={"Location": "/"})
             response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
             return response
-        if not allowed(token, request.cookies.get(COOKIE, "")):
+        if not is_token(token, request.cookies.get(COOKIE, "")):
             raise web.HTTPForbidden(
                 text="Open the address that `agentrl screens` printed: it contains the token."
             )

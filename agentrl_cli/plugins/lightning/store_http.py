@@ -24,10 +24,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl_cli.agents.gateway.guard import allowed, bearer, is_loopback
+from agentrl_cli.agents.gateway.guard import PageGuard, bearer, is_loopback, is_token
 from agentrl_cli.agents.gateway.http import json_body
 from agentrl_cli.agents.gateway.listen import listening
-from agentrl_cli.agents.gateway.pages import PageGuard
 from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.store import LightningStore
@@ -162,7 +161,7 @@ class LightningStoreServer(LightningStore):
 
     async def _answer(self, request: Request) -> Response:
         name = request.path_params["method"]
-        if self._token and not allowed(
+        if self._token and not is_token(
             self._token, bearer(request.headers.get("authorization", ""))
         ):
             return _failed("ValueError", "The token is missing or wrong.", 401)

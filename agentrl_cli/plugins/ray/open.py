@@ -89,7 +89,7 @@ def make_setup(
     if trainable and not served and isinstance(policy, TrainablePolicy) and policy.separate_weights:
         raise ConfigError(
             f"cluster.kind is {cluster.kind}, and {policy.name} samples with weights that workers cannot be given.",
-            hint="Train with cluster.kind: here, or give it `hold`, `adopt` and `published` as the vllm backend has.",
+            hint="Train with cluster.kind: here, or give it the vllm backend's `hold`, `adopt` and `last_published`.",
         )
     name = spec or config.model.name
     where = str(loaded.folder) if "@" in name and loaded.folder is not None else name

@@ -202,7 +202,7 @@ class WorkerPool:
                     await self._each(lambda worker: worker.call("hold"))
                 await policy.publish(version)
                 if isinstance(policy, Following):
-                    self.weights = policy.published()
+                    self.weights = policy.last_published()
                 elif model is not None and self._save is not None:
                     self.weights = await asyncio.to_thread(self._save, model, version)
                 self.version = version

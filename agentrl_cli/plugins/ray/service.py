@@ -27,7 +27,7 @@ from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.length_shaping import Shaping
 from agentrl_cli.plugins.ray.relay import Message, Relay
 from agentrl_cli.policies.protocols import TrainablePolicy, require_trainable
-from agentrl_cli.policies.remote.token_ids import Published
+from agentrl_cli.policies.remote.policy import Published
 from agentrl_cli.rollout import Rollout
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.parts import open_parts
@@ -78,7 +78,7 @@ class Hello:
 class Following(Protocol):
     """A policy on servers, to which one process brings the weights for all."""
 
-    def published(self) -> Published:
+    def last_published(self) -> Published:
         """Return the weights of the last `publish`."""
         ...
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.agents.gateway.guard import allowed, bearer, is_foreign, is_served, sent_unasked
+from agentrl_cli.agents.gateway.guard import bearer, is_foreign, is_served, is_token, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import (
@@ -279,7 +279,7 @@ class ToolServer:
         return app
 
     def _allowed(self, request: web.Request) -> bool:
-        return not self._token or allowed(
+        return not self._token or is_token(
             self._token, bearer(request.headers.get("Authorization", ""))
         )
 

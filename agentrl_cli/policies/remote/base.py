@@ -1,4 +1,4 @@
-"""What all policies on a server share: the connection, as the section `remote` of the configuration describes it."""
+"""The connection of all policies on a server, as the section `remote` of the configuration describes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.policies.remote.http import Endpoint
+
+NO_IMAGES = "Servers are sent token ids alone, without images."
 
 
 class RemotePolicy:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from agentrl_cli.errors import BadAnswer
-from agentrl_cli.types import Float32, Sampling
+from agentrl_cli.types import TOP_K, Float32, Int32, Sampling, StopReason
 
 Answer = dict[str, Any]
 ABOVE_ZERO = 1e-3
@@ -23,7 +23,7 @@ SHOWN = 80
 """Characters of an answer that a message repeats."""
 
 
-def decoded(data: bytes) -> Answer:
+def read_json(data: bytes) -> Answer:
     """Return a body as a JSON object."""
     try:
         answer = json.loads(data)
@@ -39,7 +39,7 @@ def choice_of(answer: Answer) -> Answer:
     """Return the first choice of an answer in OpenAI's form."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise BadAnswer(f"sent an answer that has no choices: {shown(answer)}")
+        raise BadAnswer(f"sent an answer that has no choices: {excerpt(answer)}")
     return choices[0]
 
 
@@ -49,7 +49,7 @@ def part(answer: Answer, name: str) -> Answer:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise BadAnswer(f"sent {name} {shown(found)}, which is not an object")
+        raise BadAnswer(f"sent {name} {excerpt(found)}, which is not an object")
     return found
 
 
@@ -58,17 +58,17 @@ def items(value: Any, name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadAnswer(f"sent {name} {shown(value)}, which is not a list")
+        raise BadAnswer(f"sent {name} {excerpt(value)}, which is not a list")
     return value
 
 
 def token_ids(values: Sequence[Any], sampling: Sampling, vocabulary: int | None) -> list[int]:
-    """Sampled ids: at least one, inside the vocabulary, no more than requested."""
+    """Return sampled ids: at least one, inside the vocabulary, no more than requested."""
     limit = vocabulary or np.iinfo(np.int32).max
     for id_ in values:
-        if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < limit:
+        if not _is_id(id_, 0, limit):
             raise BadAnswer(
-                f"sent the token id {shown(id_)}, which is outside the vocabulary of {limit}"
+                f"sent the token id {excerpt(id_)}, which is outside the vocabulary of {limit}"
             )
     if not values:
         raise BadAnswer("sent no tokens")
@@ -78,61 +78,64 @@ def token_ids(values: Sequence[Any], sampling: Sampling, vocabulary: int | None)
 
 
 def log_probabilities(values: Sequence[Any], count: int) -> Float32:
-    """One for each id, finite and at most 0."""
+    """Return one for each id, finite and at most 0."""
     if len(values) != count:
         raise BadAnswer(f"sent {len(values)} log-probabilities for {count} tokens")
     for value in values:
         if not _is_number(value) or not math.isfinite(value) or value > ABOVE_ZERO:
-            raise BadAnswer(f"sent the log-probability {shown(value)}; one is finite and at most 0")
+            raise BadAnswer(
+                f"sent the log-probability {excerpt(value)}; one is finite and at most 0"
+            )
     return np.minimum(np.asarray(values, np.float32), np.float32(0))
 
 
 def alternatives(
-    rows: Sequence[Any],
-    count: int,
-    read: Callable[[Any], Sequence[tuple[Any, Any]]],
-    vocabulary: int | None,
-) -> list[list[tuple[int, float]]]:
-    """Return the likeliest (id, log-probability) at each token; `read` splits a row into pairs.
+    rows: Sequence[Sequence[tuple[Any, Any]]], count: int, vocabulary: int | None
+) -> tuple[Int32, Float32]:
+    """Return [count, TOP_K] ids (-1 if absent) and log-probabilities (NaN) of the likeliest tokens, best first.
 
-    There may be none, and one without a probability is left out. An id of −1 stands for a token without an id.
+    There may be none, and one without a probability is left out. An id of -1 stands for a token without an id.
     """
     if rows and len(rows) != count:
         raise BadAnswer(f"sent the likeliest tokens of {len(rows)} places for {count} tokens")
     limit = vocabulary or np.iinfo(np.int32).max
-    found: list[list[tuple[int, float]]] = []
-    for row in rows:
-        found.append([])
-        for id_, logp in read(row) if row is not None else ():
-            if not isinstance(id_, int) or isinstance(id_, bool) or not -1 <= id_ < limit:
+    ids = np.full((count, TOP_K), -1, np.int32)
+    logps = np.full((count, TOP_K), np.nan, np.float32)
+    for place, row in enumerate(rows):
+        for id_, logp in row:
+            if not _is_id(id_, -1, limit):
                 raise BadAnswer(
-                    f"sent {shown(id_)} among the likeliest tokens, outside the vocabulary of {limit}"
+                    f"sent {excerpt(id_)} among the likeliest tokens, outside the vocabulary of {limit}"
                 )
-            if logp is None or logp == -math.inf:
-                continue
-            if not _is_number(logp) or not logp <= ABOVE_ZERO:
+            if logp not in (None, -math.inf) and not (_is_number(logp) and logp <= ABOVE_ZERO):
                 raise BadAnswer(
-                    f"sent the log-probability {shown(logp)} among the likeliest tokens"
+                    f"sent the log-probability {excerpt(logp)} among the likeliest tokens"
                 )
-            found[-1].append((id_, min(float(logp), 0.0)))
-    return found
+        known = [pair for pair in row if pair[1] not in (None, -math.inf)]
+        for column, (id_, logp) in enumerate(sorted(known, key=lambda pair: -pair[1])[:TOP_K]):
+            ids[place, column], logps[place, column] = id_, min(logp, 0.0)
+    return ids, logps
 
 
-def finish(value: Any, known: Mapping[str, str]) -> str:
+def finish(value: Any, known: Mapping[str, StopReason]) -> StopReason:
     """Return why the server stopped; `known` maps its reasons to this package's."""
     if not isinstance(value, str) or value not in known:
         raise BadAnswer(
-            f"sent the finish reason {shown(value)}; {', '.join(sorted(known))} are known"
+            f"sent the finish reason {excerpt(value)}; {', '.join(sorted(known))} are known"
         )
     return known[value]
 
 
-def shown(value: Any) -> str:
-    """Return a value of an answer for a message."""
+def excerpt(value: Any) -> str:
+    """Return the start of a value, for a message."""
     try:
         return json.dumps(value, ensure_ascii=True)[:SHOWN]
     except (ValueError, RecursionError):
         return type(value).__name__
+
+
+def _is_id(value: Any, least: int, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < limit
 
 
 def _is_number(value: Any) -> bool:

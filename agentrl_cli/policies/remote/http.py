@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from agentrl_cli.errors import BadAnswer, PolicyError
-from agentrl_cli.policies.remote.checked import decoded
+from agentrl_cli.policies.remote.checked import read_json
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Endpoint:
         patience: float = 0.0,
         start: str = "",
     ) -> None:
-        """`url` ends before the paths of requests (`http://host:8000/v1`). `timeout` in seconds, of one attempt.
+        """Prepare requests; `url` ends before their paths (`http://host:8000/v1`). `timeout`: seconds of one attempt.
 
         Failing requests are tried `retries` times more, and an unreachable server for `patience` seconds.
         `start`: how to start one, for the hint of an error. Raises PolicyError if `url` is not an HTTP address.
@@ -123,37 +123,33 @@ class Endpoint:
     async def ask(
         self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T]
     ) -> T:
-        """What `read` makes of the JSON answer. If it raises BadAnswer, the request is tried again, too."""
+        """Return what `read` makes of the JSON answer. If that raises BadAnswer, the request is tried again, too."""
         return await self._request(
-            f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(decoded(data))
+            f"{self.url}{path}", json.dumps(body).encode(), lambda data: read(read_json(data))
         )
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """Like `post`, without a body."""
-        return await self._request(f"{self.url}{path}", None, decoded)
-
     async def command(self, url: str, body: Mapping[str, Any]) -> str:
-        """Post to a whole address; the answer as text, which some servers give to commands. `recover` may use it."""
+        """Post to a whole address and return the answer as text; `recover` may use it."""
         data = json.dumps(body).encode()
         return await self._request(
             url, data, lambda answer: answer.decode(errors="replace"), recovering=True
         )
 
     def watch(self) -> None:
-        """A person waits from now on: a server that is not there is reported within seconds."""
+        """Report a server that is not there within seconds from now on: a person waits."""
         self.watched, self.patience = True, 0.0
 
     async def reach(self) -> None:
-        """Raises PolicyError unless the server answers a request for its models, with anything, within `REACH` s."""
+        """Raise PolicyError unless the server answers a request for its models, with anything, within `REACH` s."""
         try:
             await self._once(self._client.build_request("GET", f"{self.url}/models", timeout=REACH))
         except httpx2.TimeoutException as error:
             raise Unreachable(
                 f"{self.url} cannot be reached: no answer for {REACH:g} s.",
-                hint="It hangs, still loads its model, or a firewall drops what is sent to it: its log shows which.",
+                hint="It may be hung, still loading its model, or behind a firewall: its log shows which.",
             ) from error
         except httpx2.RequestError as error:
-            raise self._unreached(self.url, error) from error
+            raise self._unreachable(self.url, error) from error
 
     async def close(self) -> None:
         """Cancel running requests and close their connections."""
@@ -165,41 +161,40 @@ class Endpoint:
         await self._client.aclose()
 
     async def _request(
-        self, url: str, data: bytes | None, read: Callable[[bytes], T], *, recovering: bool = False
+        self, url: str, data: bytes, read: Callable[[bytes], T], *, recovering: bool = False
     ) -> T:
         started, attempt, seen = time.monotonic(), 0, self.recoveries
         while True:
             try:
                 if not recovering:
-                    await self._recovered()
+                    await self._ensure_recovered()
                 seen = self.recoveries
-                method = "GET" if data is None else "POST"
-                answer = await self._answer(self._client.build_request(method, url, content=data))
+                answer = await self._answer(self._client.build_request("POST", url, content=data))
                 if answer.is_success:
                     return read(answer.content)
                 if answer.status_code not in RETRY_STATUS or attempt >= self.retries:
-                    raise _refused(url, answer, attempt + 1)
+                    raise _server_error(url, answer, attempt + 1)
             except BadAnswer as error:
                 if attempt >= self.retries or self._closed:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
                     raise BadAnswer(f"{url} {error.message}{tried}.", hint=error.hint) from error
             except httpx2.RequestError as error:
                 if not isinstance(error, httpx2.TimeoutException):
-                    self.forgot(seen)
+                    self.note_loss(seen)
                 late = attempt >= self.retries and time.monotonic() - started >= self.patience
                 if self.starting is not None and self.starting():
                     late = False
                 if late or self._closed:
-                    raise self._unreached(url, error) from error
+                    raise self._unreachable(url, error) from error
             await asyncio.sleep(min(0.2 * 2 ** min(attempt, 10), LONGEST_PAUSE))
             attempt += 1
 
-    def forgot(self, seen: int) -> None:
-        """A request that began after so many recoveries found the server without its weights, or not at all."""
+    def note_loss(self, seen: int) -> None:
+        """Note that a request, begun after `seen` recoveries, found no server or one without its weights."""
         self._lost |= seen == self.recoveries
 
-    async def _recovered(self) -> None:
-        """After a lost connection: load the weights into the server again, once for all waiting requests."""
+    async def _ensure_recovered(self) -> None:
+        """Load the weights into the server again after a lost connection, once for all waiting requests."""
         if self.recover is None or not (self._lost or self._recovering.locked()):
             return
         async with self._recovering:
@@ -225,7 +220,7 @@ class Endpoint:
             answer.cancel()
 
     async def _once(self, request: httpx2.Request) -> httpx2.Response:
-        """One attempt, in a task of its own that `close` can cancel."""
+        """Make one attempt, in a task of its own that `close` can cancel."""
         self._require_open(request)
         call = asyncio.ensure_future(self._client.send(request))
         self._calls.add(call)
@@ -245,7 +240,7 @@ class Endpoint:
         if self._closed:
             raise httpx2.ConnectError("the client was closed", request=request)
 
-    def _unreached(self, url: str, error: httpx2.RequestError) -> Unreachable:
+    def _unreachable(self, url: str, error: httpx2.RequestError) -> Unreachable:
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(
                 f"{url} did not answer within {self.timeout:g} s.",
@@ -259,7 +254,7 @@ class Endpoint:
 
 @cache
 def _tls() -> SSLContext:
-    """One for all clients: making it reads every certificate authority of the system."""
+    """Return one for all clients: making it reads every certificate authority of the system."""
     return httpx2.create_ssl_context()
 
 
@@ -279,7 +274,7 @@ def _reason(error: BaseException) -> str:
     return found
 
 
-def _refused(url: str, answer: httpx2.Response, tries: int) -> ServerError:
+def _server_error(url: str, answer: httpx2.Response, tries: int) -> ServerError:
     said = _message(answer.text)[:MAX_BODY]
     status = answer.status_code
     return ServerError(f"{url} answered {status}: {said}", status, hint=_hint(status, tries))

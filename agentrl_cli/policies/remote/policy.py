@@ -1,165 +1,220 @@
-"""Policies behind HTTP: a vLLM server (token ids in and out), and any OpenAI-compatible endpoint (text only).
+"""Policies on servers that take and return token ids, as vLLM and SGLang do (`wires.py`).
 
-Text is not enough to train on. A text is encoded again here, so its ids need not be the ones that were sampled, and
-log-probabilities belong to other tokens: `OpenAIPolicy` serves eval and chat and is refused for training, with that
-reason. `VLLMPolicy` sends and receives ids.
+A policy of this kind can be trained with: after an update `publish` writes the weights (or the adapter) into a folder
+that the server can read, too, and lets the server load them. That waits for running turns, so a turn has one version; a
+server that was restarted loads them again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
+import shutil
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from agentrl_cli.chat.render import Chat
-from agentrl_cli.errors import BadAnswer, PolicyError, TemplateError
-from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
-from agentrl_cli.policies.remote.base import RemotePolicy, connection
-from agentrl_cli.policies.remote.checked import (
-    alternatives,
-    choice_of,
-    finish,
-    items,
-    log_probabilities,
-    part,
-    shown,
-    token_ids,
-)
-from agentrl_cli.policies.remote.http import Endpoint, ServerError
-from agentrl_cli.policies.remote.token_ids import NO_IMAGES, Answer, IdServer, narrowed
-from agentrl_cli.types import TOP_K, Generation, Int32, Message, Sampling, StopReason, ToolSchema
-from agentrl_cli.types.plain import check_plain
+import numpy as np
 
-ID = "token_id:"
-FINISH = {"stop": "stop", "length": "length", "abort": "abort"}
-"""vLLM's finish reasons."""
-TEXT_FINISH = {
-    **{
-        name: "stop"
-        for name in ("stop", "tool_calls", "function_call", "content_filter", "eos", "eos_token")
-    },
-    **{name: "length" for name in ("length", "max_tokens", "abort")},
+from agentrl_cli.errors import PolicyError
+from agentrl_cli.policies.protocols import OnToken, PolicySource
+from agentrl_cli.policies.remote.base import NO_IMAGES, RemotePolicy, connection
+from agentrl_cli.policies.remote.checked import alternatives, finish, log_probabilities, token_ids
+from agentrl_cli.policies.remote.http import MAX_BODY, Endpoint, ServerError
+from agentrl_cli.policies.remote.wires import Report, Wire
+from agentrl_cli.types import Float32, Generation, Int32, Sampling, StopReason
+
+STABLE = "STABLE"
+"""Marks a folder of weights as complete."""
+FINISH = {
+    "stop": StopReason.STOP,
+    "length": StopReason.LENGTH,
+    "abort": StopReason.CANCELLED,
 }
-"""Those of OpenAI's own endpoint, and of others that follow it."""
-LOOSELY = 8
-"""A text may have this many times the requested tokens: the server counts with its own tokenizer."""
-VLLM = "0.32"
-"""The release of vLLM that this client is tested with; the extra `vllm` brings it."""
+"""Finish reasons of the servers."""
 
 
-class VLLMPolicy(IdServer):
-    """A vLLM server: prompt ids in, sampled ids and their log-probabilities out.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn as the server reported it, checked."""
 
-    vLLM reports log-probabilities of the raw logits unless it was started with `--logprobs-mode processed_logprobs`,
-    which `processed` states. What its report does not determine is NaN, and the trainer computes it.
+    ids: list[int]
+    logps: Float32
+    top_ids: Int32
+    top_logps: Float32
+    stop_reason: StopReason
+    version: str
+    """The weights that made it, if the server names them."""
 
-    Adapters need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, whole weights VLLM_SERVER_DEV_MODE=1
-    (`/collective_rpc`, whose `reload_weights` takes a path since vLLM 0.14). The server must read the folder.
-    """
 
-    name = "vllm"
-    start = f"`pip install 'agentrl-cli[vllm]'` brings vLLM {VLLM}; then `vllm serve MODEL` (docs/rollout.md)."
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that one process had the servers load, for other processes that sample from the same servers."""
 
-    async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
-        body = {
-            "prompt": ids,
-            "max_tokens": sampling.max_new_tokens,
-            **narrowed(sampling),
-            "seed": sampling.seed,
-            "include_stop_str_in_output": True,
-            "logprobs": TOP_K,
-            "return_tokens_as_token_ids": True,
-            "return_token_ids": True,
-        }
-        seen = self.endpoint.recoveries
+    folder: Path
+    label: str
+    """The servers' name of an adapter."""
+    lost: frozenset[str] = frozenset()
+    """Addresses of the servers that do not have them yet."""
+
+
+class TurnGate:
+    """Lets turns run together, and the weights change between them."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._idle = asyncio.Condition()
+        self._held = False
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Run one turn, which begins when nothing holds it back."""
+        async with self._idle:
+            await self._idle.wait_for(lambda: not self._held)
+            self._running += 1
         try:
-            return await self.endpoint.ask(
-                "/completions", {"model": self.model, **body}, partial(self._read, sampling)
-            )
-        except ServerError as error:
-            if error.status != 404 or self.model == self._base:
-                raise
-            self.endpoint.forgot(seen)  # it was restarted between two requests, and has no adapter
-            return await self.endpoint.ask(
-                "/completions", {"model": self.model, **body}, partial(self._read, sampling)
-            )
+            yield
+        finally:
+            async with self._idle:
+                self._running -= 1
+                self._idle.notify_all()
 
-    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> Answer:
-        """Return an answer of `/completions`. Raises BadAnswer."""
-        choice = choice_of(answer)
-        logprobs = part(choice, "logprobs")
-        out = token_ids(_sampled(choice, logprobs), sampling, self.vocabulary)
-        logps = log_probabilities(items(logprobs.get("token_logprobs"), "token_logprobs"), len(out))
-        tops = items(logprobs.get("top_logprobs"), "top_logprobs")
-        found = alternatives(tops, len(out), _named, self.vocabulary)
-        return (
-            out,
-            logps,
-            found,
-            _stop_reason(finish(choice.get("finish_reason"), FINISH), out, sampling),
-        )
+    async def hold(self) -> None:
+        """Wait for running turns and let none begin until the next change has ended."""
+        async with self._idle:
+            self._held = True
+            await self._idle.wait_for(lambda: not self._running)
 
-    async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
-        root, url = self.endpoint.root, self.endpoint.url
-        if self.lora:
-            await self._load_adapter(f"{url}/load_lora_adapter", folder, label)
-            if old:
-                await self._unload_adapter(f"{url}/unload_lora_adapter", old)
-            return
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self.endpoint.command(f"{root}/collective_rpc", body)
-        await self.endpoint.command(f"{root}/reset_prefix_cache", {})
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Change the weights while no turn runs.
+
+        The condition's lock is held until the end: another change, or a `hold`, comes after this one.
+        """
+        async with self._idle:
+            self._held = True
+            try:
+                await self._idle.wait_for(lambda: not self._running)
+                yield
+            finally:
+                self._held = False
+                self._idle.notify_all()
 
 
-class OpenAIPolicy(RemotePolicy):
-    """Any OpenAI-compatible endpoint. Text only: for eval and chat, refused for training.
+def write_weights(save: Callable[[Path], None], sync_dir: Path, version: str) -> Path:
+    """Return a new folder with the weights of a version. It is complete once it has this name.
 
-    `mode` "completions" sends the prompt's exact text; "chat" sends messages (`observe` them before each turn) and lets
-    the server render them with its own template.
+    The empty file STABLE in it is written last, for readers over a network that see a folder grow.
     """
+    name, _, step = version.rpartition("@")
+    folder = sync_dir / f"{name}-{step}"
+    beside = sync_dir / f".{folder.name}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    save(beside)
+    (beside / STABLE).touch()
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    return folder
 
-    name = "openai"
-    untrainable = (
-        "an OpenAI-compatible endpoint returns text; the sampled ids and their log-probabilities are "
-        "unknown, and encoding the text again would train on other tokens. Use a local model or a vLLM server"
-    )
+
+def drop_older(folder: Path) -> None:
+    """Delete the folders of the run's earlier versions."""
+    name = folder.name.rpartition("-")[0]
+    for old in folder.parent.glob(f"{name}-*"):
+        if old != folder and old.name.removeprefix(f"{name}-").isdigit():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def check_report(report: Report, sampling: Sampling, vocabulary: int | None) -> Answer:
+    """Return a server's report as an answer. Raises BadAnswer."""
+    ids = token_ids(report.ids, sampling, vocabulary)
+    logps = log_probabilities(report.logps, len(ids))
+    top_ids, top_logps = alternatives(report.tops, len(ids), vocabulary)
+    reason = finish(report.finish_reason, FINISH)
+    if reason is StopReason.STOP and sampling.stop_strings and ids[-1] not in sampling.stop_ids:
+        reason = StopReason.STOP_STRING
+    return Answer(ids, logps, top_ids, top_logps, reason, report.version)
+
+
+class HttpPolicy(RemotePolicy):
+    """A server that takes token ids; `wire` is its API."""
+
+    untrainable = ""
+    separate_weights = True
 
     def __init__(
         self,
+        wire: Wire,
         url: str,
         model: str,
-        chat: Chat,
         *,
-        mode: str = "completions",
         context_length: int = 32768,
+        weights_version: str = "",
+        processed: bool = False,
+        lora: bool = False,
+        vocabulary: int | None = None,
+        save: Callable[[Path], None] | None = None,
+        sync_dir: Path | None = None,
         **connection: Any,
     ) -> None:
-        """`connection`: see Endpoint."""
-        if mode not in {"completions", "chat"}:
-            raise PolicyError(f"Unknown mode {mode!r}.", hint='Use "completions" or "chat".')
-        self.endpoint = Endpoint(url, **connection)
-        self.model = self.weights_version = model
-        self.chat, self.mode, self.context_length = chat, mode, context_length
-        self._seen: dict[str, tuple[list[Message], list[ToolSchema]]] = {}
+        """`vocabulary`: ids that the model has; None: as many as there are integers.
+
+        `processed`: log-probabilities are those of the distribution that is sampled from; else of temperature 1.
+
+        `lora`: published folders are adapters. `save` writes the weights, or the adapter, into a folder; `sync_dir`
+        holds the folders for the server. `connection`: see Endpoint.
+        """
+        self.wire, self.name = wire, wire.name
+        self.endpoint = Endpoint(url, **{"start": wire.start, **connection})
+        self.endpoint.recover = self._recover
+        self.model = model
+        self.context_length = context_length
+        self.weights_version = weights_version or model
+        self.processed = processed
+        self.lora = lora
+        self.vocabulary = vocabulary
+        self.save = save
+        self.sync_dir = sync_dir
+        self._base = model
+        self.sleeps = False
+        """Whether `sleep` frees the server's memory (vLLM)."""
+        self.mark = secrets.token_hex(3)
+        """Part of adapter names on the server: another run of this name may have left one of the same version."""
+        self._folder: Path | None = None
+        self._gate = TurnGate()
 
     @classmethod
-    def of(cls, source: PolicySource) -> OpenAIPolicy:
-        """As the configuration describes the endpoint. Raises ConfigError, or PolicyError for a bad address."""
-        remote = source.config.remote
-        model, arguments = remote.model or source.config.model.name, connection(source.config)
-        length = source.context_length
+    def of(cls, wire: Wire, source: PolicySource, url: str = "") -> Self:
+        """Return the policy that the configuration describes; `url`: one of several servers.
+
+        Raises ConfigError, or PolicyError for a bad address.
+        """
+        config, tokenizer = source.config, source.chat.tokenizer
+        arguments = connection(config, url)
+        vocabulary = max([tokenizer.vocab_size, *(token.id + 1 for token in tokenizer.added)])
+        if source.trainable:  # only the ids that the trained model has a row for can be trained
+            model: Any = source.model()
+            vocabulary = int(model.get_input_embeddings().weight.shape[0])
         return cls(
-            model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments
+            wire,
+            model=config.remote.model or config.model.name,
+            context_length=source.context_length,
+            processed=config.remote.processed_logprobs,
+            lora=config.adapter.enabled,
+            vocabulary=vocabulary,
+            save=source.save,
+            sync_dir=(source.base / (config.remote.sync_dir or "runs/remote")).resolve(),
+            **arguments,
         )
 
-    def observe(
-        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> None:
-        """The conversation so far, for "chat" mode: call it before `generate`."""
-        self._seen[key] = (list(messages), list(tools))
+    def servers(self) -> list[Self]:
+        """Return itself, the only one."""
+        return [self]
 
     async def generate(
         self,
@@ -171,144 +226,163 @@ class OpenAIPolicy(RemotePolicy):
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """One turn, encoded here; log-probabilities are NaN. Raises PolicyError if the server fails."""
+        """Return one turn. Raises PolicyError if the server fails, BadAnswer if its answer cannot be used."""
         if images:
             raise PolicyError(NO_IMAGES)
-        started = time.perf_counter()
-        body: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-        }
-        if self.mode == "chat":
-            out, reason = await self._chat(key, body, sampling)
-        else:
-            stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
-            body |= {"prompt": self.chat.decode(ids), "stop": stops}
-            out, reason = await self.endpoint.ask(
-                "/completions", body, partial(self._read, sampling)
-            )
-        cut = reason == "length"
-        if cut and out and out[-1] in self.chat.stop_ids:
-            out = out[:-1]
-        if on_token is not None:
-            for id_ in out:
-                on_token(id_)
-        return generation(
-            out,
-            StopReason.LENGTH if cut else StopReason.STOP,
-            weights_version=self.weights_version,
-            logps=[float("nan")] * len(out),
+        async with self._gate.turn():
+            started, version = time.perf_counter(), self.weights_version
+            answer = await self._ask([int(id_) for id_ in ids], sampling)
+        known = self.wire.known_logps(self.processed, sampling)
+        sampled, own = (
+            answer.logps.copy() if yes else np.full_like(answer.logps, np.nan) for yes in known
+        )
+        for id_ in answer.ids if on_token is not None else ():
+            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
+        return Generation(
+            ids=np.asarray(answer.ids, np.int32),
+            logp_sampled=sampled,
+            logp_policy=own,
+            entropy=np.full(len(answer.ids), np.nan, np.float32),
+            top_ids=answer.top_ids,
+            top_logps=answer.top_logps,
+            stop_reason=answer.stop_reason,
+            weights_version=version,
             seconds=time.perf_counter() - started,
         )
 
+    async def publish(self, version: str) -> None:
+        """Write the weights, or the adapter, and let the server load them.
+
+        Only the newest folder stays: a server that was restarted loads it again.
+        """
+        folder = self.write(version)
+        await self.load_weights(folder, version)
+        drop_older(folder)
+
+    def write(self, version: str) -> Path:
+        """Return the folder with the weights, or the adapter, as they are now."""
+        assert self.save is not None and self.sync_dir is not None, "made without what is trained"
+        return write_weights(self.save, self.sync_dir, version)
+
+    async def restore(self, folder: Path, version: str) -> None:
+        """Load weights into a server that may be a new process: it has no earlier version to unload."""
+        self._folder = None
+        await self.load_weights(folder, version)
+
+    async def load_weights(self, folder: str | Path, version: str) -> None:
+        """Let the server load the weights in `folder` as `version`, between two turns.
+
+        Raises PolicyError if it refuses; it then continues with the old version.
+        """
+        async with self._gate.changing():
+            old = self.model if self._folder is not None else ""
+            adopted = version == self.weights_version and self.model != self._base
+            label = self.model if adopted else f"{version}-{self.mark}"
+            if self.sleeps:
+                await self.endpoint.command(f"{self.endpoint.root}/wake_up", {})
+            await self._take(Path(folder), version, label, old)
+            self._folder, self.weights_version = Path(folder), version
+
+    async def sleep(self) -> None:
+        if self.sleeps:  # as in Sleeping; level 1: with level 2 vLLM loses its adapters
+            await self.hold()
+            await self.endpoint.command(f"{self.endpoint.root}/sleep?level=1", {})
+
+    def last_published(self) -> Published:
+        """Return the weights of the last `publish`."""
+        assert self._folder is not None, "nothing was published"
+        return Published(self._folder, self.model)
+
+    async def hold(self) -> None:
+        """Wait for running turns and let none begin until `adopt`: another process changes the server's weights."""
+        await self._gate.hold()
+
+    async def adopt(self, version: str, published: Published | None) -> None:
+        """Sample with the weights that another process had the server load; None: with those that it had."""
+        async with self._gate.changing():
+            self.weights_version = version
+            if published is not None:
+                self._folder = published.folder
+                self.model = published.label if self.lora else self.model
+
     async def release(self, key: str) -> None:
-        self._seen.pop(key, None)
+        """Do nothing: the server has a prefix cache of its own."""
 
-    async def _chat(
-        self, key: str, body: dict[str, Any], sampling: Sampling
-    ) -> tuple[list[int], str]:
-        if key not in self._seen:
-            raise PolicyError('In "chat" mode `observe` must be called with the messages first.')
-        messages, tools = self._seen[key]
-        body = {**body, "messages": [_wire(message) for message in messages]}
-        if tools:
-            body["tools"] = tools
-        return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
+    async def rest(self) -> None:
+        """Do nothing: there is nothing to free in this process."""
 
-    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], str]:
-        """Return the answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
-        choice = choice_of(answer)
-        said = _message(choice) if self.mode == "chat" else choice.get("text")
-        if not isinstance(said, str if self.mode == "completions" else dict):
-            raise BadAnswer(f"sent the text {shown(said)}")
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def describe(self) -> str:
+        return self.name
+
+    async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
+        """Return an answer that was made with the published weights; if the server lost them, it is given them again.
+
+        A restart between two requests shows in the answer alone: the adapter is unknown, or other weights are named.
+        """
+
+        def read(answer: dict[str, Any]) -> Answer:
+            return check_report(self.wire.read(answer), sampling, self.vocabulary)
+
+        for last in (False, True):
+            seen = self.endpoint.recoveries
+            adapted = self.lora and self._folder is not None
+            body = self.wire.body(self.model, adapted, ids, sampling)
+            try:
+                found = await self.endpoint.ask(self.wire.path, body, read)
+            except ServerError as error:
+                if last or error.status != 404 or self.model == self._base:
+                    raise
+            else:
+                # Adapters are requested by name.
+                if adapted or self._folder is None or found.version in ("", self.weights_version):
+                    return found
+                if last:
+                    raise PolicyError(
+                        f"The server samples with the weights {found.version!r} "
+                        f"and was given {self.weights_version!r}.",
+                        hint="Does another trainer write into the same server?",
+                    )
+            self.endpoint.note_loss(seen)
+        raise AssertionError("unreachable")
+
+    async def _take(self, folder: Path, version: str, label: str, old: str) -> None:
+        """Let the server load weights, or an adapter under the name `label`, and drop all computed with the old ones.
+
+        `old`: the adapter to unload; "" for none.
+        """
+        if not self.lora:
+            for path, body in self.wire.update(str(folder), version):
+                await self._command(f"{self.endpoint.root}{path}", body)
+            return
+        url = self.endpoint.url
         try:
-            check_plain(said)
-            out = self.chat.assistant_ids(said)
-        except (ValueError, RecursionError, TemplateError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BadAnswer(
-                f"sent {shown(said)}, which cannot be made into tokens: {why}"
-            ) from error
-        if (
-            len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY
-        ):  # its tokenizer is another, but not so different
-            raise BadAnswer(
-                f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for"
-            )
-        return out, finish(choice.get("finish_reason"), TEXT_FINISH)
+            load = {"lora_name": label, "lora_path": str(folder)}
+            await self._command(f"{url}/load_lora_adapter", load)
+        except PolicyError as error:
+            if "already" not in error.message:  # the server has it
+                raise
+        self.model = label
+        try:
+            if old:
+                await self.endpoint.command(f"{url}/unload_lora_adapter", {"lora_name": old})
+        except ServerError as error:
+            if error.status >= 500:  # otherwise it was restarted since, and does not have it
+                raise
 
+    async def _command(self, url: str, body: dict[str, Any]) -> None:
+        """Post a command. Raises PolicyError unless it succeeded."""
+        said = await self.endpoint.command(url, body)
+        try:
+            answer = json.loads(said) if self.wire.confirms else {"success": True}
+        except ValueError:
+            answer = {}
+        if not isinstance(answer, dict) or not answer.get("success"):
+            raise PolicyError(f"{url} did not take the weights: {said[:MAX_BODY]}")
 
-def _wire(message: Message) -> Message:
-    """Return a message as OpenAI writes it: call arguments as JSON text."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        {
-            **call,
-            "function": {
-                **call["function"],
-                "arguments": json.dumps(call["function"]["arguments"]),
-            },
-        }
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-def _message(choice: dict[str, Any]) -> Message:
-    """Return the assistant's message of a chat completion, without null fields."""
-    message = {name: value for name, value in part(choice, "message").items() if value is not None}
-    calls = items(message.get("tool_calls"), "tool_calls")
-    content = message.get("content", "")
-    parts = content if isinstance(content, list) else []
-    if (
-        not message
-        or not isinstance(content, (str, list))
-        or not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in parts)
-    ):
-        raise BadAnswer(f"sent the message {shown(choice.get('message'))}")
-    for call in calls:
-        function = part(call, "function") if isinstance(call, dict) else {}
-        if not isinstance(function.get("name"), str) or not isinstance(
-            function.get("arguments"), (str, dict)
-        ):
-            raise BadAnswer(f"sent the tool call {shown(call)}, which has no name and arguments")
-    return {"content": content, **message, "role": "assistant"}
-
-
-def _sampled(choice: dict[str, Any], logprobs: dict[str, Any]) -> list[Any]:
-    """Sampled ids, unchecked: `token_ids` of newer servers, else `token_id:N` texts. Raises BadAnswer without any."""
-    if choice.get("token_ids") is not None:
-        return items(choice["token_ids"], "token_ids")
-    texts = items(logprobs.get("tokens"), "tokens")
-    if not texts or not all(isinstance(text, str) and text.startswith(ID) for text in texts):
-        raise BadAnswer(
-            "does not send token ids, so what it samples cannot be trained",
-            hint="Use a vLLM that knows return_tokens_as_token_ids, or the text-only policy for eval and chat.",
-        )
-    return [_id_of(text) for text in texts]
-
-
-def _named(top: Any) -> list[tuple[Any, Any]]:
-    """(id, log-probability) of alternatives named `token_id:N`; -1 for another name."""
-    if not isinstance(top, dict):
-        raise BadAnswer(f"sent {shown(top)} in place of the likeliest tokens")
-    return [(_id_of(text) if text.startswith(ID) else -1, logp) for text, logp in top.items()]
-
-
-def _id_of(text: str) -> int | str:
-    """N of `token_id:N`; the text itself, which the check of ids refuses, for anything else."""
-    number = text.removeprefix(ID)
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 12 else text
-
-
-def _stop_reason(reason: str, ids: Sequence[int], sampling: Sampling) -> StopReason:
-    if reason == "length":
-        return StopReason.LENGTH
-    if reason == "abort":
-        return StopReason.CANCELLED
-    own = bool(ids) and (ids[-1] in sampling.stop_ids or not sampling.stop_strings)
-    return StopReason.STOP if own else StopReason.STOP_STRING
+    async def _recover(self) -> None:
+        """Load the weights again after a lost connection: the server may be a new process with its first ones."""
+        if self._folder is not None:
+            await self._take(self._folder, self.weights_version, self.model, "")

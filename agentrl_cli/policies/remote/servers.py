@@ -1,6 +1,6 @@
 """Several vLLM or SGLang servers of the same model behind one policy.
 
-An episode stays on its server, so that the server's prefix cache holds what the next turn begins with. A server that
+An episode stays on its server, so that the server's prefix cache holds the beginning of the next turn. A server that
 cannot be reached or fails gets no more turns: they are sampled again on another one with the same seed, and the episode
 stays there. It is asked again after 1, 2, 4 … 60 s, is given the present weights, and takes new episodes.
 """
@@ -16,9 +16,8 @@ from pathlib import Path
 from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
 from agentrl_cli.policies.protocols import OnToken, Policy, PolicySource
 from agentrl_cli.policies.remote.http import ServerError, Unreachable
-from agentrl_cli.policies.remote.policy import VLLMPolicy
-from agentrl_cli.policies.remote.sglang import SGLangPolicy
-from agentrl_cli.policies.remote.token_ids import IdServer, Published
+from agentrl_cli.policies.remote.policy import HttpPolicy, Published, drop_older
+from agentrl_cli.policies.remote.wires import SGLANG, VLLM, Wire
 from agentrl_cli.types import Generation, Int32, Sampling
 
 LONGEST_PAUSE = 60.0
@@ -30,7 +29,7 @@ WAIT = 0.1
 class Member:
     """One of the servers."""
 
-    def __init__(self, policy: IdServer) -> None:
+    def __init__(self, policy: HttpPolicy) -> None:
         self.policy = policy
         self.episodes: set[str] = set()
         self.lost = ""
@@ -44,8 +43,11 @@ class Servers:
     untrainable = ""
     separate_weights = True
 
-    def __init__(self, policies: Sequence[IdServer], patience: float, pause: float = 1.0) -> None:
-        """`patience`: seconds that a turn waits if no server can be reached; `pause`: before the first new attempt."""
+    def __init__(self, policies: Sequence[HttpPolicy], patience: float, pause: float = 1.0) -> None:
+        """Sample on `policies`.
+
+        `patience`: seconds that a turn waits if no server can be reached; `pause`: before the first new attempt.
+        """
         self.members = [Member(policy) for policy in policies]
         for policy in policies:
             policy.mark = policies[0].mark
@@ -60,7 +62,7 @@ class Servers:
         self._homes: dict[str, Member] = {}
         self._moved = 0
 
-    def servers(self) -> list[IdServer]:
+    def servers(self) -> list[HttpPolicy]:
         """Return the servers that get turns."""
         return [member.policy for member in self.members if not member.lost]
 
@@ -74,7 +76,7 @@ class Servers:
         on_token: OnToken | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """One turn on the episode's server. Raises PolicyError if no server can be reached for `patience` seconds."""
+        """Return one turn of the episode's server. Raises PolicyError if none can be reached for `patience` s."""
         alone_since = None
         while True:
             member = self._home(key)
@@ -94,7 +96,7 @@ class Servers:
                     key, ids, sampling, group=group, on_token=on_token, images=images
                 )
             except PolicyError as error:
-                if not _lost(error):
+                if not _is_lost(error):
                     raise
                 self._moved += 1
                 self._lose(member, error)
@@ -110,18 +112,18 @@ class Servers:
             for member, error in zip(
                 members, await asyncio.gather(*loads, return_exceptions=True), strict=True
             ):
-                if isinstance(error, PolicyError) and _lost(error):
+                if isinstance(error, PolicyError) and _is_lost(error):
                     self._lose(member, error)
                 elif isinstance(error, BaseException):
                     raise error
-        first.drop_older(folder)
+        drop_older(folder)
 
     async def sleep(self) -> None:
-        """As in Sleeping, all servers."""
+        """Let all servers free their memory."""
         await asyncio.gather(*(member.policy.sleep() for member in self.members if not member.lost))
 
-    def published(self) -> Published:
-        """As in IdServer."""
+    def last_published(self) -> Published:
+        """Return the weights of the last `publish`, and the servers that lack them."""
         assert self._folder is not None, "nothing was published"
         lost = frozenset(one.policy.endpoint.url for one in self.members if one.lost)
         return Published(
@@ -129,13 +131,16 @@ class Servers:
         )
 
     async def hold(self) -> None:
-        """As in IdServer. A lost server is not given the old weights meanwhile."""
+        """Hold all servers. A lost one is not given the old weights meanwhile."""
         self._held = True
         async with self._changing:
             await asyncio.gather(*(member.policy.hold() for member in self.members))
 
     async def adopt(self, version: str, published: Published | None) -> None:
-        """As in IdServer. A server without the weights gets them from here before it gets turns."""
+        """Sample with weights that another process published.
+
+        A server without them gets them from here before it gets turns.
+        """
         async with self._changing:
             self.weights_version = version
             self._folder = published.folder if published is not None else self._folder
@@ -152,7 +157,7 @@ class Servers:
             self._held = False
 
     async def release(self, key: str) -> None:
-        """The episode is over: its server has room for another."""
+        """Forget an episode: its server has room for another."""
         member = self._homes.pop(key, None)
         if member is not None:
             member.episodes.discard(key)
@@ -174,7 +179,7 @@ class Servers:
             await member.policy.close()
 
     async def rest(self) -> None:
-        """Nothing to free in this process."""
+        """Do nothing: there is nothing to free in this process."""
 
     def take_metrics(self) -> dict[str, float]:
         moved, self._moved = self._moved, 0
@@ -230,33 +235,33 @@ class Servers:
                 member.lost = error.message
 
 
-def _lost(error: PolicyError) -> bool:
-    """Whether an error means the server and not the request."""
+def _is_lost(error: PolicyError) -> bool:
+    """Whether an error concerns the server and not the request alone."""
     failed = isinstance(error, ServerError) and error.status >= 500
     return not isinstance(error, BadAnswer) and (failed or isinstance(error, Unreachable))
 
 
 def vllm(source: PolicySource) -> Policy:
-    """One vLLM server, or several."""
-    policy = _of(VLLMPolicy, source)
+    """Return a policy on one vLLM server, or on several."""
+    policy = _connect(VLLM, source)
     if source.config.remote.sleep and source.trainable:
         if source.config.rollout.async_staleness:
             raise ConfigError(
                 "remote.sleep and rollout.async_staleness exclude each other: a server asleep does not sample.",
                 hint="Set one of them to its default.",
             )
-        for server in policy.servers() if isinstance(policy, Servers) else [policy]:
+        for server in policy.servers():
             server.sleeps = True
     return policy
 
 
 def sglang(source: PolicySource) -> Policy:
-    """One SGLang server, or several."""
-    return _of(SGLangPolicy, source)
+    """Return a policy on one SGLang server, or on several."""
+    return _connect(SGLANG, source)
 
 
-def _of(kind: type[IdServer], source: PolicySource) -> IdServer | Servers:
+def _connect(wire: Wire, source: PolicySource) -> HttpPolicy | Servers:
     remote = source.config.remote
     if not remote.urls:
-        return kind.of(source)
-    return Servers([kind.of(source, url) for url in remote.urls], remote.patience)
+        return HttpPolicy.of(wire, source)
+    return Servers([HttpPolicy.of(wire, source, url) for url in remote.urls], remote.patience)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.agents.gateway.guard import allowed, is_loopback
+from agentrl_cli.agents.gateway.guard import is_loopback, is_token
 from agentrl_cli.errors import UsageError
 from agentrl_cli.plugins.browser.server import make_server
 from agentrl_cli.store import RunRow, Store
@@ -41,7 +41,7 @@ def test_loopback(host: str, inside: bool) -> None:
 
 
 def test_tokens_are_compared_whole() -> None:
-    assert allowed("abc", "abc") and not allowed("abc", "ab") and not allowed("abc", "")
+    assert is_token("abc", "abc") and not is_token("abc", "ab") and not is_token("abc", "")
 
 
 def children(pid: int) -> list[str]:

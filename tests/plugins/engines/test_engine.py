@@ -15,7 +15,8 @@ import pytest
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
 from agentrl_cli.plugins.engines.server import KEY, install, started
-from agentrl_cli.policies.remote.policy import VLLMPolicy
+from agentrl_cli.policies.remote.policy import HttpPolicy
+from agentrl_cli.policies.remote.wires import VLLM
 from tests.helpers.remote import StandIn, server
 from tests.helpers.train import trainer_of, write_model
 
@@ -36,6 +37,10 @@ class Answers(BaseHTTPRequestHandler):
         found = {{"pid": os.getpid(), "argv": sys.argv[1:], "key": os.environ["VLLM_API_KEY"]}}
         modes = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
         self.wfile.write(json.dumps({{**found, "modes": [name for name in modes if name in os.environ]}}).encode())
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
 """
@@ -84,12 +89,12 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
 ) -> None:
     async with started(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
         url = found.config.remote.url
-        policy = VLLMPolicy(url, "base", retries=0)
+        policy = HttpPolicy(VLLM, url, "base", retries=0)
         policy.endpoint.starting = found.starting
         first = ask(url)["pid"]
         with contextlib.suppress(ConnectionError):
             ask(f"{url}/die")
-        assert (await policy.endpoint.get("/models"))["pid"] != first, (
+        assert (await policy.endpoint.post("/models", {}))["pid"] != first, (
             "a request waits for the new process"
         )
         assert (
@@ -102,7 +107,7 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
             PolicyError,
             match=r"(?s)exit status 7:.*out of memory\nIt had been started again before",
         ):
-            await policy.endpoint.get("/models")
+            await policy.endpoint.post("/models", {})
         await policy.close()
     os.environ.pop(KEY, None)
 

@@ -270,7 +270,7 @@ async def test_an_update_waits_for_no_worker_that_starts_and_a_failed_one_leaves
     class Refusing(ScriptedPolicy):
         """A policy on servers that refuse the second version."""
 
-        def published(self) -> None:
+        def last_published(self) -> None:
             return None
 
         async def hold(self) -> None:

@@ -1,4 +1,4 @@
-"""What the dialects share: the record that each of them is, fields of bodies, and server-sent events."""
+"""The parts of all dialects: the record that each of them is, fields of bodies, and server-sent events."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrl_cli.agents.gateway.request import ModelRequest, Reply, bad
+from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
 
 Body = Mapping[str, Any]
+T = TypeVar("T", bool, int, float, str)
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
+DONE = "data: [DONE]\n\n"
 MOST_STOPS = 16
 """Stop strings of a request."""
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -39,7 +42,7 @@ class Dialect:
     """Server-sent events in the order that clients expect: one delta for each block."""
     error: Callable[[str, int, str, str], dict[str, Any]]
     """Makes an error's body from message, status, code and parameter."""
-    failed: Callable[[dict[str, Any]], str]
+    late_error: Callable[[dict[str, Any]], str]
     """An error as an event, for a stream that has begun."""
 
 
@@ -65,23 +68,20 @@ def refuse_fields(body: Body, names: Iterable[str]) -> None:
 
 def model_of(body: Body) -> str:
     """Return the model's name; empty means the server's own."""
-    model = body.get("model") or ""
-    if not isinstance(model, str):
-        raise bad("model must be a string.", "model")
-    return model
+    return field_of(body, "model", str) or ""
 
 
 def sampling_of(body: Body) -> dict[str, float]:
-    """Return the sampling fields of a body. Raises RequestError for what is not a number, or is not served."""
+    """Return the sampling fields of a body. Raises RequestError for no number, or an unserved field."""
     found: dict[str, float] = {}
     for name in NUMBERS:
-        if (value := number_of(body, name)) is not None:
-            found[name] = value
+        if (number := field_of(body, name, float)) is not None:
+            found[name] = number
     for name in ("top_k", "seed"):
         if (value := integer_of(body, name)) is not None:
             found[name] = max(value, 0) if name == "top_k" else value  # -1 means all to vLLM
     for name in ("presence_penalty", "frequency_penalty"):
-        if number_of(body, name):
+        if field_of(body, name, float):
             raise bad(
                 f"{name} is not served; repetition_penalty is.", name, "unsupported_parameter"
             )
@@ -93,41 +93,29 @@ def sampling_of(body: Body) -> dict[str, float]:
     return found
 
 
-def number_of(body: Body, name: str) -> float | None:
-    """Return a finite number of a body, None if absent or null."""
-    value = body.get(name)
+def field_of(body: Body, name: str, kind: type[T], least: int | None = None) -> T | None:
+    """Return a field of a body, None if absent or null. Raises RequestError unless it is of that kind and finite."""
+    value: Any = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise bad(f"{name} must be a number.", name)
-    return float(value)
+    numeric = int | float if kind is float else kind
+    valid = isinstance(value, numeric) and (kind is bool or not isinstance(value, bool))
+    valid = valid and (kind is not float or isfinite(value))
+    if not valid or (least is not None and value < least):
+        bound = f" of at least {least}" if least is not None else ""
+        raise bad(f"{name} must be {KINDS[kind]}{bound}.", name)
+    return kind(value)
 
 
 def integer_of(body: Body, name: str, least: int | None = None) -> int | None:
     """Return an integer of a body, None if absent or null."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        raise bad(
-            f"{name} must be an integer{f' of at least {least}' if least is not None else ''}.",
-            name,
-        )
-    return value
+    return field_of(body, name, int, least)
 
 
 def flag_of(body: Body, name: str, default: bool = False) -> bool:
     """Return a boolean of a body."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise bad(f"{name} must be true or false.", name)
-    return value
+    found = field_of(body, name, bool)
+    return default if found is None else found
 
 
 def stops_of(value: Any, param: str = "stop") -> tuple[str, ...]:
@@ -178,3 +166,60 @@ def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
         f"{param}: type {value.get('type')!r} is not served; text, json_object and json_schema are.",
         param,
     )
+
+
+# --- OpenAI's chat completions and completions, with vLLM's field names for token ids
+
+
+def request_of(body: Body, **own: Any) -> ModelRequest:
+    """Return a request of the shared fields and the dialect's own. Raises RequestError."""
+    options = body.get("stream_options")
+    stream, n = flag_of(body, "stream"), integer_of(body, "n", 1) or 1
+    if stream and n > 1:
+        raise bad("n > 1 is not streamed.", "n")
+    return ModelRequest(
+        model=model_of(body),
+        sampling=sampling_of(body),
+        stop=stops_of(body.get("stop")),
+        n=n,
+        schema=schema_of(body.get("response_format"), "response_format"),
+        stream=stream,
+        usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        token_ids=flag_of(body, "return_token_ids"),
+        session=session_of(body),
+        raw=body,
+        **own,
+    )
+
+
+def ending(request: ModelRequest, choice: Choice, logprobs: Any) -> dict[str, Any]:
+    """Return how a choice ended, its log-probabilities, and its ids if they are wanted."""
+    found = {
+        "finish_reason": choice.finish,
+        "stop_reason": choice.stop_string or None,
+        "logprobs": logprobs,
+    }
+    return found | ({"token_ids": choice.generation.ids.tolist()} if request.token_ids else {})
+
+
+def prompt_ids(request: ModelRequest, reply: Reply) -> dict[str, Any]:
+    """Return `prompt_token_ids`, if they are wanted."""
+    return {"prompt_token_ids": list(reply.prompt_ids)} if request.token_ids else {}
+
+
+def usage(reply: Reply) -> dict[str, Any]:
+    """Return OpenAI's usage of a completion."""
+    prompt, sampled = len(reply.prompt_ids), reply.sampled
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": reply.cached},
+    }
+
+
+def last_events(request: ModelRequest, reply: Reply, head: Mapping[str, Any]) -> Iterator[str]:
+    """Yield usage if it is wanted, then [DONE]."""
+    if request.usage:
+        yield sse({**head, "choices": [], "usage": usage(reply)})
+    yield DONE

@@ -8,16 +8,14 @@ from typing import Any
 from agentrl_cli.agents.gateway.dialects.base import (
     Body,
     Dialect,
+    ending,
     flag_of,
     integer_of,
-    openai_error,
-    sse,
-)
-from agentrl_cli.agents.gateway.dialects.openai import (
-    ending,
     last_events,
+    openai_error,
     prompt_ids,
     request_of,
+    sse,
     usage,
 )
 from agentrl_cli.agents.gateway.messages import message_list, read_message
@@ -59,7 +57,7 @@ def parse(body: Body) -> ModelRequest:
 def tool_choice(
     value: Any, tools: tuple[ToolSchema, ...], param: str = "tool_choice"
 ) -> tuple[str, str]:
-    """(choice, name) of `tool_choice`, nested or flat. Raises RequestError."""
+    """Return (choice, name) of `tool_choice`, nested or flat. Raises RequestError."""
     if value is None or value in ("auto", "none"):
         return value or "auto", ""
     if value in ("required", "any"):
@@ -100,7 +98,7 @@ def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]
     }
     message |= _reasoning(choice)
     if choice.calls:
-        message |= _called(request, choice) or {"tool_calls": _calls(choice)}
+        message |= _legacy_call(request, choice) or {"tool_calls": _calls(choice)}
     return {"index": index, "message": message, **_ending(request, choice)}
 
 
@@ -123,7 +121,7 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
     ]
 
 
-def _called(request: ModelRequest, choice: Choice) -> dict[str, Any]:
+def _legacy_call(request: ModelRequest, choice: Choice) -> dict[str, Any]:
     """Return the call of a request with `functions`, the form before `tools`; empty for any other."""
     if not (request.raw.get("functions") and choice.calls):
         return {}
@@ -138,7 +136,7 @@ def _ending(request: ModelRequest, choice: Choice) -> dict[str, Any]:
         else {"content": [_token(token) for token in choice.tokens]}
     )
     found = ending(request, choice, logprobs)
-    return found | {"finish_reason": "function_call"} if _called(request, choice) else found
+    return found | {"finish_reason": "function_call"} if _legacy_call(request, choice) else found
 
 
 def _token(token: Token) -> dict[str, Any]:
@@ -154,7 +152,7 @@ def _token(token: Token) -> dict[str, Any]:
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
-    """Chunks: the role, the reasoning, the text, each call, the finish reason, usage if wanted, then [DONE]."""
+    """Yield chunks: the role, the reasoning, the text, each call, the finish reason, usage if wanted, then [DONE]."""
     head = _head(reply, "chat.completion.chunk")
     choice = reply.choices[0]
 
@@ -169,7 +167,7 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
         yield chunk(_reasoning(choice))
     if choice.text:
         yield chunk({"content": choice.text})
-    if called := _called(request, choice):
+    if called := _legacy_call(request, choice):
         yield chunk(called)
     for number, call in enumerate(() if called else _calls(choice)):
         yield chunk({"tool_calls": [{"index": number, **call}]})

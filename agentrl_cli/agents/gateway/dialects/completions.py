@@ -8,16 +8,14 @@ from typing import Any
 from agentrl_cli.agents.gateway.dialects.base import (
     Body,
     Dialect,
+    ending,
     flag_of,
     integer_of,
-    openai_error,
-    sse,
-)
-from agentrl_cli.agents.gateway.dialects.openai import (
-    ending,
     last_events,
+    openai_error,
     prompt_ids,
     request_of,
+    sse,
     usage,
 )
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
@@ -42,7 +40,7 @@ def parse(body: Body) -> ModelRequest:
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
-    """One prompt: a text, ids, or a list that holds one of these."""
+    """Return the one prompt: a text, ids, or a list that holds one of these."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
         value = value[0]
     if isinstance(value, str) and value:

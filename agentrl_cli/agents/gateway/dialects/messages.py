@@ -77,7 +77,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _choice_of(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str, bool]:
-    """(choice, name, parallel) of `tool_choice`."""
+    """Return (choice, name, parallel) of `tool_choice`."""
     if value is None:
         return "auto", "", True
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -113,7 +113,7 @@ def _messages(body: Body) -> Iterator[Message]:
 
 
 def _user(blocks: list[Mapping[str, Any]], param: str) -> Iterator[Message]:
-    """Results first, as they answer the turn before; then the user's own text."""
+    """Yield the results, as they answer the turn before; then the user's own text."""
     own = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -160,7 +160,7 @@ def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     return {
         **_head(reply),
         "content": list(_blocks(choice)),
-        **_stopped(choice),
+        **_stop_fields(choice),
         "usage": _usage(reply),
     }
 
@@ -183,7 +183,7 @@ def _blocks(choice: Choice) -> Iterator[dict[str, Any]]:
         }
 
 
-def _stopped(choice: Choice) -> dict[str, Any]:
+def _stop_fields(choice: Choice) -> dict[str, Any]:
     reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
     reason = (
         "stop_sequence"
@@ -203,7 +203,7 @@ def _usage(reply: Reply, sampled: int | None = None) -> dict[str, Any]:
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
-    """message_start; start, delta and stop of each block; message_delta with usage; message_stop."""
+    """Yield message_start; start, delta and stop of each block; message_delta with usage; message_stop."""
     choice = reply.choices[0]
     empty = {
         **_head(reply),
@@ -237,7 +237,7 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
         for delta in deltas:
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    yield _event("message_delta", delta=_stopped(choice), usage=_usage(reply))
+    yield _event("message_delta", delta=_stop_fields(choice), usage=_usage(reply))
     yield _event("message_stop")
 
 
@@ -251,9 +251,9 @@ def error(message: str, status: int, code: str = "", param: str = "") -> dict[st
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def failed(body: dict[str, Any]) -> str:
+def late_error(body: dict[str, Any]) -> str:
     """Return an error in a stream that has begun."""
     return sse(body, "error")
 
 
-DIALECT = Dialect("messages", "messages", parse, answer, events, error, failed)
+DIALECT = Dialect("messages", "messages", parse, answer, events, error, late_error)

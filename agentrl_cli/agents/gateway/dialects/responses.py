@@ -78,7 +78,7 @@ def _messages(body: Body) -> Iterator[Message]:
 
 
 def _message(item: Mapping[str, Any], param: str) -> Message:
-    """One item; reasoning and calls are assistant messages, which are joined with their neighbours later."""
+    """Return an item as a message; reasoning and calls are merged with their neighbours later."""
     match item.get("type", "message"):
         case "message":
             return read_message(item, param)
@@ -203,7 +203,7 @@ def _call(reply: Reply, number: int, call: Call) -> dict[str, Any]:
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
-    """response.created and in_progress; each item added, its parts, done; response.completed with all of it."""
+    """Yield response.created and in_progress; each item added, its parts, done; response.completed."""
     numbered = 0
 
     def event(kind: str, **data: Any) -> str:
@@ -231,7 +231,7 @@ def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
 
 
 def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is streamed between the events that add and finish an item."""
+    """Yield the events between those that add and finish an item."""
     match item["type"]:
         case "function_call":
             yield "response.function_call_arguments.delta", {"delta": item["arguments"]}
@@ -254,9 +254,9 @@ def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "response.content_part.done", {**at, "part": part}
 
 
-def failed(body: dict[str, Any]) -> str:
+def late_error(body: dict[str, Any]) -> str:
     """Return an error in a stream that has begun."""
     return sse({**body["error"], "type": "error", "sequence_number": 0}, "error")
 
 
-DIALECT = Dialect("responses", "responses", parse, answer, events, openai_error, failed)
+DIALECT = Dialect("responses", "responses", parse, answer, events, openai_error, late_error)

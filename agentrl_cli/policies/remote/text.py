@@ -1,0 +1,196 @@
+"""A policy on any OpenAI-compatible endpoint, which sends text alone.
+
+Text is not enough to train on. A text is encoded again here, so its ids need not be the ones that were sampled, and
+log-probabilities belong to other tokens: it serves eval and chat and is refused for training, with that reason.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.errors import BadAnswer, PolicyError, TemplateError
+from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
+from agentrl_cli.policies.remote.base import NO_IMAGES, RemotePolicy, connection
+from agentrl_cli.policies.remote.checked import choice_of, excerpt, finish, items, part
+from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.types import Generation, Int32, Message, Sampling, StopReason, ToolSchema
+from agentrl_cli.types.plain import check_plain
+
+TEXT_FINISH = {
+    **dict.fromkeys(
+        ("stop", "tool_calls", "function_call", "content_filter", "eos", "eos_token"),
+        StopReason.STOP,
+    ),
+    **dict.fromkeys(("length", "max_tokens", "abort"), StopReason.LENGTH),
+}
+"""Finish reasons of OpenAI's own endpoint, and of others that follow it."""
+LOOSELY = 8
+"""A text may have this many times the requested tokens: the server counts with its own tokenizer."""
+
+
+class OpenAIPolicy(RemotePolicy):
+    """Any OpenAI-compatible endpoint. Text only: for eval and chat, refused for training.
+
+    `mode` "completions" sends the prompt's exact text; "chat" sends messages (`observe` them before each turn) and lets
+    the server render them with its own template.
+    """
+
+    name = "openai"
+    untrainable = (
+        "an OpenAI-compatible endpoint returns text; the sampled ids and their log-probabilities are "
+        "unknown, and encoding the text again would train on other tokens. Use a local model or a vLLM server"
+    )
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        chat: Chat,
+        *,
+        mode: str = "completions",
+        context_length: int = 32768,
+        **connection: Any,
+    ) -> None:
+        """Connect to `url`; `connection`: see Endpoint."""
+        if mode not in {"completions", "chat"}:
+            raise PolicyError(f"Unknown mode {mode!r}.", hint='Use "completions" or "chat".')
+        self.endpoint = Endpoint(url, **connection)
+        self.model = self.weights_version = model
+        self.chat, self.mode, self.context_length = chat, mode, context_length
+        self._seen: dict[str, tuple[list[Message], list[ToolSchema]]] = {}
+
+    @classmethod
+    def of(cls, source: PolicySource) -> OpenAIPolicy:
+        """Return the policy that the configuration describes. Raises ConfigError, or PolicyError for a bad address."""
+        remote = source.config.remote
+        model, arguments = remote.model or source.config.model.name, connection(source.config)
+        length = source.context_length
+        return cls(
+            model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments
+        )
+
+    def observe(
+        self, key: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> None:
+        """Take the conversation so far, which "chat" mode sends: call it before `generate`."""
+        self._seen[key] = (list(messages), list(tools))
+
+    async def generate(
+        self,
+        key: str,
+        ids: Sequence[int] | Int32,
+        sampling: Sampling,
+        *,
+        group: str = "",
+        on_token: OnToken | None = None,
+        images: Sequence[bytes] = (),
+    ) -> Generation:
+        """Return one turn, encoded here; log-probabilities are NaN. Raises PolicyError if the server fails."""
+        if images:
+            raise PolicyError(NO_IMAGES)
+        started = time.perf_counter()
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        if self.mode == "chat":
+            out, reason = await self._chat(key, body, sampling)
+        else:
+            stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
+            body |= {"prompt": self.chat.decode(ids), "stop": stops}
+            out, reason = await self.endpoint.ask(
+                "/completions", body, partial(self._read, sampling)
+            )
+        if reason is StopReason.LENGTH and out and out[-1] in self.chat.stop_ids:
+            out = out[:-1]
+        for id_ in out if on_token is not None else ():
+            on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
+        return generation(
+            out,
+            reason,
+            weights_version=self.weights_version,
+            logps=[float("nan")] * len(out),
+            seconds=time.perf_counter() - started,
+        )
+
+    async def release(self, key: str) -> None:
+        self._seen.pop(key, None)
+
+    async def _chat(
+        self, key: str, body: dict[str, Any], sampling: Sampling
+    ) -> tuple[list[int], StopReason]:
+        if key not in self._seen:
+            raise PolicyError('In "chat" mode `observe` must be called with the messages first.')
+        messages, tools = self._seen[key]
+        body = {**body, "messages": [_wire(message) for message in messages]}
+        if tools:
+            body["tools"] = tools
+        return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
+
+    def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], StopReason]:
+        """Return the answer's text, encoded here, and why the server stopped. Raises BadAnswer."""
+        choice = choice_of(answer)
+        said = _message(choice) if self.mode == "chat" else choice.get("text")
+        if not isinstance(said, str if self.mode == "completions" else dict):
+            raise BadAnswer(f"sent the text {excerpt(said)}")
+        try:
+            check_plain(said)
+            out = self.chat.assistant_ids(said)
+        except (ValueError, RecursionError, TemplateError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadAnswer(
+                f"sent {excerpt(said)}, which cannot be made into tokens: {why}"
+            ) from error
+        if (
+            len(out) > LOOSELY * sampling.max_new_tokens + LOOSELY
+        ):  # its tokenizer is another, but not so different
+            raise BadAnswer(
+                f"sent a text of {len(out)} tokens where {sampling.max_new_tokens} were asked for"
+            )
+        return out, finish(choice.get("finish_reason"), TEXT_FINISH)
+
+
+def _wire(message: Message) -> Message:
+    """Return a message as OpenAI writes it: call arguments as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.dumps(call["function"]["arguments"]),
+            },
+        }
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _message(choice: dict[str, Any]) -> Message:
+    """Return the assistant's message of a chat completion, without null fields."""
+    message = {name: value for name, value in part(choice, "message").items() if value is not None}
+    calls = items(message.get("tool_calls"), "tool_calls")
+    content = message.get("content", "")
+    parts = content if isinstance(content, list) else []
+    if (
+        not message
+        or not isinstance(content, (str, list))
+        or not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in parts)
+    ):
+        raise BadAnswer(f"sent the message {excerpt(choice.get('message'))}")
+    for call in calls:
+        function = part(call, "function") if isinstance(call, dict) else {}
+        if not isinstance(function.get("name"), str) or not isinstance(
+            function.get("arguments"), (str, dict)
+        ):
+            raise BadAnswer(f"sent the tool call {excerpt(call)}, which has no name and arguments")
+    return {"content": content, **message, "role": "assistant"}
