@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: standard library only, loaded by path, no part of the installed package."""
+"""The guest, which runs inside the sandbox: standard library only, loaded by path, no part of the installed package."""

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from sandbox.isolation import namespaces, privileges, seccomp, users
+from sandbox.isolation import namespaces, privileges, rlimits, seccomp, users
 
 _CHUNK = 65536
 
@@ -40,7 +40,7 @@ def forward(listener: socket.socket, path: str) -> NoReturn:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Forwards what one side sends until it ends, or the other side has left."""
+    """Forwards the bytes of one side until it ends, or the other side has left."""
     try:
         while data := source.recv(_CHUNK):
             target.sendall(data)
@@ -51,7 +51,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """The limits of every process of the program. Address space is not one: some runtimes reserve much of it."""
+    """Sets the limits of every process of the program. Address space is not one: some runtimes reserve much of it."""
     pairs = [
         (resource.RLIMIT_DATA, limits["memory_mb"] << 20),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
@@ -59,14 +59,11 @@ def limit(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_CORE, 0),
     ]
-    for which, value in pairs:
-        most = resource.getrlimit(which)[1]
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(which, (value, value))
+    rlimits.set_limits((which, value, value) for which, value in pairs)
 
 
 def become_program(command: list[str], ready: int, folder: str, limits: dict[str, int]) -> NoReturn:
-    """Called in the child: sets the limits, then runs the program."""
+    """Sets the limits in the child, then runs the program."""
     try:
         os.chdir(folder)
         limit(limits)

@@ -1,4 +1,4 @@
-"""What the parts of one box share: its processes, files, limits, and the count of out-of-memory kills."""
+"""The state that the parts of one box share: its processes, files, limits, and the count of out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Box:
         """Return the limits of one request."""
         return {**self.limits, **header.get("limits", {})}
 
-    def protected(self) -> set[int]:
+    def list_protected(self) -> set[int]:
         """Return the processes that outlive an execution."""
         pids = self.checkpoints.pids()
         return pids | {self.process.pid} if self.process else pids

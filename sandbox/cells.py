@@ -29,7 +29,7 @@ class Cells:
         self._nonce = ""
 
     def cell(self, header: dict[str, Any], body: bytes) -> Answer:
-        """One cell. The state before it is forked first, and takes over if the cell does not end well."""
+        """Runs one cell. The state before it is forked first, and takes over if the cell does not end well."""
         box = self.box
         before = box.files.take()
         box.cells += 1
@@ -40,7 +40,7 @@ class Cells:
         reply: dict[str, Any] = {"status": "memory", "detail": "", "kept": True}
         if frame is not None:
             reply["status"], (reply["detail"], _) = (
-                exit_status.claimed(frame.header),
+                exit_status.read_status(frame.header),
                 exit_status.texts(frame.header),
             )
             reply = box.attribute_kill(reply, False)
@@ -93,26 +93,22 @@ class Cells:
             if frame is not None and "done" in frame.header:
                 box.process.wake_socket = backup
                 break
-            failed = self._roll_back(
-                "invalid" if frame is not None else reason, job, backup, limits
-            )
+            reason = reason if frame is None else "invalid"
+            failed = self._roll_back(reason, job, backup, limits)
             if failed["status"] == "host_resources":
                 return self._finish(job, failed)
-            box.tree.kill_others(box.protected())  # the next call finds nothing of this one
+            box.tree.kill_others(box.list_protected())  # the next call finds nothing of this one
             if len(answers) < len(todo):  # else it died after its last answer, which stands
                 over = time.monotonic() >= end + job.forgiven and failed["status"] == "timeout"
-                answers.append(
-                    [failed["status"], "budget" if over else failed.get("detail", ""), "", 0]
-                )
+                detail = "budget" if over else failed.get("detail", "")
+                answers.append([failed["status"], detail, "", 0])
             end += job.forgiven
             if failed["status"] == "state_lost" or time.monotonic() > end:
                 break
-        answers += [exit_status.unanswered(answers, time.monotonic() > end)] * (
-            len(todo) - len(answers)
-        )
-        listed = json.dumps(
-            answers, ensure_ascii=False
-        ).encode()  # with many errors too large for a header
+        silence = exit_status.explain_silence(answers, time.monotonic() > end)
+        answers += [silence] * (len(todo) - len(answers))
+        # With many errors it is too large for a header.
+        listed = json.dumps(answers, ensure_ascii=False).encode()
         reply, _ = self._finish(job, {"status": "ok", "answers": len(listed)})
         return reply, listed + data
 
@@ -128,7 +124,7 @@ class Cells:
                 box.process.close()
             box.process = found.process
         box.cells = found.cells
-        box.tree.kill_others(box.protected())
+        box.tree.kill_others(box.list_protected())
         return {"status": "missing" if box.files.restore(found.files) == "left" else "ok"}, b""
 
     def _start(self) -> SessionProcess:
@@ -210,23 +206,23 @@ class Cells:
         return reason, frame
 
     def _finish(self, job: Execution, reply: dict[str, Any]) -> Answer:
-        """Ends what an execution started and its checkpoint, and stops the session process."""
+        """Ends an execution's processes and its checkpoint, and stops the session process."""
         box = self.box
         alone = (
             box.process is not None
             and not reply.get("rolled_back")
-            and box.tree.started_nothing(box.protected())
+            and box.tree.started_nothing(box.list_protected())
         )  # fmt: skip
         if box.process:
             if not alone:
                 # Threads of a cell would continue and take time from others.
                 signal_process(box.process.pid, signal.SIGSTOP)
                 box.process.stopped = True
-            if box.process.ended():  # right after its answer
+            if box.process.has_ended():  # right after its answer
                 box.process.close()
                 box.process = None
                 reply.update(status="state_lost", kept=False, detail="the process ended")
-        stopped = 0 if alone and box.process else box.tree.kill_others(box.protected())
+        stopped = 0 if alone and box.process else box.tree.kill_others(box.list_protected())
         job.drain()
         self._drained = alone
         return job.reply({**reply, "stopped": stopped, "cell": box.cells})
@@ -259,8 +255,11 @@ class Cells:
         return reply
 
     def _call_answer(self, frame: framing.Frame) -> list[Any]:
-        """One call's answer; a failed one may be due to an out-of-memory kill."""
-        status, (detail, error) = exit_status.claimed(frame.header), exit_status.texts(frame.header)
+        """Return one call's answer; a failed one may be due to an out-of-memory kill."""
+        status, (detail, error) = (
+            exit_status.read_status(frame.header),
+            exit_status.texts(frame.header),
+        )
         if status != "ok":
             reply = self.box.attribute_kill({"status": status, "detail": detail}, False)
             status, detail = reply["status"], reply["detail"]

@@ -36,7 +36,7 @@ class SessionProcess:
         self._end.register(self.pidfd, select.POLLIN)
         self._events: select.poll | None = None  # made once: every cell waits for the same
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended."""
         return bool(self._end.poll(0))
 
@@ -124,7 +124,7 @@ class Checkpoints:
         return {state.process.pid for state in self._states.values() if state.process}
 
     def restore_paused(self, process: SessionProcess | None, paused: bool) -> None:
-        """After a program: stops again what it may have resumed, and resumes what the box stopped (`paused`)."""
+        """Stops the processes that a program may have resumed, and resumes those that the box stopped (`paused`)."""
         if process and (process.stopped or paused):
             signal_process(process.pid, signal.SIGSTOP if process.stopped else signal.SIGCONT)
         for pid in self.pids():
@@ -141,7 +141,7 @@ class Checkpoints:
         self._states[header["call"]] = Checkpoint(files, process, cells)
         while len(self) > header["keep"] or (
             len(self) > 1
-            and snapshot.held([state.files for state in self._states.values()]) > self.limit
+            and snapshot.add_sizes([state.files for state in self._states.values()]) > self.limit
         ):
             self._drop(min(self._states))
 

@@ -63,7 +63,7 @@ class Relay:
             left = left[os.write(self.host_out, left) :]
 
     def from_host(self) -> None:
-        """Passes on what the host sent."""
+        """Passes on the host's envelopes."""
         data = os.read(self.host_in, _PIECE)
         if not data:
             os._exit(0)
@@ -100,7 +100,7 @@ class Relay:
         self.emit(0, framing.CONTROL, data)
 
     def with_box(self, box: BoxSocket, events: int) -> None:
-        """Moves what one box sent, or can receive now."""
+        """Moves the bytes that one box sent, or can receive now."""
         if self.boxes.get(box.number) is not box:
             return  # closed by an earlier event
         if events & selectors.EVENT_WRITE:
@@ -119,7 +119,7 @@ class Relay:
                 self.emit(box.number, framing.CLOSE)
 
     def flush(self, box: BoxSocket) -> None:
-        """Writes what the box receives without blocking."""
+        """Writes as many bytes as the box receives without blocking."""
         try:
             while box.waiting:
                 del box.waiting[: box.sock.send(box.waiting)]

@@ -49,7 +49,7 @@ class Capture:
                 del self._tail[: -self.half]
 
     def clear(self) -> None:
-        """Discards what was captured."""
+        """Discards the captured output."""
         self.total = 0
         self._head.clear()
         self._tail.clear()
@@ -109,14 +109,14 @@ class Execution:
         self._cpu_before, self._used = None, 0.0
 
     def cpu(self, pids: list[int]) -> float:
-        """CPU seconds of all processes of the box since the first look; most executions end before one."""
+        """Return the CPU seconds of all processes of the box since the first look; most executions end before one."""
         times = os.times()
         now = times.children_user + times.children_system + sum(map(memory.cpu_seconds, pids))
         if self._cpu_before is None:
             self._cpu_before = now
         return max(0.0, now - self._cpu_before)
 
-    def exceeded(self) -> str:
+    def check_limits(self) -> str:
         """Return the exceeded limit as `status:detail`; empty if none. Checked ten times a second."""
         now = time.monotonic()
         if self.captures[0].total + self.captures[1].total > FLOOD:
@@ -137,7 +137,7 @@ class Execution:
         return ""
 
     def _wait(self, elapsed: float, used: float, pids: list[int]) -> None:
-        """Adds to `_waited` what the execution waited for a processor since the last look.
+        """Adds to `_waited` the seconds that the execution waited for a processor since the last look.
 
         That is the thread that waited longest; a box that computes all the same, in many processes, waits for itself.
         """
@@ -150,7 +150,7 @@ class Execution:
         self._waits, self._used = waits, used
 
     def _forgive(self) -> bool:
-        """Moves the deadline by what was waited for a processor, and tells the host. False if that is nothing."""
+        """Moves the deadline by the seconds waited for a processor, and informs the host. False if there were none."""
         more, self._waited = min(self._waited, self._room), 0.0
         if more < _LEAST:
             return False
@@ -161,7 +161,7 @@ class Execution:
         return True
 
     def drain(self, discard: bool = False) -> None:
-        """Reads what the pipes still hold, without waiting."""
+        """Reads the rest of the pipes, without waiting."""
         for capture in self.captures:
             size = _PIPE
             while capture.total <= FLOOD and size == _PIPE:  # a short read empties the pipe
@@ -185,7 +185,7 @@ class Execution:
 
 
 def waiting(host: socket.socket, pidfd: int, control: socket.socket | None) -> select.poll:
-    """Return a poll for what ends the wait for a process: its end, the host's end, or an answer."""
+    """Return a poll for the events that end the wait for a process: its end, the host's end, or an answer."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(host, _RDHUP)
@@ -214,7 +214,7 @@ def supervise(
                 poll = waiting(job.host, job.pidfd, control)
                 for fd in by_fd:
                     poll.register(fd, select.POLLIN)
-            reason = job.exceeded()
+            reason = job.check_limits()
             if reason:
                 return reason, None
             wait = min(job.deadline - time.monotonic(), _TICK)

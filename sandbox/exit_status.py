@@ -38,14 +38,14 @@ _MESSAGES = (
 _INVALID = "the session's process answered nonsense"
 
 
-def claimed(header: dict[str, Any]) -> str:
+def read_status(header: dict[str, Any]) -> str:
     """Return the status that a worker claims; `exception` if it may not choose it."""
     status = header.get("status")
     return status if isinstance(status, str) and status in _CLAIMS else "exception"
 
 
 def texts(header: dict[str, Any]) -> tuple[str, str]:
-    """Detail and error text of an answer, cut to size."""
+    """Return the detail and error text of an answer, cut to size."""
     return _printable(str(header.get("detail", "")))[:200], _printable(
         str(header.get("error", ""))
     )[:300]
@@ -53,10 +53,10 @@ def texts(header: dict[str, Any]) -> tuple[str, str]:
 
 def _printable(text: str) -> str:
     """Escapes control characters: a class may have any name, and people read it in their terminal."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
@@ -135,7 +135,7 @@ def result(
     return {"status": "exit" if code else "ok", "exit": code}
 
 
-def unanswered(answers: list[list[Any]], late: bool) -> list[Any]:
+def explain_silence(answers: list[list[Any]], late: bool) -> list[Any]:
     """Return the answer for calls after the last of `answers`: no state or time was left, or the code left them out."""
     if answers and answers[-1][0] == "state_lost":
         return ["state_lost", "", "", 0]

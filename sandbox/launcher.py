@@ -1,6 +1,6 @@
 """Starts programs: each runs in a process of its own, forked by the box's init or by its template.
 
-A template is a process that has already done what every program's process does first: given up rights, set limits,
+A template is a process that has already taken the first steps of every program's process: given up rights, set limits,
 closed descriptors. That is half of the cost of a short program. It never runs the model's code, which cannot read its
 memory but may signal it: a killed template is noticed before anything has run, and a stopped one is resumed.
 """

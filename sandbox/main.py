@@ -90,7 +90,7 @@ class ForkServer:
                 self.handle(json.loads(data), fds)
 
     def handle(self, request: dict[str, Any], fds: list[int]) -> None:
-        """One request of the host."""
+        """Serves one request of the host."""
         if request["op"] == "open":
             if self.slots is None or self.slots.take(request, fds[0]):
                 self.open(request, *fds)
@@ -125,7 +125,7 @@ class ForkServer:
         os._exit(1)
 
     def become_box(self, fd: int, request: dict[str, Any], group: tuple[int, ...]) -> NoReturn:
-        """Called in the child: gives up rights, then serves."""
+        """Gives up rights in the child, then serves."""
         if group:
             os.write(group[0], b"0")  # the open file carries the host's right to do this
         signal.set_wakeup_fd(-1)
@@ -179,12 +179,12 @@ class ForkServer:
                 continue
             if number is not None:
                 self.slots.clean(number)
-            for request, fd in self.slots.freed(pid):
+            for request, fd in self.slots.give_back(pid):
                 self.open(request, fd)
                 os.close(fd)
 
     def _clean(self, number: int | None) -> None:
-        """After a box without namespaces: ends what its init had no time to end, and deletes its folder.
+        """Ends the processes that the init of a box without namespaces left, and deletes its folder.
 
         A process of its own deletes: other boxes must not wait for as many files as the code could make.
         """

@@ -50,7 +50,7 @@ class OutOfMemoryKills:
         return peak >= limit - _CLOSE
 
     def since(self, over: bool, killed: bool) -> str:
-        """Whose memory caused a kill since `mark`: `own`, `others`, or empty without a kill.
+        """Return whose memory caused a kill since `mark`: `own`, `others`, or empty without a kill.
 
         Without a cgroup, `over` (the box held more than its limit, as far as is known) and `killed` (SIGKILL ended the
         execution) decide.
@@ -126,7 +126,7 @@ def waits(pids: Iterable[int]) -> dict[tuple[int, str], float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of its reaped children; 0 once it has ended."""
+    """Return the CPU seconds of a process and of its reaped children; 0 once it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / _TICKS

@@ -77,7 +77,7 @@ class ProcessTree:
         return int(os.pread(self._loadavg, 100, 0).split()[-1])
 
     def mark(self) -> None:
-        """An execution of the session begins."""
+        """Notes that an execution of the session begins."""
         if self.level == "ns":
             self._marked = time.monotonic()
             self._before = self._last_pid()
@@ -91,7 +91,7 @@ class ProcessTree:
             self._seen = self._last_pid()
 
     def quiesce(self, protected: set[int]) -> None:
-        """Ends what was started after the last execution; without namespaces this is not tracked."""
+        """Ends the processes started after the last execution; without namespaces this is not tracked."""
         if self.level == "ns" and self._last_pid() != self._seen:
             self.kill_others(protected)
 
@@ -144,7 +144,7 @@ class ProcessTree:
             return memory.exceeds([pid for pid in pids if pid != self.template], limit, until)
 
     def too_full(self, limits: dict[str, Any], pids: list[int]) -> str:
-        """What the work folder holds too much of if no file system limits it; empty if it does not."""
+        """Return the limit that the work folder exceeds if no file system limits it; empty if none."""
         if self.level == "ns" or (self.level == "uid" and not limits.get("watch_disk")):
             return ""
         with users.acting_as(self.user):

@@ -1,4 +1,4 @@
-"""The init process of one box: it starts what a session asks for, supervises it, and answers the host.
+"""The init process of one box: it starts a session's processes, supervises them, and answers the host.
 
 At levels with pid namespaces a box is pid 1 of its own, so its end is the end of everything it started. It never runs
 the model's code, and takes from a worker's answer no more than the choice among results that are the model's fault.
@@ -61,7 +61,7 @@ class Supervisor:
         """Yield the host's requests, usually one per read, until it closes the socket."""
         box, reader = self.box, framing.Reader()
         while data := checkpoints.receive(
-            box.host, box.process, lambda: box.tree.quiesce(box.protected())
+            box.host, box.process, lambda: box.tree.quiesce(box.list_protected())
         ):
             yield from reader.feed(data)
 
@@ -77,7 +77,7 @@ class Supervisor:
             sys.modules["numpy.random"].seed(None if seed is None else seed % (1 << 32))
 
     def end(self) -> NoReturn:
-        """Kills what the box started. In a pid namespace the exit of pid 1 does that."""
+        """Kills the box's processes. In a pid namespace the exit of pid 1 does that."""
         if self.box.level != "ns":
             self.box.tree.kill_others(set())
         os._exit(0)
@@ -101,7 +101,7 @@ class Supervisor:
                 os.close(pipe[0])
             if not isinstance(error, Stopped):
                 raise
-            killed = box.tree.kill_others(box.protected())
+            killed = box.tree.kill_others(box.list_protected())
             return {**_NOT_STARTED, "seconds": limits["wall"], "stopped": killed}, b""
         finally:
             for pipe in pipes:
@@ -121,7 +121,7 @@ class Supervisor:
         return job.reply({**reply, "stopped": killed, "kept": True})
 
     def _supervise(self, op: str, job: Execution, note: int) -> tuple[dict[str, Any], int]:
-        """Waits for a program and ends what it left. Returns its result, and how many processes it left running."""
+        """Waits for a program and ends its leftovers. Returns its result, and how many processes it left running."""
         box = self.box
         reason, _ = supervise(job, None)
         paused = reason != "exited" and box.tree.pause()
@@ -130,7 +130,7 @@ class Supervisor:
         alone = self.launcher.quiet = reason == "exited" and box.tree.alone(job.pid)
         _, status, usage = os.wait4(job.pid, 0)
         over = box.over_memory(reason, status, usage.ru_maxrss, job.limits)
-        killed = 0 if alone else box.tree.kill_others(box.protected())
+        killed = 0 if alone else box.tree.kill_others(box.list_protected())
         box.checkpoints.restore_paused(box.process, paused)
         job.drain()
         used = usage.ru_utime + usage.ru_stime

@@ -58,6 +58,16 @@ def classify(error: BaseException) -> tuple[str, str]:
     return "exception", type(error).__name__
 
 
+_BY_ERRNO = {
+    errno.EFBIG: ("disk_limit", exit_status.LARGE),
+    errno.EMFILE: ("open_files_limit", ""),
+    errno.EAGAIN: ("process_limit", "processes"),
+    errno.ENOMEM: ("memory", "ENOMEM"),
+    errno.EROFS: ("blocked", "fs"),
+    errno.EPERM: ("blocked", "syscall"),
+}
+
+
 def _limit_of(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, MemoryError):
         return "memory", "MemoryError"
@@ -68,21 +78,13 @@ def _limit_of(error: BaseException) -> tuple[str, str] | None:
     number = error.errno
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "disk_limit", exit_status.full_detail()
-    if number == errno.EFBIG:
-        return "disk_limit", exit_status.LARGE
-    if number == errno.EMFILE:
-        return "open_files_limit", ""
-    if number == errno.EAGAIN and isinstance(error, BlockingIOError):
-        return "process_limit", "processes"
-    if number == errno.ENOMEM:
-        return "memory", "ENOMEM"
     if type(error).__name__ == "gaierror" or (number == errno.EACCES and _from_socket(error)):
         return "blocked", "net"
-    if number == errno.EROFS or (number == errno.EACCES and error.filename is not None):
+    if number == errno.EACCES and error.filename is not None:
         return "blocked", "fs"
-    if number == errno.EPERM:
-        return "blocked", "syscall"
-    return None
+    if number == errno.EAGAIN and not isinstance(error, BlockingIOError):
+        return None
+    return _BY_ERRNO.get(number or 0)
 
 
 def _from_socket(error: BaseException) -> bool:
@@ -139,7 +141,7 @@ def run_script(source: bytes | bytearray, name: str) -> NoReturn:
 
 
 def _release_objects() -> None:
-    """As the interpreter at its end: flushes files that a program left open and calls finalizers."""
+    """Does as the interpreter at its end: flushes files that a program left open and calls finalizers."""
     with suppress(MemoryError):  # from the list of all objects; the program itself has finished
         for (
             one
@@ -184,7 +186,7 @@ def has_exit_work() -> bool:
     return waiting or sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__
 
 
-def _reaped(pid: int, options: int = os.WNOHANG) -> bool:
+def _try_to_reap(pid: int, options: int = os.WNOHANG) -> bool:
     """Whether a child has ended and was reaped."""
     try:
         return os.waitpid(pid, options | forks.ANY_KIND)[0] == pid
@@ -264,9 +266,9 @@ class Interpreter:
         `keep`: the child may be woken after later requests, so the socket is its own.
         """
         if self.left:
-            self.left = [pid for pid in self.left if not _reaped(pid)]
+            self.left = [pid for pid in self.left if not _try_to_reap(pid)]
         if self.last:
-            _reaped(self.last, 0)
+            _try_to_reap(self.last, 0)
             self.last = 0
         try:
             pid = forks.sleeping_fork(self.wake_fd)

@@ -289,12 +289,13 @@ def _dumps(value: Any, indent: int | None = None) -> str:
 
 def known_tools(context: Context, packs: list[str] | None) -> dict[str, tuple[str, Tool]]:
     """Name to origin and tool: those of the project's packs, or of `packs`, then the built-in ones."""
+    from agentrl_cli.registry.plugins import offers
     from agentrl_cli.tools import TOOLS, as_tool
 
     found: dict[str, tuple[str, Tool]] = {}
     for pack in packs_of(context, packs).values():
         found |= {tool.name: (pack.name, tool) for tool in pack.tools}
-    for name in TOOLS:
+    for name in (*TOOLS, *offers("tools")):
         found.setdefault(name, ("built-in", as_tool(name)))
     return found
 

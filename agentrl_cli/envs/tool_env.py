@@ -26,7 +26,7 @@ from agentrl_cli.envs.texts import MARK, add_opening, clip_text
 from agentrl_cli.envs.user_simulator import Interaction, Reply
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, raised
 from agentrl_cli.hooks.threads import contained
-from agentrl_cli.tools import Tool, ToolContext, refused
+from agentrl_cli.tools import Tool, ToolContext, refuse
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
 
@@ -311,7 +311,7 @@ class ToolEnv(Env):
             text = f"Not run: at most {self._most} calls in one turn. Call it again."
             return ToolResult(text, error="too_many_calls")
         if call.error is not None or call.arguments is None or call.name not in self.tools:
-            return refused(call, self.tools)
+            return refuse(call, self.tools)
         state = await self.create(call.name)
         result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
         cut_before = (

@@ -62,6 +62,7 @@ PLUGINS: dict[str, str] = {
     "trl": "agentrl_cli.plugins.trl:OFFERS",
     "verifiers": "agentrl_cli.plugins.verifiers:OFFERS",
     "verl_tool": "agentrl_cli.plugins.verl_tool:OFFERS",
+    "web": "agentrl_cli.plugins.web:OFFERS",
 }
 """Name to the mapping of a plugin that ships. Of two that recognise the same file, the first reads it."""
 

@@ -114,7 +114,7 @@ class Cgroup:
                 os.close(fd)
 
     def remove(self) -> None:
-        """Ends what is still in the cgroup and removes it; the kernel needs a moment after its last process."""
+        """Ends the processes still in the cgroup and removes it; the kernel needs a moment after its last process."""
         for folder in [self.folder, *([self.tasks] if self.tasks else [])]:
             _end(folder, 100)
 
@@ -212,7 +212,7 @@ def place() -> Path | None:
 
 
 def _candidates() -> list[Path]:
-    """Candidate parents: beside this process's own cgroup, below it, or at the top."""
+    """Return the candidate parents: beside this process's own cgroup, below it, or at the top."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -248,7 +248,7 @@ def sweep(root: Path | None = None) -> int:
 
 
 def _end(folder: Path, tries: int = 20) -> bool:
-    """Kills what is still in a cgroup and removes it; False if that takes longer, and the next start has to do it."""
+    """Kills the processes in a cgroup and removes it; False if that takes longer: the next start has to do it."""
     for _ in range(tries):
         if _delete(folder):
             return True
@@ -261,7 +261,7 @@ def _end(folder: Path, tries: int = 20) -> bool:
 
 
 def describe() -> str:
-    """One line for people: how memory is limited here."""
+    """Return a line for people on how memory is limited here."""
     parent = place()
     if parent is None:
         return "watched ten times a second (no cgroup can be made here: a burst may exceed it)"

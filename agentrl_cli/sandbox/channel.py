@@ -99,7 +99,7 @@ class Channel(asyncio.Protocol):
             self._waiting = None
 
     def _wait_longer(self, seconds: float) -> None:
-        """The box has moved its deadline: others had the processors."""
+        """Moves the deadline as the box has moved its own: others had the processors."""
         if self._alarm is not None and self._waiting is not None:
             self._alarm.cancel()
             loop = asyncio.get_running_loop()

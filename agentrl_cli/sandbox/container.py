@@ -2,7 +2,7 @@
 
 One stream, the container's stdin and stdout, carries the frames of all boxes in envelopes; `sandbox/container.py` is
 the other end. No program of a model is ever started by `docker run` or `docker exec`. When this process dies, the
-stream ends and the container removes itself; `sweep` takes away what a dead engine kept.
+stream ends and the container removes itself; `sweep` removes containers that a dead engine kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl_cli.sandbox import image, owner
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.launch import INSIDE, PACKAGES, Launch, environment, guest_command
 from agentrl_cli.sandbox.results import Limits
-from agentrl_cli.sandbox.runner_process import Runner, most
+from agentrl_cli.sandbox.runner_process import Runner, bound_runner_memory
 
 SLOTS = 64
 """Boxes at once in one container."""
@@ -222,7 +222,7 @@ class Container(Runner, asyncio.Protocol):
             kind, size = _STREAM.unpack_from(self._stream)
             end = _STREAM.size + size
             if len(self._stream) < end:
-                return
+                return  # the engine may cut a piece of output anywhere
             piece = bytes(self._stream[_STREAM.size : end])
             del self._stream[:end]
             if kind == 2:
@@ -349,8 +349,8 @@ async def _whole(creating: Coroutine[Any, Any, socket.socket]) -> socket.socket:
 
 
 def _memory(limits: Limits) -> int:
-    """Bytes of a container: several sessions at their limit at once, but never most of the machine's."""
-    return most(limits.memory_mb << 20)
+    """Return the bytes of a container: several sessions at their limit at once, but never most of the machine's."""
+    return bound_runner_memory(limits.memory_mb << 20)
 
 
 def _short(error: BaseException) -> str:

@@ -40,8 +40,8 @@ async def grade(
     """Runs `setup`, then `solution`, then every test, in a fresh box with the limits and imports of `session`.
 
     Each program starts without the files of the others. `wall`: seconds of one test, as is the CPU limit. `budget`:
-    seconds of all tests of a kind (calls, programs, code) together, by default three times `wall`, or half of what the
-    tests could take if that is more; a test without time left fails with that reason. Raises DataError for an invalid
+    seconds of all tests of a kind (calls, programs, code) together, by default three times `wall`, or half of the
+    tests' maximum if that is more; a test without time left fails for that reason. Raises DataError for an invalid
     test and for a `setup` or a check that does not load, SandboxFault if the sandbox failed twice.
     """
     checked = [_check(test, number) for number, test in enumerate(tests, 1)]
@@ -57,7 +57,7 @@ async def grade(
 
 
 def _output_kb(limits: Limits, tests: list[Mapping[str, Any]]) -> int:
-    """KiB of output to compare: enough for the longest expected one, spaces at line ends included."""
+    """Return the KiB of output to compare: enough for the longest expected one, spaces at line ends included."""
     longest = max(
         (len(test["stdout"].encode("utf-8", "replace")) for test in tests if "stdin" in test),
         default=0,
@@ -92,27 +92,25 @@ async def _grade(
     if programs:
         if setup:
             # Alone and before the solution, which could break it: a failure here is not the model's.
-            _loaded("setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True))
-        own, seconds = await _programs(
-            session, f"{setup}\n{solution}" if setup else solution, tests, programs, budget
-        )
-        failures |= own
+            _require_loaded(
+                "setup", await session.run(setup, tests[programs[0]]["stdin"], reset=True)
+            )
+        program = f"{setup}\n{solution}" if setup else solution
+        failures, seconds = await _run_each(session, tests, programs, budget, program)
     rest = [number for number in range(len(tests)) if number not in programs]
     if rest:
         if setup:
-            seconds += _loaded("setup", await session.cell(setup)).seconds
+            seconds += _require_loaded("setup", await session.cell(setup)).seconds
         loaded = await session.cell(solution)
         status, seconds = loaded.status, seconds + loaded.seconds
         if status is not Status.OK:
             last = loaded.text().splitlines()[-1]
             failures |= dict.fromkeys(rest, f"the solution does not load: {last}")
         else:
-            failures |= await _calls(
-                session, tests, [number for number in rest if "call" in tests[number]], budget
-            )
-            failures |= await _codes(
-                session, tests, [number for number in rest if "code" in tests[number]], budget
-            )
+            calls = [number for number in rest if "call" in tests[number]]
+            failures |= await _calls(session, tests, calls, budget)
+            codes = [number for number in rest if "code" in tests[number]]
+            failures |= (await _run_each(session, tests, codes, budget))[0]
     lines = tuple(f"test {number + 1}: {failures[number]}" for number in sorted(failures))
     fakeable = any("code" in test for test in tests)
     return GradeResult(
@@ -120,26 +118,33 @@ async def _grade(
     )
 
 
-async def _programs(
+async def _run_each(
     session: Session,
-    program: str,
     tests: list[Mapping[str, Any]],
     numbers: list[int],
     budget: float,
+    program: str = "",
 ) -> tuple[dict[int, str], float]:
-    """Runs a program on every input, each in a folder without the files of the others; failures and seconds."""
+    """Runs tests that are programs or code one after the other; returns failures and seconds.
+
+    A program runs in a folder without the files of the others. Code runs beside the solution, for values that cannot
+    be passed as plain ones, and is marked as fakeable.
+    """
     failures: dict[int, str] = {}
     left = budget
     for number in numbers:
+        test, wall = tests[number], min(session.limits.wall, left)
         if left <= 0:
             failures[number] = _spent(budget)
             continue
-        wall = min(session.limits.wall, left)
-        result = await session.run(program, tests[number]["stdin"], wall=wall, reset=True)
+        if "stdin" in test:
+            result = await session.run(program, test["stdin"], wall=wall, reset=True)
+        else:
+            result, wall = await session.cell(test["code"]), session.limits.wall
         left -= result.seconds
         if result.status is Status.TIMEOUT and wall < session.limits.wall:
             failures[number] = _spent(budget)
-        elif text := _program(tests[number], result):
+        elif text := _explain_failure(test, result):
             failures[number] = text
     return failures, budget - left
 
@@ -148,17 +153,19 @@ def _spent(budget: float) -> str:
     return f"the {budget:g} s that all tests have together were over"
 
 
-def _loaded(what: str, result: ExecResult) -> ExecResult:
+def _require_loaded(what: str, result: ExecResult) -> ExecResult:
     """Return the result of the pack's code, run before the model's. Raises DataError if it failed."""
     if not result.ok:
         raise DataError(f"The {what} does not load: {result.text()[-300:]}")
     return result
 
 
-def _program(test: Mapping[str, Any], result: ExecResult) -> str:
-    """Return why a program failed, empty if it passed; output is compared by lines, without spaces at their ends."""
+def _explain_failure(test: Mapping[str, Any], result: ExecResult) -> str:
+    """Return why a program or code failed, empty if it passed; lines are compared without trailing spaces."""
     if not result.ok:
         return f"{result.status}: {result.text().splitlines()[-1]}"
+    if "stdin" not in test:
+        return ""
     lines = [
         [line.rstrip() for line in text.rstrip().splitlines()]
         for text in (result.stdout, test["stdout"])
@@ -178,12 +185,13 @@ async def _calls(
     """Sends the calls in random order and compares the answers in this process, which never runs model text."""
     if not numbers:
         return {}
+    # In another order each time, so that a solution cannot tell from its number which test a call is.
     order = random.sample(numbers, len(numbers))
     calls = [
         [
             tests[n]["call"],
-            _tagged(tests[n].get("args", [])),
-            _tagged(dict(tests[n].get("kwargs", {}))),
+            _to_tags(tests[n].get("args", [])),
+            _to_tags(dict(tests[n].get("kwargs", {}))),
         ]
         for n in order
     ]
@@ -199,11 +207,11 @@ async def _calls(
         if not wrong and "check" in tests[number]:
             to_check[number] = value
         elif wrong or (wrong := _wrong(tests[number], value)):
-            failures[number] = f"{_shown(tests[number])} {wrong}"
+            failures[number] = f"{_describe(tests[number])} {wrong}"
     return failures | await _checks(session, tests, to_check)
 
 
-def _shown(test: Mapping[str, Any]) -> str:
+def _describe(test: Mapping[str, Any]) -> str:
     return f"{test['call']}({', '.join(map(repr, test.get('args', [])))})"[:200]
 
 
@@ -227,7 +235,7 @@ def _wrong(test: Mapping[str, Any], value: Any) -> str:
     if "raises" in test:
         return ""
     if guest_module("protocol/values").same(
-        value, _tagged(test["expect"]), float(test.get("close", 0.0))
+        value, _to_tags(test["expect"]), float(test.get("close", 0.0))
     ):
         return ""
     return f"answered {json.dumps(value):.200}, expected {test['expect']!r:.200}"
@@ -248,11 +256,11 @@ async def _checks(
         for check, number in {
             tests[number]["check"]: number for number in reversed(values)
         }.items():
-            _loaded(f"check of test {number + 1}", await judge.cell(check))
+            _require_loaded(f"check of test {number + 1}", await judge.cell(check))
         for number, value in values.items():
             if wrong := await _judge(judge, tests[number], value):
                 failures[number] = (
-                    f"{_shown(tests[number])} answered {json.dumps(value):.200}, {wrong}"
+                    f"{_describe(tests[number])} answered {json.dumps(value):.200}, {wrong}"
                 )
     finally:
         await judge.close()
@@ -266,7 +274,7 @@ async def _judge(judge: Session, test: Mapping[str, Any], value: Any) -> str:
     loaded = await judge.cell(test["check"])
     if not loaded.ok:
         return f"after which the check does not load: {loaded.status}"
-    arguments = [value, *map(_tagged, test.get("args", []))]
+    arguments = [value, *map(_to_tags, test.get("args", []))]
     (answer,), body = await judge.calls([["check", arguments, {}]])
     if answer.status != "ok":
         return f"on which the check failed: {answer.error or f'{answer.status} {answer.detail}'.rstrip()}"
@@ -287,7 +295,7 @@ def _holds_object(tagged: Any) -> bool:
     return False
 
 
-def _tagged(value: Any) -> Any:
+def _to_tags(value: Any) -> Any:
     """Return the tagged form of a test's value: Python's own types are encoded, tags written in a row stay."""
     values = guest_module("protocol/values")
     tagged = values.decode(json.loads(json.dumps(value))) if _written_as_json(value) else value
@@ -301,20 +309,3 @@ def _written_as_json(value: Any) -> bool:
             str(key).startswith("$") or _written_as_json(item) for key, item in value.items()
         )
     return isinstance(value, list) and any(_written_as_json(item) for item in value)
-
-
-async def _codes(
-    session: Session, tests: list[Mapping[str, Any]], numbers: list[int], budget: float
-) -> dict[int, str]:
-    """Runs test code beside the solution, for what cannot be passed as plain values. Marked as fakeable."""
-    failures: dict[int, str] = {}
-    left = budget
-    for number in numbers:
-        if left <= 0:
-            failures[number] = _spent(budget)
-            continue
-        result = await session.cell(tests[number]["code"])
-        left -= result.seconds
-        if not result.ok:
-            failures[number] = f"{result.status}: {result.text().splitlines()[-1]}"
-    return failures

@@ -150,7 +150,7 @@ def nproc_holds() -> bool:
 
 
 def sweep() -> int:
-    """Removes work folders and canaries whose host process was killed, and ends what still runs in them.
+    """Removes work folders and canaries whose host process was killed, and ends the processes still running in them.
 
     Returns how many. Boxes in namespaces have no work folders.
     """
@@ -163,7 +163,7 @@ def sweep() -> int:
 
 
 def clear(folder: Path) -> bool:
-    """Ends what still runs in a work folder whose runner has ended, and deletes it; returns whether it is deleted."""
+    """Ends the processes in a work folder whose runner has ended, and deletes it; returns whether it is deleted."""
     if folder.exists():
         _end_inside(folder)
         guest_module("filesystem/cleanup").delete(str(folder))
@@ -186,6 +186,11 @@ def _open_to_others(path: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (file, *file.parents))
 
 
+_AS_ROOT = "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc"
+"""As root the jail needs no user namespace; the runner mounts /proc and gives up root before its first box. (If root
+could write to /proc, bwrap would cover parts of it, and no box could mount its own.)"""
+
+
 def jail(
     launch: Launch, root: bool, further: Sequence[str] = (), tmp: str = "/work/.tmp"
 ) -> list[str]:
@@ -193,63 +198,44 @@ def jail(
 
     `further`: mounts besides, which may cover others. `tmp`: where /tmp leads; if empty, `further` mounts it.
     """
-    command = [
-        shutil.which("bwrap") or "bwrap",
-        *"--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try".split(),
-        *"--die-with-parent --new-session --hostname sandbox --cap-drop ALL".split(),
-    ]
-    if root:
-        # As root the jail needs no user namespace; the runner mounts /proc and gives up root before its first box.
-        # (If root could write to /proc, bwrap would cover parts of it, and no box could mount its own.)
-        command += [
-            *"--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SYS_ADMIN --dir /proc".split()
-        ]
-    else:
-        command += [*"--unshare-user --uid 1000 --gid 1000 --proc /proc".split()]
     # Parent folders that bwrap makes by itself are closed to other users, and the runner gives up root.
-    for folder in (
-        "/opt",
-        "/opt/agentrl",
-        PACKAGES,
-        "/etc",
-        *map(str, reversed(Path(launch.prefix, "bin").parents)),
-    ):
-        command += ["--dir", folder] if folder not in ("/", "/usr") else []
-    command += _system()
-    if not launch.prefix.startswith("/usr"):
-        for name in ("bin", "lib", "lib64"):  # a prefix may be a home folder
-            command += [
-                "--ro-bind-try",
-                str(Path(launch.prefix, name)),
-                str(Path(launch.prefix, name)),
-            ]
-    command += _packages(launch)
-    command += ["--ro-bind", launch.folder, INSIDE]
-    for name in ("passwd", "group"):
-        command += ["--ro-bind", str(Path(launch.folder) / "etc" / name), f"/etc/{name}"]
-    command += ["--tmpfs", "/dev"]
-    for name in ("null", "zero", "full", "random", "urandom"):
-        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    above = map(str, reversed(Path(launch.prefix, "bin").parents))
+    own = () if launch.prefix.startswith("/usr") else ("bin", "lib", "lib64")  # it may be a home
     links = {"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
              "/dev/stderr": "/proc/self/fd/2", "/dev/shm": "/work/.shm", **({"/tmp": tmp} if tmp else {})}  # fmt: skip
-    for link, target in links.items():
-        command += ["--symlink", target, link]
-    return [
-        *command,
-        "--dir",
-        "/work",
-        *further,
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
+    lines: list[Sequence[str]] = [
+        (shutil.which("bwrap") or "bwrap",),
+        "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try".split(),
+        "--die-with-parent --new-session --hostname sandbox --cap-drop ALL".split(),
+        (_AS_ROOT if root else "--unshare-user --uid 1000 --gid 1000 --proc /proc").split(),
+        *(
+            ("--dir", folder)
+            for folder in ("/opt", "/opt/agentrl", PACKAGES, "/etc", *above)
+            if folder not in ("/", "/usr")
+        ),
+        _system(),
+        *(_bind(f"{launch.prefix}/{name}", option="--ro-bind-try") for name in own),
+        _packages(launch),
+        ("--ro-bind", launch.folder, INSIDE),
+        *(
+            ("--ro-bind", f"{launch.folder}/etc/{name}", f"/etc/{name}")
+            for name in ("passwd", "group")
+        ),
+        ("--tmpfs", "/dev"),
+        *(
+            _bind(f"/dev/{name}", option="--dev-bind")
+            for name in ("null", "zero", "full", "random", "urandom")
+        ),
+        *(("--symlink", target, link) for link, target in links.items()),
+        ("--dir", "/work"),
+        further,
+        "--remount-ro /dev --remount-ro / --chdir /".split(),
     ]
+    return [word for line in lines for word in line]
 
 
-def _bind(path: str) -> list[str]:
-    return ["--ro-bind", path, path]
+def _bind(path: str, option: str = "--ro-bind") -> list[str]:
+    return [option, path, path]
 
 
 def _system() -> list[str]:
@@ -262,7 +248,7 @@ def _system() -> list[str]:
         elif path.is_dir():
             command += _bind(str(path))
     for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime"):
-        command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        command += _bind(f"/etc/{name}", option="--ro-bind-try")
     return command
 
 
@@ -301,7 +287,7 @@ def package_folders(imports: Sequence[str]) -> list[Path]:
 
 
 def explain(level: str, error: str, ids: Path = Path("/proc/self/uid_map")) -> str:
-    """What to do about a level that did not start, from its error output; `ids`: the file of mapped users."""
+    """Return the remedy for a level that did not start, from its error output; `ids`: the file of mapped users."""
     text = error.lower()
     if "operation not permitted" in text and _is_alone(ids):
         return (

@@ -27,7 +27,7 @@ _BARE = "Sandbox level bare isolates NOTHING: the model's code runs as "
 
 
 def bare_warning() -> str:
-    """What level `bare` means for the current user: a runner that root starts becomes another user."""
+    """Return level `bare`'s warning for the current user: a runner that root starts becomes another user."""
     if os.geteuid() == 0:
         return (
             _BARE

@@ -53,7 +53,7 @@ def read_options(value: Any, where: str) -> dict[str, Any]:
 
 
 def package_names(names: list[str], where: str) -> tuple[str, ...]:
-    """Unique top-level package names. Raises ConfigError for anything else."""
+    """Return the unique top-level package names. Raises ConfigError for anything else."""
     if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
         raise ConfigError(
             f"{where}: imports must be a list of package names, e.g. [numpy], not {names!r}."

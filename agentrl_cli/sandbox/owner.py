@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def born(pid: str) -> str:
-    """When a process started, in clock ticks as text; empty if absent."""
+    """Return the time when a process started, in clock ticks as text; empty if absent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -75,6 +75,7 @@ class RunnerPool:
         """Return the least busy live runner of a profile; a new one if none has room."""
         if self._closed:
             raise SandboxUnavailable("The sandbox is closed.")
+        # One at a time, so that sessions that come together do not each start a runner; `_stock` takes the same lock.
         async with self._starting:
             runners = self.runners.setdefault(profile, [])
             for dead in [runner for runner in runners if not runner.alive]:
@@ -91,13 +92,13 @@ class RunnerPool:
         self.runners[profile].append(await self.kind.start(launch, self._started, self.limits))
 
     def _prepare(self, profile: tuple[str, ...]) -> None:
-        """After a box was taken: starts more in the background, and more runners if all are busy."""
+        """Starts more boxes in the background after one was taken, and more runners if all are busy."""
         running = self._tasks.get(profile)
         if not self._closed and (running is None or running.done()):
             self._tasks[profile] = asyncio.create_task(self._stock(profile))
 
     async def _stock(self, profile: tuple[str, ...]) -> None:
-        """Starts missing runners and spare boxes. What fails here fails again, and is reported, when it is needed."""
+        """Starts missing runners and spare boxes. A failure recurs, and is reported, when the box is needed."""
         with suppress(BoxLost, AgentRLError, OSError):
             async with self._starting:
                 runners = self.runners[profile]

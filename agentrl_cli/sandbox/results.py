@@ -81,6 +81,18 @@ def limit_of(status: str, detail: str) -> str:
     return _LIMITS.get(Status(status), "")
 
 
+_MET = {
+    "wall": "timed out after {0.wall:g} s",
+    "cpu": "timed out after {0.cpu:g} s of CPU time",
+    "memory_mb": "out of memory: the limit is {0.memory_mb} MiB",
+    "output_kb": "stopped: it wrote more than 16 MiB of output",
+    "file_mb": "disk limit reached: a file may have {0.file_mb} MiB",
+    "inodes": "disk limit reached: there may be {0.inodes} files and folders in all",
+    "disk_mb": "disk limit reached: all files together may have {0.disk_mb} MiB",
+    "processes": "too many processes or threads: the limit is {0.processes}",
+    "open_files": "too many open files: the limit is {0.open_files} for each process",
+}
+"""The limit that was met, to its message for the model."""
 _TRACEBACK_LINES = 12
 _BLOCKED = {
     "net": "there is no network in this sandbox",
@@ -152,8 +164,8 @@ class ExecResult:
 
     @property
     def reason(self) -> str:
-        """One line for the model: what happened; empty if all went well."""
-        words = self._what()
+        """One line for the model on the outcome; empty if all went well."""
+        words = self._describe()
         if not words:
             return ""
         if self.rolled_back and self.status is not Status.STATE_LOST:
@@ -166,9 +178,10 @@ class ExecResult:
             )
         return words
 
-    def _what(self) -> str:
+    def _describe(self) -> str:
         """Return the status in words."""
-        limits = self.limits
+        if limit := self.limit:
+            return _MET[limit].format(self.limits)
         match self.status:
             case Status.OK:
                 return "warning: the code left processes running" if self.stopped else ""
@@ -176,45 +189,17 @@ class ExecResult:
                 return ""
             case Status.EXIT:
                 return f"exited with code {self.exit_code}"
-            case Status.TIMEOUT:
-                limit, unit = (
-                    (limits.cpu, " of CPU time") if self.detail == "cpu" else (limits.wall, "")
-                )
-                return f"timed out after {limit:g} s{unit}"
-            case Status.MEMORY:
-                return f"out of memory: the limit is {limits.memory_mb} MiB"
-            case Status.OUTPUT_LIMIT:
-                return "stopped: it wrote more than 16 MiB of output"
-            case Status.DISK_LIMIT:
-                return f"disk limit reached: {self._disk()}"
-            case Status.PROCESS_LIMIT:
-                return f"too many processes or threads: the limit is {limits.processes}"
-            case Status.OPEN_FILES_LIMIT:
-                return f"too many open files: the limit is {limits.open_files} for each process"
             case Status.CRASHED:
-                return (
-                    f"crashed with {_signal_name(self.signal)}"
-                    if self.signal
-                    else f"crashed: {self.detail}"
-                )
+                name = _signal_name(self.signal) if self.signal else ""
+                return f"crashed with {name}" if name else f"crashed: {self.detail}"
             case Status.STATE_LOST:
                 return "all variables of this session are lost: the code ended, or held up, what kept them"
             case Status.BLOCKED:
                 return f"blocked: {_BLOCKED.get(self.detail, self.detail)}"
-            case _:
-                return f"the sandbox failed ({self.status}): {self.detail}"
-
-    def _disk(self) -> str:
-        match self.limit:
-            case "file_mb":
-                return f"a file may have {self.limits.file_mb} MiB"
-            case "inodes":
-                return f"there may be {self.limits.inodes} files and folders in all"
-            case _:
-                return f"all files together may have {self.limits.disk_mb} MiB"
+        return f"the sandbox failed ({self.status}): {self.detail}"
 
     def text(self) -> str:
-        """Return the text for the model: stdout, the end of stderr, and what happened. Control characters are kept."""
+        """Return the text for the model: stdout, the end of stderr, and the outcome. Control characters are kept."""
         parts = [
             self.stdout.rstrip("\n"),
             _last_lines(self.stderr),
@@ -260,9 +245,9 @@ class GradeResult:
         return self.passed / self.total if self.total else 0.0
 
 
-def _signal_name(number: int | None) -> str:
+def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number or 0).name
+        return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 

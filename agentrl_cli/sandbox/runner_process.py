@@ -88,7 +88,7 @@ class Runner(ABC):
         """Sends a ping; `pong` receives the answer."""
 
     def pong(self) -> None:
-        """The runner answered a ping."""
+        """Notes that the runner answered a ping."""
         self._asked = 0.0
 
     def stuck(self) -> bool:
@@ -110,7 +110,7 @@ class Runner(ABC):
         return len(self.boxes) - len(self.spares)
 
     async def open(self, limits: dict[str, Any]) -> Channel:
-        """Return a new box. Raises BoxLost; ConfigError for limits beyond what the runner was made with."""
+        """Return a new box. Raises BoxLost; ConfigError for limits beyond those of the runner."""
         self._numbers += 1
         channel = Channel(self._numbers)
         self.boxes[channel.number] = channel
@@ -171,7 +171,7 @@ class Process(Runner):
             group,
         )
         self._groups: dict[int, Path] = {}
-        self._largest = _own(asdict(limits))
+        self._largest = _add_box_memory(asdict(limits))
         self._sick = False
         self._last_stderr = ""
 
@@ -179,7 +179,11 @@ class Process(Runner):
     async def start(cls, launch: Launch, number: int, limits: Limits) -> Self:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tasks = 0 if launch.level == "ns" else _KEPT + AT_ONCE * limits.processes
-        group = Cgroup.make(most(_own(asdict(limits))), tasks) if launch.level != "bare" else None
+        group = (
+            Cgroup.make(bound_runner_memory(_add_box_memory(asdict(limits))), tasks)
+            if launch.level != "bare"
+            else None
+        )
         folder = launching.work_folder(number)
         try:
             process, err = launching.start(launch, theirs.fileno(), number, folder, group)
@@ -225,7 +229,7 @@ class Process(Runner):
 
     @property
     def stderr(self) -> str:
-        """The end of what the runner wrote to stderr."""
+        """The end of the runner's stderr."""
         if self.err.closed:
             return self._last_stderr
         self.err.seek(0, 2)
@@ -286,19 +290,19 @@ class Process(Runner):
         """
         if self.group is None:
             return None
-        if _own(limits) > self._largest:
-            self._largest = _own(limits)
-            _limit(self.group.folder, most(self._largest))
-        return self.group.take(_own(limits))
+        if _add_box_memory(limits) > self._largest:
+            self._largest = _add_box_memory(limits)
+            _limit(self.group.folder, bound_runner_memory(self._largest))
+        return self.group.take(_add_box_memory(limits))
 
     def adopt(self, channel: Channel, limits: dict[str, Any]) -> None:
         folder = self._groups.get(channel.number)
-        if folder and _own(limits) != _own(asdict(self.limits)):
-            _limit(folder, _own(limits))
+        if folder and _add_box_memory(limits) != _add_box_memory(asdict(self.limits)):
+            _limit(folder, _add_box_memory(limits))
         super().adopt(channel, limits)
 
     def fits(self, limits: Limits) -> bool:
-        return super().fits(limits) and _own(asdict(limits)) <= self._largest
+        return super().fits(limits) and _add_box_memory(asdict(limits)) <= self._largest
 
     def drop(self, channel: Channel) -> None:
         super().drop(channel)
@@ -335,13 +339,13 @@ def _limit(folder: Path, limit: int) -> None:
         raise BoxLost("host_resources", f"the memory limit of a box: {error}") from None
 
 
-def _own(limits: dict[str, Any]) -> int:
-    """Bytes of one box's cgroup: files are memory too, and so are those of earlier states."""
+def _add_box_memory(limits: dict[str, Any]) -> int:
+    """Return the bytes of one box's cgroup: files are memory too, and so are those of earlier states."""
     return (int(limits["memory_mb"]) + 3 * int(limits["disk_mb"]) + _BOX_OWN) << 20
 
 
-def most(own: int) -> int:
-    """Bytes of all boxes of a runner: as many as run at once, but at most 0.8 of the machine's memory."""
+def bound_runner_memory(own: int) -> int:
+    """Return the bytes of all boxes of a runner: as many as run at once, but at most 0.8 of the machine's memory."""
     wanted = AT_ONCE * own + (512 << 20)
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return wanted

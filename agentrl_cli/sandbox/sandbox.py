@@ -13,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
 from agentrl_cli.sandbox import cgroup, launch, owner
-from agentrl_cli.sandbox.channel import BoxLost, Channel
+from agentrl_cli.sandbox.channel import BoxLost
 from agentrl_cli.sandbox.levels import STRENGTH, bare_warning, kinds_of, runner_kind
 from agentrl_cli.sandbox.options import package_names
 from agentrl_cli.sandbox.pool import GRADING, RunnerPool
@@ -48,8 +47,8 @@ class Sandbox:
         """Packages that every session has."""
         self.seed: int | None = None
         self.pool = RunnerPool(level, limits, workers, kind or runner_kind(level))
-        self._slots = asyncio.Semaphore(workers * AT_ONCE)
-        self._sessions: set[Session] = set()
+        self.slots = asyncio.Semaphore(workers * AT_ONCE)
+        self.sessions: set[Session] = set()
 
     @property
     def warning(self) -> str:
@@ -137,7 +136,7 @@ class Sandbox:
 
         `keep`: how many earlier states stay alive so that `back` is immediate. `seed`: of `random` in the session;
         None: the configured one, or else `episode_seed`. `imports`: packages besides the standard library (numpy…) and
-        the configured ones. `grading`: the session gets what a running episode must not learn, on a runner that
+        the configured ones. `grading`: the session gets secrets that a running episode must not learn, on a runner that
         holds no other boxes. The rest overrides single limits, e.g. `wall=2.0`.
         """
         unknown = limits.keys() - {field.name for field in fields(Limits)}
@@ -153,7 +152,7 @@ class Sandbox:
         chosen = next((one for one in (seed, self.seed, episode_seed) if one is not None), None)
         profile = self._profile([*imports, GRADING] if grading else imports)
         session = Session(self, own, keep=keep, seed=chosen, imports=profile)
-        self._sessions.add(session)
+        self.sessions.add(session)
         return session
 
     async def run(self, code: str, stdin: str = "", **limits: Any) -> ExecResult:
@@ -165,10 +164,8 @@ class Sandbox:
             await session.close()
 
     def _profile(self, imports: Iterable[str]) -> tuple[str, ...]:
-        """What a warm runner is for: requested and configured packages, and whether it only grades."""
+        """Return the purpose of a warm runner: requested and configured packages, and whether it only grades."""
         return tuple(sorted({*self.imports, *imports}))
-
-    # for sessions
 
     def count(self, status: str, detail: str = "") -> None:
         """Counts the status of an execution, and the limit that ended it."""
@@ -176,26 +173,10 @@ class Sandbox:
         if limit := limit_of(status, detail):
             self.limits_hit[limit] += 1
 
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Waits for a free slot; the waiting time counts against no limit."""
-        async with self._slots:
-            yield
-
-    async def box(
-        self, limits: Limits, seed: int | None, imports: tuple[str, ...]
-    ) -> tuple[Runner, Channel]:
-        """Return a box for a session. Raises BoxLost, or SandboxUnavailable if none starts."""
-        return await self.pool.box(limits, seed, imports)
-
-    def forget(self, session: Session) -> None:
-        """Removes a closed session."""
-        self._sessions.discard(session)
-
     async def close(self) -> None:
         """Ends every session and runner; returns when their processes have ended."""
         await self.pool.stop_tasks()
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             await session.close()
         await self.pool.close()
 

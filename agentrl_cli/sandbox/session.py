@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from agentrl_cli.errors import SandboxFault, SandboxUnavailable, UsageError
 from agentrl_cli.sandbox.channel import GRACE, BoxLost, Channel
+from agentrl_cli.sandbox.pool import RunnerPool
 from agentrl_cli.sandbox.results import USED, Entry, ExecResult, Limits, Status
 from agentrl_cli.sandbox.runner_process import Runner
 
@@ -54,22 +53,17 @@ class Diverged(NamedTuple):
 
 
 class SessionHost(Protocol):
-    """What a session uses of its sandbox."""
+    """The part of a sandbox that a session uses."""
 
     level: str
-    counts: Counter[str]
-    """Number of executions by status."""
+    pool: RunnerPool
+    slots: asyncio.Semaphore
+    """Executions at once; the waiting time counts against no limit."""
+    sessions: set[Session]
+    """Those that are not closed."""
 
     def count(self, status: str, detail: str = "") -> None:
-        """Counts the status of an execution."""
-
-    def slot(self) -> AbstractAsyncContextManager[None]:
-        """Waits for a free slot."""
-
-    async def box(
-        self, limits: Limits, seed: int | None, imports: tuple[str, ...]
-    ) -> tuple[Runner, Channel]:
-        """Return a box for a session."""
+        """Counts the status of an execution, and the limit that ended it."""
 
     async def session(
         self,
@@ -79,10 +73,7 @@ class SessionHost(Protocol):
         grading: bool = False,
         **limits: Any,
     ) -> Session:
-        """Another session."""
-
-    def forget(self, session: Session) -> None:
-        """Removes a closed session."""
+        """Return another session."""
 
 
 class Session:
@@ -97,8 +88,8 @@ class Session:
         seed: int | None,
         imports: tuple[str, ...],
     ) -> None:
-        self.sandbox, self.limits, self.seed, self.imports = sandbox, limits, seed, imports
-        self.keep = keep
+        self.sandbox, self.limits, self.keep = sandbox, limits, keep
+        self.seed, self.imports = seed, imports
         self.history: list[Request] = []
         self._box: tuple[Runner, Channel] | None = None
         self._busy = asyncio.Lock()
@@ -128,24 +119,19 @@ class Session:
         `reset`: restores the files afterwards.
         """
         source = _bytes(code)
-        header: dict[str, Any] = {
-            "op": "run",
-            "split": len(source),
-            **({"reset": True} if reset else {}),
-        }
+        header: dict[str, Any] = {"op": "run", "split": len(source)}
+        if reset:
+            header["reset"] = True
         result = await self._execute(header, source + _bytes(stdin), wall)
-        if (
-            result.files == "left"
-        ):  # the folder could not be restored: the next request gets a fresh box
-            self._drop()
+        if result.files == "left":
+            self._drop()  # the folder could not be restored: the next request gets a fresh box
         return result
 
     async def bash(self, command: str, stdin: str = "", *, wall: float | None = None) -> ExecResult:
         """Runs a shell command in the session's work folder."""
         source = _bytes(command)
-        return await self._execute(
-            {"op": "bash", "split": len(source)}, source + _bytes(stdin), wall
-        )
+        header = {"op": "bash", "split": len(source)}
+        return await self._execute(header, source + _bytes(stdin), wall)
 
     async def read(self, path: str) -> bytes:
         """Return a regular file of the work folder, at most 16 MiB. Raises UsageError if it is absent or a link."""
@@ -154,11 +140,8 @@ class Session:
 
     async def write(self, path: str, data: str | bytes) -> None:
         """Writes a file into the work folder. Raises UsageError if the path leaves it or the folder is full."""
-        await self._files(
-            {"op": "write", "path": path},
-            _bytes(data) if isinstance(data, str) else data,
-            record=True,
-        )
+        body = _bytes(data) if isinstance(data, str) else data
+        await self._files({"op": "write", "path": path}, body, record=True)
 
     async def list(self) -> tuple[Entry, ...]:
         """Return the entries of the work folder, sorted by path; links are listed and not followed."""
@@ -192,7 +175,7 @@ class Session:
         """Ends everything the session started. May be called while it runs, and more than once."""
         self._closed = True
         self._drop()
-        self.sandbox.forget(self)
+        self.sandbox.sessions.discard(self)
 
     async def calls(
         self,
@@ -215,7 +198,7 @@ class Session:
         one = wall or self.limits.wall
         budget = budget or 3 * one
         header: dict[str, Any] = {"op": "calls", "budget": budget, "limits": {"wall": one}}
-        async with self._busy, self.sandbox.slot():
+        async with self._busy, self.sandbox.slots:
             frame = await self._with_retry(header, json.dumps(calls).encode(), budget + one)
         size = frame.header["answers"]
         answers = tuple(Answer(*fields) for fields in json.loads(frame.body[:size]))
@@ -223,21 +206,19 @@ class Session:
             self.sandbox.count(answer.status, answer.detail)
         return answers, frame.body[size:]
 
-    # inner workings
-
     async def _execute(self, header: dict[str, Any], body: bytes, wall: float | None) -> ExecResult:
         seconds = wall or self.limits.wall
         if wall:
             header["limits"] = {"wall": wall}
-        async with self._busy, self.sandbox.slot():
-            frame = await self._with_retry(self._kept(header), body, seconds)
-            result = self._result(frame, seconds)
+        async with self._busy, self.sandbox.slots:
+            frame = await self._with_retry(self._with_keep(header), body, seconds)
+            result = _read_result(frame, self.limits, seconds, self.level)
             if "reset" not in header:
                 self.history.append(Request(header, body, seconds, _answer(frame)))
         self.sandbox.count(result.status, result.detail)
         return result
 
-    def _kept(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _with_keep(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return the request, changed in place so that the state before it is kept if the session keeps any."""
         if self.keep:
             header.update(keep=self.keep, call=len(self.history) + 1)
@@ -249,7 +230,7 @@ class Session:
         if len(header.get("path", "")) > _LONGEST_PATH:
             raise UsageError(f"{header['path'][:40]}…: a path may have {_LONGEST_PATH} characters.")
         async with self._busy:
-            frame = await self._with_retry(self._kept(header) if record else header, body, 5.0)
+            frame = await self._with_retry(self._with_keep(header) if record else header, body, 5.0)
             if frame.header["status"] != "ok":
                 path = str(header.get("path", ".")).encode("utf-8", "backslashreplace").decode()
                 raise UsageError(f"{path}: {frame.header['detail']}.")
@@ -274,10 +255,8 @@ class Session:
                     raise SandboxFault(
                         f"The sandbox failed twice ({lost.status}): {lost.detail}."
                     ) from None
-            except (
-                SandboxUnavailable
-            ) as problem:  # it started when the run began, so this is not the task's fault
-                self._drop()
+            except SandboxUnavailable as problem:
+                self._drop()  # it started when the run began, so this is not the task's fault
                 self.sandbox.count(Status.SANDBOX_UNAVAILABLE)
                 if attempt == 2 or self._closed:
                     raise SandboxFault(
@@ -286,11 +265,11 @@ class Session:
         raise AssertionError("unreachable")
 
     async def _ready(self) -> None:
-        """Opens a box if absent, and repeats what the lost one had run."""
+        """Opens a box if absent, and repeats the executions of the lost one."""
         if self._closed:
             raise SandboxFault("The session is closed.")
         if self._box is None:
-            self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
+            self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
             if found := await self._repeat():
                 self._drop()
                 raise SandboxFault(
@@ -310,8 +289,8 @@ class Session:
     async def _rebuild(self) -> tuple[Diverged, ...]:
         """Opens a fresh box and repeats the history in it."""
         try:
-            async with self.sandbox.slot():
-                self._box = await self.sandbox.box(self.limits, self.seed, self.imports)
+            async with self.sandbox.slots:
+                self._box = await self.sandbox.pool.box(self.limits, self.seed, self.imports)
                 return await self._repeat()
         except BoxLost as lost:
             self._drop()
@@ -324,7 +303,7 @@ class Session:
             ) from None
 
     async def _ask(self, header: dict[str, Any], body: bytes, seconds: float) -> Any:
-        """One round trip. Raises BoxLost, also for a status that is an infrastructure fault."""
+        """Makes one round trip. Raises BoxLost, also for a status that is an infrastructure fault."""
         assert self._box is not None
         channel = self._box[1]
         try:
@@ -338,37 +317,36 @@ class Session:
             if status != "missing" and status != "refused" and Status(status).infrastructure:
                 raise BoxLost(status, str(frame.header.get("detail", "")))
         except (KeyError, ValueError):
-            raise BoxLost(
-                "protocol_error", f"an answer without a known status: {frame.header}"
-            ) from None
+            detail = f"an answer without a known status: {frame.header}"
+            raise BoxLost("protocol_error", detail) from None
         return frame
-
-    def _result(self, frame: Any, wall: float) -> ExecResult:
-        head = frame.header
-        size = head["out"]
-        limits = self.limits if wall == self.limits.wall else replace(self.limits, wall=wall)
-        return ExecResult(
-            status=Status(head["status"]),
-            stdout=frame.body[:size].decode("utf-8", "replace"),
-            stderr=frame.body[size:].decode("utf-8", "replace"),
-            seconds=head["seconds"],
-            level=self.level,
-            exit_code=head.get("exit"),
-            signal=head.get("signal"),
-            state_kept=head.get("kept", True),
-            rolled_back=head.get("rolled_back", False),
-            files=head.get("files", ""),
-            detail=head.get("detail", ""),
-            stopped=head.get("stopped", 0),
-            truncated=head["cut"],
-            limits=limits,
-        )
 
     def _drop(self) -> None:
         if self._box is not None:
             runner, channel = self._box
             self._box = None
             runner.drop(channel)
+
+
+def _read_result(frame: Any, limits: Limits, wall: float, level: str) -> ExecResult:
+    head = frame.header
+    size = head["out"]
+    return ExecResult(
+        status=Status(head["status"]),
+        stdout=frame.body[:size].decode("utf-8", "replace"),
+        stderr=frame.body[size:].decode("utf-8", "replace"),
+        seconds=head["seconds"],
+        level=level,
+        exit_code=head.get("exit"),
+        signal=head.get("signal"),
+        state_kept=head.get("kept", True),
+        rolled_back=head.get("rolled_back", False),
+        files=head.get("files", ""),
+        detail=head.get("detail", ""),
+        stopped=head.get("stopped", 0),
+        truncated=head["cut"],
+        limits=limits if wall == limits.wall else replace(limits, wall=wall),
+    )
 
 
 def _answer(frame: Any) -> tuple[str, bytes]:

@@ -257,7 +257,7 @@ class Pack:
 
     def tools_of(self, task: Task) -> tuple[Tool, ...]:
         """Return the tools that a task may use."""
-        shown = [one for tool in self.tools for one in tool.offered(task)]
+        shown = [one for tool in self.tools for one in tool.offer(task)]
         known = [tool.name for tool in (*self.tools, *shown)]
         for name in task.tools or ():
             if name not in known:

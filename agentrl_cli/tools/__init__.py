@@ -7,7 +7,7 @@ from typing import Any
 from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
-from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext, refused, tool
+from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext, refuse, tool
 from agentrl_cli.tools.schema import tool_schema
 
 TOOLS: dict[str, str] = {
@@ -17,7 +17,6 @@ TOOLS: dict[str, str] = {
     "files": "agentrl_cli.tools.files:TOOL",
     "sql": "agentrl_cli.tools.sql:TOOL",
     "search": "agentrl_cli.tools.search:TOOL",
-    "fetch_page": "agentrl_cli.tools.fetch_page:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",
     "declared": "agentrl_cli.tools.declared:TOOL",
     "finish": "agentrl_cli.tools.submit:FINISH",
@@ -30,7 +29,7 @@ __all__ = [
     "Tool",
     "ToolContext",
     "as_tool",
-    "refused",
+    "refuse",
     "tool",
     "tool_schema",
     "validate_arguments",

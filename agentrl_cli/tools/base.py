@@ -15,6 +15,7 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -119,10 +120,10 @@ class Tool:
         return self
 
     def wrong(self, row: Mapping[str, Any]) -> str:
-        """What is wrong with a row for this tool, as a sentence for its author; empty if valid."""
+        """Return the error in a row for this tool, as a sentence for its author; empty if valid."""
         return ""
 
-    def offered(self, task: Task) -> list[Tool]:
+    def offer(self, task: Task) -> list[Tool]:
         """Return the tools that it offers for a task: the result of `for_task`, none, or several."""
         shown = self.for_task(task)
         return [] if shown is None else [shown]
@@ -147,8 +148,8 @@ class Tool:
     ) -> ToolResult:
         """Runs `execute` with validated arguments, limits and timing; errors become results.
 
-        `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted, nor what
-        other programs take of the processors.
+        `timeout` (seconds) applies if the tool has none of its own; waiting for a free slot is not counted, nor
+        processor time that other programs take.
         A synchronous function cannot be stopped: after its timeout it keeps running in its thread, and its result is
         dropped. Raises EnvError if the tool raises SystemExit or the like, which must not end the process.
         """
@@ -261,33 +262,12 @@ def tool(
     pure: bool = False,
     external: bool = False,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    *,
-    name: str = "",
-    timeout: float | None = None,
-    concurrency: int | None = None,
-    rate: float | None = None,
-    pure: bool = False,
-    external: bool = False,
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+def tool(function: Callable[..., Any] | None = None, **limits: Any) -> Any:
     """Makes a typed function a tool: `@tool` or `@tool(timeout=5)`. Only wraps it; nothing is registered.
 
     Plain functions are accepted wherever tools are, so this is only for limits and names.
     """
-
-    def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
-        return FunctionTool(
-            wrapped,
-            name=name,
-            timeout=timeout,
-            concurrency=concurrency,
-            rate=rate,
-            pure=pure,
-            external=external,
-        )
-
-    return wrap if function is None else wrap(function)
+    return partial(FunctionTool, **limits) if function is None else FunctionTool(function, **limits)
 
 
 def as_result(value: Any) -> ToolResult:
@@ -316,7 +296,7 @@ def as_result(value: Any) -> ToolResult:
 
 
 def _of_block(block: Mapping[str, Any]) -> bytes:
-    """Return the image of a content block. A path as text is refused: what a tool answers may come from outside."""
+    """Return the image of a content block. A path as text is refused: a tool's answer may come from outside."""
     given = next((block[name] for name in reversed(NAMES) if block.get(name) is not None), None)
     given = given.get("url") if isinstance(given, Mapping) and "url" in given else given
     if isinstance(given, str) and not given.startswith("data:image/"):
@@ -363,7 +343,7 @@ def _is_block(value: Any) -> bool:
     )
 
 
-def refused(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
+def refuse(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
     """Return the observation for a call that carries an error: `malformed_call`, `unknown_tool` or `bad_arguments`."""
     known = "bad_arguments" if call.name in names else "unknown_tool"
     kind = "malformed_call" if is_malformed(call) else known

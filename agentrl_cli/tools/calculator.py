@@ -105,7 +105,7 @@ def _value(node: ast.expr) -> Fraction:
 
 def _number(value: float) -> Fraction:
     if isinstance(value, int):
-        return _bounded(Fraction(value))
+        return _check_size(Fraction(value))
     # The decimal as written, not the nearest float: 0.1 is one tenth. repr is the shortest that round-trips.
     if not math.isfinite(value) or abs(math.frexp(value)[1]) > MAX_BITS:
         raise CalculatorError("a number is too large")
@@ -122,7 +122,7 @@ def _binary(op: ast.operator, left: Fraction, right: Fraction) -> Fraction:
     function = OPERATORS.get(type(op))
     if function is None:
         raise CalculatorError("only + - * / // % ** are known")
-    return _bounded(Fraction(function(left, right)))
+    return _check_size(Fraction(function(left, right)))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -141,7 +141,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         return (
             Fraction(1) if exponent == 0 else base if exponent.numerator % 2 or base >= 0 else -base
         )
-    return _bounded(base**exponent.numerator)
+    return _check_size(base**exponent.numerator)
 
 
 def _call(name: str, args: list[Fraction]) -> Fraction:
@@ -154,7 +154,7 @@ def _call(name: str, args: list[Fraction]) -> Fraction:
         raise CalculatorError(
             f"{name} takes {low if low == high else f'at least {low}'} number(s), not {len(args)}"
         )
-    return _bounded(Fraction(function(args)))
+    return _check_size(Fraction(function(args)))
 
 
 def _sqrt(value: Fraction) -> Fraction:
@@ -193,7 +193,7 @@ def _round(args: Sequence[Fraction]) -> Fraction:
     return Fraction(round(args[0], places))
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise CalculatorError("the result is too large")
     return value

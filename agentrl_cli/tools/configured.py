@@ -14,7 +14,7 @@
       - name: sql                                      # a built-in tool, configured
         config: {database: data/shop.db, writable: true}
       - mcp: {time: {command: python, args: [server.py]}, web: {url: "http://127.0.0.1:8000/mcp"}}
-      - openapi: {file: openapi.json, server: "http://127.0.0.1:8000"}      # an HTTP service: see openapi.py
+      - openapi: {file: openapi.json, server: "http://127.0.0.1:8000"}      # an HTTP service
       - environment: "task.py:Counter"                 # a class, or {name: class}: the row's `environment` picks
 
 Paths are relative to the file's folder.
@@ -34,9 +34,10 @@ from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import adapt, foreign_imports
 from agentrl_cli.tools import TOOLS, Tool, as_tool
-from agentrl_cli.tools.openapi import openapi_tools
 from agentrl_cli.types import ToolSchema
 
+ADAPTED = ("openapi", "environment")
+"""Keys whose value a plugin turns into tools."""
 LIMITS = ("timeout", "concurrency", "rate", "pure", "external")
 KEYS = {
     *(
@@ -48,9 +49,8 @@ KEYS = {
         "description",
         "parameters",
         "function",
-        "environment",
     ),
-    "openapi",
+    *ADAPTED,
     *LIMITS,
 }
 
@@ -100,21 +100,19 @@ def _entry(where: str, entry: Any, folder: Path, own: Mapping[str, Tool]) -> lis
         raise ConfigError(f"{where}: `config` must be a mapping.")
     if entry.get("mcp") is not None or config.get("type") == "mcp":
         found = _mcp(where, entry, folder)
-    elif entry.get("openapi") is not None:
-        found = openapi_tools(where, entry["openapi"], folder)
-    elif entry.get("environment") is not None:
-        found = adapt("environment", where, entry["environment"], folder)
+    elif kind := next((kind for kind in ADAPTED if entry.get(kind) is not None), ""):
+        found = adapt(kind, where, entry[kind], folder)
         if found is None:
-            raise ConfigError(f"{where}: no plugin of this installation reads `environment`.")
+            raise ConfigError(f"{where}: no plugin of this installation reads `{kind}`.")
     elif entry.get("class_name") is not None:
-        found = [_classed(where, entry, dict(config), folder)]
+        found = [_load_class(where, entry, dict(config), folder)]
     else:
         found = [_short(where, entry, dict(config), folder, own)]
-    return [_limited(where, tool, entry) for tool in found]
+    return [_with_limits(where, tool, entry) for tool in found]
 
 
-def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
-    """`class_name`: another project's tool, or a Tool that takes the config as keywords."""
+def _load_class(where: str, entry: Mapping[str, Any], config: dict[str, Any], folder: Path) -> Tool:
+    """Return the tool of `class_name`: another project's tool, or a Tool that takes the config as keywords."""
     name = str(entry["class_name"])
     with foreign_imports(folder) as target:
         kind = resolve("tools", {}, target(name, "tools"), base=folder)
@@ -123,7 +121,7 @@ def _classed(where: str, entry: Mapping[str, Any], config: dict[str, Any], folde
             return tool
     config.pop("type", None)
     if isinstance(kind, type) and issubclass(kind, Tool):
-        return _made(where, kind, config)
+        return _make_tool(where, kind, config)
     raise ConfigError(f"{where}: {name} is neither a Tool nor a class that a plugin reads as one.")
 
 
@@ -143,13 +141,13 @@ def _short(
         base = own[name]
     else:
         base = as_tool(resolve("tools", TOOLS, str(target or name), base=folder))
-    made = _made(where, type(base), config) if config else copy.copy(base)
+    made = _make_tool(where, type(base), config) if config else copy.copy(base)
     made.schema = _schema(where, entry, made.schema, name)
     made.name = name
     return made
 
 
-def _made(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
+def _make_tool(where: str, kind: type[Tool], config: dict[str, Any]) -> Tool:
     try:
         inspect.signature(kind).bind(**config)
         return kind(**config)
@@ -196,7 +194,7 @@ def _parameters(where: str, value: Any, own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
-    """MCP servers by name, or from a server file with a selection of their tools."""
+    """Return the tools of MCP servers by name, or from a server file with a selection of their tools."""
     from agentrl_cli.tools.mcp import mcp_tools
 
     given = dict(entry.get("mcp") or {})
@@ -226,7 +224,7 @@ def _mcp(where: str, entry: Mapping[str, Any], folder: Path) -> list[Tool]:
     return [tool for tool in tools if selected is None or tool.name in selected]
 
 
-def _limited(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:
+def _with_limits(where: str, tool: Tool, entry: Mapping[str, Any]) -> Tool:
     """Sets the entry's limits on the tool."""
     limits = {key: entry[key] for key in LIMITS if entry.get(key) is not None}
     if not limits:

@@ -29,8 +29,8 @@ class DeclaredTool(Tool):
         self.name = str(inner["name"])
         self.schema = {"type": "function", "function": inner}
 
-    def offered(self, task: Task) -> list[Tool]:
-        """One for each schema of the row."""
+    def offer(self, task: Task) -> list[Tool]:
+        """Return one tool for each schema of the row."""
         return [DeclaredTool(schema) for schema in task.data.get("tool_schemas") or ()]
 
     async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:

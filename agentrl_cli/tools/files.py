@@ -1,7 +1,7 @@
 """`files`: views, writes, edits and lists files of the episode's folder, which `run_python` and `bash` share.
 
 Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/filesystem/files.py); nothing
-of the host is reached. The model reads what went wrong; it never ends the episode.
+of the host is reached. The model reads the error; it never ends the episode.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def view(session: Session, asked: Asked) -> str:
         wanted = f"{start} to {len(lines) if end is None else end}"
         raise Refused(f"{asked.path} has lines 1 to {len(lines)}, not {wanted}")
     last = min(len(lines) if end is None else end, len(lines), start + LINES - 1)
-    shown = [f"{number}\t{_clipped(lines[number - 1])}" for number in range(start, last + 1)]
+    shown = [f"{number}\t{_clip(lines[number - 1])}" for number in range(start, last + 1)]
     if last < (len(lines) if end is None else min(end, len(lines))):
         shown.append(f"[lines {start} to {last} of {len(lines)}; go on with start {last + 1}]")
     return "\n".join(shown)
@@ -95,14 +95,14 @@ async def view(session: Session, asked: Asked) -> str:
 
 async def write(session: Session, asked: Asked) -> str:
     """Writes the whole file, creating its parent folders."""
-    text = _needed(asked.text, "write needs text")
+    text = _require(asked.text, "write needs text")
     await _put(session, asked.path, text)
     return f"Wrote {asked.path}: {len(text.splitlines())} lines, {len(text.encode())} bytes."
 
 
 async def edit(session: Session, asked: Asked) -> str:
     """Replaces a text that occurs once; reports its line."""
-    old, new = _needed(asked.old, "edit needs old"), _needed(asked.new, "edit needs new")
+    old, new = _require(asked.old, "edit needs old"), _require(asked.new, "edit needs new")
     path = asked.path
     if not old:
         raise Refused("old is empty; write the whole file instead")
@@ -140,7 +140,7 @@ async def entries(session: Session, asked: Asked) -> str:
 ACTIONS = {"view": view, "write": write, "edit": edit, "list": entries}
 
 
-def _needed(value: str | None, problem: str) -> str:
+def _require(value: str | None, problem: str) -> str:
     if value is None:
         raise Refused(problem)
     return value
@@ -173,7 +173,7 @@ def _places(text: str, part: str) -> list[int]:
     return found
 
 
-def _clipped(line: str) -> str:
+def _clip(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[:WIDTH]} [… {len(line) - WIDTH} more characters]"
 
 

@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.tools.base import Tool, ToolContext
-from agentrl_cli.tools.mcp_server import Server, connected, listed_tools, reason, tail
+from agentrl_cli.tools.mcp_server import Server, connect, listed_tools, reason, tail
 from agentrl_cli.types import ToolResult
 
 IDLE = 60.0
@@ -73,7 +73,7 @@ class Connection:
 
     async def _hold(self) -> None:
         try:
-            async with connected(self.server) as (client, errors):
+            async with connect(self.server) as (client, errors):
                 self._errors = errors
                 self._client.set_result(client)
                 await self._enough.wait()
@@ -87,7 +87,7 @@ class Connection:
             await asyncio.shield(self._reset)
         return await asyncio.shield(self._client)
 
-    def lost(self, why: str) -> EnvError:
+    def explain_loss(self, why: str) -> EnvError:
         """Return the error for a server that has ended; the next episode opens a new connection."""
         self.broken = True
         quoted = tail(self._errors) if self._errors is not None and not self._errors.closed else ""
@@ -202,10 +202,10 @@ class McpTool(Tool):
             )
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise state.lost(str(error)) from error
+                raise state.explain_loss(str(error)) from error
             return ToolResult(f"Error: {error}", error="exception")
         except (OSError, RuntimeError) as error:
-            raise state.lost(reason(error)) from error
+            raise state.explain_loss(reason(error)) from error
         return _result(answer)
 
     async def release(self, state: Connection) -> None:

@@ -107,8 +107,8 @@ class Server:
 
 
 @asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
-    """Yield an initialized client, and what its process writes to stderr. Raises EnvError if it cannot be reached."""
+async def connect(server: Server) -> AsyncIterator[tuple[Any, TextIO]]:
+    """Yield an initialized client, and the stderr of its process. Raises EnvError if it cannot be reached."""
     async with AsyncExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
         try:
@@ -147,7 +147,7 @@ def tail(errors: TextIO) -> str:
 async def listed_tools(server: Server, declared: list[str]) -> list[Any]:
     """Its tools; the one that resets it, if it declares one, is added to `declared`. Raises EnvError."""
     until = asyncio.get_running_loop().time() + server.start_timeout
-    async with connected(server) as (client, errors):
+    async with connect(server) as (client, errors):
         try:
             async with asyncio.timeout_at(until):
                 found = await _every_page(client)

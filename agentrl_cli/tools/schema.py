@@ -77,7 +77,7 @@ def visible_parameters(
 
 
 def is_context(hint: Any) -> bool:
-    """True for the ToolContext type, which is injected."""
+    """Whether a hint is the ToolContext type, which is injected."""
     return getattr(hint, "__name__", "") == "ToolContext"
 
 
@@ -89,7 +89,7 @@ CARRIED = frozenset(
 
 
 class _JsonSchema(GenerateJsonSchema):
-    """pydantic's generator, for what JSON carries."""
+    """pydantic's generator, for types that JSON carries."""
 
     def build_schema_type_to_method(self) -> dict[Any, Callable[[Any], JsonSchemaValue]]:
         methods = super().build_schema_type_to_method()
@@ -148,7 +148,7 @@ def _readable(hint: Any) -> Any:
 
 
 def _plain(made: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """pydantic's schema as models see it: without titles and references, and as short as it can be.
+    """Return pydantic's schema as models see it: without titles and references, and as short as it can be.
 
     Trained models know this form to the byte: change nothing in it, the order of the keys included.
     """

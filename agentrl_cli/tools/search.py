@@ -113,9 +113,9 @@ class SearchTool(Tool):
         else:
             path = (self.folder or Path()) / state
             found = await in_thread(lambda: index_of(path).search(query, count))
-        return ToolResult(self.shown(found), metrics={"found": float(len(found))})
+        return ToolResult(self.show(found), metrics={"found": float(len(found))})
 
-    def shown(self, found: list[Document]) -> str:
+    def show(self, found: list[Document]) -> str:
         """Passages as shown to the model."""
         if not found:
             return "No passage has these words."
@@ -135,21 +135,21 @@ class SearchTool(Tool):
         finally:
             await endpoint.close()
         try:
-            return [_retrieved(item) for item in answer["result"][0][:count]]
+            return [_to_document(item) for item in answer["result"][0][:count]]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EnvError(
                 f"The retriever answered in another form: {json.dumps(answer)[:200]}"
             ) from error
 
 
-def spaced(text: str) -> str:
+def add_spaces(text: str) -> str:
     """Return the text with its runs of CJK characters as words: each character, and each pair of neighbours."""
     return _CJK.sub(
         lambda run: f" {' '.join((*run[0], *map(''.join, itertools.pairwise(run[0]))))} ", text
     )
 
 
-def _retrieved(item: Mapping[str, Any]) -> Document:
+def _to_document(item: Mapping[str, Any]) -> Document:
     """`{"document": {"contents": "title\\ntext"}}`, or the document itself."""
     given = item.get("document", item)
     if isinstance(given, str):
@@ -172,7 +172,7 @@ class Index:
             raise MissingDependency("search needs bm25s.", hint="pip install bm25s") from error
         self.documents = documents
         self._bm25s = bm25s
-        texts = [spaced(f"{d.title} {d.text}") for d in documents]
+        texts = [add_spaces(f"{d.title} {d.text}") for d in documents]
         tokens = bm25s.tokenize(texts, stopwords=None, show_progress=False, token_pattern=WORD)
         self._retriever = bm25s.BM25()
         self._retriever.index(tokens, show_progress=False)
@@ -185,7 +185,7 @@ class Index:
             "show_progress": False,
             "token_pattern": WORD,
         }
-        words = self._bm25s.tokenize([spaced(query)], **options)[0]
+        words = self._bm25s.tokenize([add_spaces(query)], **options)[0]
         known = [word for word in words if word in self._retriever.vocab_dict]
         if not known:
             return []

@@ -105,7 +105,7 @@ def sql(query: str) -> ToolResult:
 
 @cache
 def _schema() -> ToolSchema:
-    """Made once: a pack opens a tool for each episode."""
+    """Make the schema once: a pack opens a tool for each episode."""
     return tool_schema(sql)
 
 
@@ -170,13 +170,13 @@ class SqlTool(Tool):
     def run(self, connection: sqlite3.Connection, query: str) -> ToolResult:
         """Runs one statement within the limits, and commits if writable."""
         ends = time.thread_time() + self.seconds
-        connection.set_authorizer(self._allowed)
+        connection.set_authorizer(self._authorize)
         connection.set_progress_handler(lambda: int(time.thread_time() > ends), STEPS)
         try:
             with closing(connection.execute(query)) as cursor:
                 return ToolResult(table(cursor, self.rows))
         except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError, UnicodeError) as error:
-            return self._failed(error)
+            return self._explain(error)
         finally:
             connection.set_progress_handler(None, 0)
             connection.set_authorizer(None)
@@ -186,7 +186,7 @@ class SqlTool(Tool):
         state.interrupt()  # a statement that a timed-out episode left running
         await in_thread(state.close)
 
-    def _allowed(
+    def _authorize(
         self, action: int, first: str | None, second: str | None, *rest: str | None
     ) -> int:
         if action in READ:
@@ -197,7 +197,7 @@ class SqlTool(Tool):
             fine = self.writable and action in WRITE
         return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
 
-    def _failed(self, error: BaseException) -> ToolResult:
+    def _explain(self, error: BaseException) -> ToolResult:
         text = str(error)
         if "interrupted" in text:
             return ToolResult(
@@ -239,10 +239,10 @@ def open_database(
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
         for name, strip in STRIPS.items():
-            connection.create_function(name, 2, partial(_stripped, strip), deterministic=True)
+            connection.create_function(name, 2, partial(_strip, strip), deterministic=True)
         connection.set_progress_handler(lambda: int(time.thread_time() > ends), STEPS)
         for name in FORMATS:
-            connection.create_function(name, -1, _formatted, deterministic=True)
+            connection.create_function(name, -1, _format, deterministic=True)
         if whole:
             connection.execute(
                 "SELECT count(*) FROM sqlite_master"
@@ -277,8 +277,8 @@ def _in_place(path: Path) -> str:
     )
 
 
-def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
-    """trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
+def _strip(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
+    """Compute trim(X, Y): SQLite's own compares each character of X with each of Y, seconds for one call."""
     texts = [
         part.decode("utf-8", "replace") if isinstance(part, bytes) else part
         for part in (value, characters)
@@ -286,8 +286,8 @@ def _stripped(strip: Callable[[str, str], str], value: Any, characters: Any) -> 
     return None if None in texts else strip(str(texts[0]), "".join(set(str(texts[1]))))
 
 
-def _formatted(template: Any = None, *values: Any) -> Any:
-    """printf(FORMAT, ...): SQLite's own counts up to each width and precision, seconds for a large one.
+def _format(template: Any = None, *values: Any) -> Any:
+    """Compute printf(FORMAT, ...): SQLite's own counts up to each width and precision, seconds for a large one.
 
     Raises OverflowError, which SQLite reports as too large a text, if they are longer than LONGEST together.
     """
@@ -336,12 +336,12 @@ def _copy(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def table(cursor: sqlite3.Cursor, rows: int) -> str:
-    """Rows as text: a header, one line per row, values between bars; without rows, the number of changed ones."""
+    """Return rows as text: a header, one line per row, values between bars; without rows, the number changed."""
     if cursor.description is None:
         return f"OK, {max(cursor.rowcount, 0)} rows changed."
     found = cursor.fetchmany(rows + 1)
     lines = [" | ".join(str(column[0]) for column in cursor.description)]
-    lines += [" | ".join(_shown(value) for value in row) for row in found[:rows]]
+    lines += [" | ".join(_show(value) for value in row) for row in found[:rows]]
     if not found:
         lines.append("(no rows)")
     if len(found) > rows:
@@ -349,7 +349,7 @@ def table(cursor: sqlite3.Cursor, rows: int) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if value is None:
         return "NULL"
     text = f"x'{value[:32].hex()}'" if isinstance(value, bytes) else str(value)

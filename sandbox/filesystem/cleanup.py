@@ -9,21 +9,29 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 
 _LONGEST = 60.0
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def opened(folder: int | None, name: str) -> int:
+@contextlib.contextmanager
+def close_after(fd: int) -> Iterator[int]:
+    """Closes a descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_folder(folder: int | None, name: str) -> int:
     """Return a descriptor of a folder, which is made accessible to its owner if needed."""
     try:
         return os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:
-        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        try:
+        path = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+        with close_after(os.open(name, path, dir_fd=folder)) as fd:
             os.chmod(f"/proc/self/fd/{fd}", 0o700)
-        finally:
-            os.close(fd)
         return os.open(name, FOLDER, dir_fd=folder)
 
 
@@ -43,17 +51,15 @@ def delete(path: str) -> None:
     Nested folders are moved up beside each other first, so that neither path length nor depth matters.
     """
     try:
-        top = opened(None, path)
+        top = open_folder(None, path)
     except OSError:
         return
     prefix, number = os.urandom(8).hex(), 0
     end = time.monotonic() + _LONGEST  # other processes may keep filling it
     with contextlib.suppress(OSError):
-        try:
+        with close_after(top):
             while (found := _flatten(top, prefix, number)) and time.monotonic() < end:
                 number += found
-        finally:
-            os.close(top)
         os.rmdir(path)
 
 
@@ -62,17 +68,14 @@ def _flatten(top: int, prefix: str, number: int) -> int:
     start = number
     for name in _delete_files(top):
         with contextlib.suppress(OSError):
-            below = opened(top, name)
-            try:
+            with close_after(open_folder(top, name)) as below:
                 for inner in _delete_files(below):
                     with contextlib.suppress(OSError):
                         os.close(
-                            opened(below, inner)
+                            open_folder(below, inner)
                         )  # moving a folder needs the right to write into it
                         os.rename(inner, f"{prefix}{number}", src_dir_fd=below, dst_dir_fd=top)
                         number += 1
-            finally:
-                os.close(below)
             os.rmdir(name, dir_fd=top)
     return number - start
 

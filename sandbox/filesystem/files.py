@@ -11,12 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 from sandbox import exit_status
+from sandbox.filesystem.cleanup import FOLDER, close_after
 from sandbox.isolation import namespaces
 
 MAX_FILE = 16 << 20
 _DEEPEST = 200
 """Levels of nested folders whose content is counted."""
 _HIDDEN = {".tmp", ".shm"}
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 _MESSAGES = {
     errno.ENOENT: "there is no such file",
     errno.ELOOP: "it is a link, and links are not followed",
@@ -62,28 +64,21 @@ def _parent(path: str, make: bool) -> tuple[int, str]:
     except UnicodeEncodeError:  # half of a pair of code units, which JSON can hold
         raise Refused("the path is not valid Unicode") from None
     folder = os.open(namespaces.WORK, os.O_RDONLY | os.O_DIRECTORY)
+    # Step by step from the folder above: a path as a whole would follow a link that the code puts in between.
     for part in parts[:-1]:
-        below = None
-        try:
+        with close_after(folder):
             if make:
-                try:
+                with suppress(FileExistsError):
                     os.mkdir(part, 0o755, dir_fd=folder)
-                except FileExistsError:
-                    below = None
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        finally:
-            os.close(folder)
-        folder = below
+            folder = os.open(part, FOLDER, dir_fd=folder)
     return folder, parts[-1]
 
 
 def read(path: str) -> bytes:
     """Return the bytes of a regular file of at most 16 MiB."""
     folder, name = _parent(path, make=False)
-    try:
+    with close_after(folder):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    finally:
-        os.close(folder)
     with open(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -127,7 +122,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def entries(limit: int = 1000) -> list[list[Any]]:
-    """`[path, kind, size]` of the entries of the work folder, sorted, at most `limit`; links are not followed."""
+    """Return `[path, kind, size]` of the work folder's entries, sorted, at most `limit`; links are not followed."""
     found: list[list[Any]] = []
     stack = [""]
     while stack and len(found) < limit:
@@ -145,14 +140,7 @@ def entries(limit: int = 1000) -> list[list[Any]]:
                     info = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue  # its path is too long
-                kind = (
-                    "folder"
-                    if stat.S_ISDIR(info.st_mode)
-                    else "file"
-                    if stat.S_ISREG(info.st_mode)
-                    else "other"
-                )
-                kind = "link" if stat.S_ISLNK(info.st_mode) else kind
+                kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
                 found.append([path.encode("utf-8", "replace").decode(), kind, info.st_size])
                 if kind == "folder":
                     stack.append(path)

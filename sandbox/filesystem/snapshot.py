@@ -13,7 +13,7 @@ import stat
 import time
 from typing import IO, NamedTuple
 
-from sandbox.filesystem.cleanup import FOLDER, opened
+from sandbox.filesystem.cleanup import FOLDER, close_after, open_folder
 from sandbox.isolation import namespaces, users
 
 _DEPTH = 60
@@ -53,7 +53,7 @@ class Memory:
         return start
 
     def copy(self, start: int, size: int, target: int) -> None:
-        """Writes what `add` copied to a file."""
+        """Writes bytes that `add` copied to a file."""
         end = start + size
         while start < end:
             start += os.sendfile(target, self._fd, start, end - start)
@@ -89,20 +89,19 @@ class Files:
             return self._last
         memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
         try:
-            with users.acting_as(self.user):
-                root = os.open(namespaces.WORK, FOLDER)
-                try:
-                    found[""] = _item(os.fstat(root))
-                    self._scan(root, "", found, memory, 0)
-                    # A change within the same tick of the file system's clock could leave the key as it was.
-                    if (
-                        len(found) == _FIRST
-                        and not self._empty
-                        and all(one.key[-1] < old for one in found.values())
-                    ):
-                        self._empty = _opened_all(root, found)
-                finally:
-                    os.close(root)
+            with (
+                users.acting_as(self.user),
+                close_after(os.open(namespaces.WORK, FOLDER)) as root,
+            ):
+                found[""] = _item(os.fstat(root))
+                self._scan(root, "", found, memory, 0)
+                # A change within the same tick of the file system's clock could leave the key as it was.
+                if (
+                    len(found) == _FIRST
+                    and not self._empty
+                    and all(one.key[-1] < old for one in found.values())
+                ):
+                    self._empty = _open_all(root, found)
         except (Unkeepable, OSError):
             self._last = {}
             return None
@@ -135,11 +134,8 @@ class Files:
                     continue  # a socket: its server has ended
                 found[path] = item = _item(info)
                 if kind == stat.S_IFDIR:
-                    below = os.open(entry.name, FOLDER, dir_fd=folder)
-                    try:
+                    with close_after(os.open(entry.name, FOLDER, dir_fd=folder)) as below:
                         size = self._scan(below, path + "/", found, memory, size)
-                    finally:
-                        os.close(below)
                     continue
                 size += info.st_size
                 if size > self.limit:
@@ -158,13 +154,12 @@ class Files:
         if wanted is None:
             return "left"
         try:
-            with users.acting_as(self.user):
-                root = opened(None, namespaces.WORK)
-                try:
-                    changed = _clear(root, "", wanted, time.monotonic() + _LONGEST)
-                    made = _make(root, wanted)
-                finally:
-                    os.close(root)
+            with (
+                users.acting_as(self.user),
+                close_after(open_folder(None, namespaces.WORK)) as root,
+            ):
+                changed = _clear(root, "", wanted, time.monotonic() + _LONGEST)
+                made = _make(root, wanted)
         except (Unkeepable, OSError):
             self._last = {}
             return "left"
@@ -172,8 +167,8 @@ class Files:
         return "restored" if changed or made else ""
 
 
-def held(snapshots: list[Snapshot | None]) -> int:
-    """Bytes of memory that snapshots hold together."""
+def add_sizes(snapshots: list[Snapshot | None]) -> int:
+    """Return the bytes of memory that snapshots hold together."""
     memories = {item.memory for one in snapshots if one for item in one.values() if item.memory}
     return sum(memory.size for memory in memories)
 
@@ -187,15 +182,13 @@ def _item(info: os.stat_result) -> Item:
 
 
 def _read(folder: int, name: str, item: Item, memory: Memory) -> Item:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with close_after(os.open(name, flags, dir_fd=folder)) as fd:
         return item._replace(memory=memory, start=memory.add(fd, item.key[2]))
-    finally:
-        os.close(fd)
 
 
-def _opened_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]:
-    """Descriptors and keys of the entries; empty unless all are folders."""
+def _open_all(root: int, found: Snapshot) -> list[tuple[int, tuple[int, ...]]]:
+    """Return descriptors and keys of the entries; empty unless all are folders."""
     if not all(stat.S_ISDIR(item.mode) for item in found.values()):
         return []
     return [(os.open(path or ".", FOLDER, dir_fd=root), item.key) for path, item in found.items()]
@@ -218,11 +211,8 @@ def _clear(folder: int, prefix: str, wanted: Snapshot, end: float, depth: int = 
             raise Unkeepable("too much to delete")
         item = wanted.get(prefix + name)
         if stat.S_ISDIR(info.st_mode):
-            below = opened(folder, name)
-            try:
+            with close_after(open_folder(folder, name)) as below:
                 changed |= _clear(below, f"{prefix}{name}/", wanted, end, depth + 1)
-            finally:
-                os.close(below)
             if item is None or not stat.S_ISDIR(item.mode):
                 os.rmdir(name, dir_fd=folder)
                 changed = True
@@ -233,7 +223,7 @@ def _clear(folder: int, prefix: str, wanted: Snapshot, end: float, depth: int = 
 
 
 def _make(root: int, wanted: Snapshot) -> Snapshot:
-    """Makes the missing entries, parents first, then sets the modes of the folders. Returns what it made."""
+    """Makes the missing entries, parents first, then sets the modes of the folders. Returns the new entries."""
     made: Snapshot = {}
     folders: list[tuple[str, Item]] = []
     hard: dict[int, str] = {}
@@ -245,15 +235,9 @@ def _make(root: int, wanted: Snapshot) -> Snapshot:
             made[path] = new
     for path, item in reversed(folders):
         fd, name = _parent(root, path) if path else (os.dup(root), ".")
-        try:
-            below = opened(fd, name)
-            try:
-                os.utime(below, ns=item.times)
-                os.fchmod(below, stat.S_IMODE(item.mode))
-            finally:
-                os.close(below)
-        finally:
-            os.close(fd)
+        with close_after(fd), close_after(open_folder(fd, name)) as below:
+            os.utime(below, ns=item.times)
+            os.fchmod(below, stat.S_IMODE(item.mode))
     return made
 
 
@@ -287,13 +271,11 @@ def _make_one(root: int, path: str, item: Item, hard: dict[int, str]) -> Item | 
 
 
 def _write(folder: int, name: str, item: Item) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with close_after(os.open(name, flags, 0o600, dir_fd=folder)) as fd:
         if item.memory is not None:
             item.memory.copy(item.start, item.key[2], fd)
         os.fchmod(fd, stat.S_IMODE(item.mode))
-    finally:
-        os.close(fd)
 
 
 def _parent(root: int, path: str) -> tuple[int, str]:
@@ -301,9 +283,6 @@ def _parent(root: int, path: str) -> tuple[int, str]:
     *above, name = path.split("/")
     folder = os.dup(root)
     for part in above:
-        try:
-            below = opened(folder, part)
-        finally:
-            os.close(folder)
-        folder = below
+        with close_after(folder):
+            folder = open_folder(folder, part)
     return folder, name

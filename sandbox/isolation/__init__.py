@@ -1,1 +1,1 @@
-"""What takes rights away from a box: namespaces, users, Landlock, system-call filters, resource limits."""
+"""Means to take rights away from a box: namespaces, users, Landlock, system-call filters, resource limits."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from sandbox.isolation.libc import libc
+from sandbox.isolation.libc import check, libc
 
 # PyDLL keeps the interpreter's lock during a call: a forked child wakes up holding it.
 _locked_libc = ctypes.PyDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ ANY_KIND = 0x40000000
 
 
 def namespaces_fork() -> int:
-    """fork() whose child has user, pid, mount, ipc and network namespaces of its own. Raises OSError."""
+    """Forks a child that has user, pid, mount, ipc and network namespaces of its own. Raises OSError."""
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     flags = _NEWUSER | _NEWPID | _NEWNS | _NEWIPC | _NEWNET | signal.SIGCHLD
@@ -49,11 +49,11 @@ def namespaces_fork() -> int:
 
 
 def bare_fork() -> int:
-    """fork() without the interpreter's own work around it, which costs more than the fork. Raises OSError.
+    """Forks without the interpreter's own work around it, which costs more than the fork. Raises OSError.
 
     Only for a process with a single thread, whose child needs no at-fork hooks.
     """
-    return _forked(int(_locked_libc.fork()))
+    return check(int(_locked_libc.fork()), "fork")
 
 
 def sleeping_fork(fd: int) -> int:
@@ -75,7 +75,7 @@ def sleeping_fork(fd: int) -> int:
         ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0
     _imp.release_lock()
-    return _forked(pid)
+    return check(pid, "fork")
 
 
 def sibling_fork() -> Callable[[], int]:
@@ -83,12 +83,6 @@ def sibling_fork() -> Callable[[], int]:
     return partial(
         _locked_libc.syscall, _SYS_CLONE, *_clone_arguments(_CLONE_PARENT | signal.SIGCHLD)
     )
-
-
-def _forked(pid: int) -> int:
-    if pid < 0:
-        raise OSError(ctypes.get_errno(), "fork: " + os.strerror(ctypes.get_errno()))
-    return pid
 
 
 @cache

@@ -19,7 +19,7 @@ def check(result: int, call: str) -> int:
 
 
 def prctl(option: int, value: int = 0) -> None:
-    """prctl(2) with one argument; raises OSError."""
+    """Calls prctl(2) with one argument; raises OSError."""
     check(libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 

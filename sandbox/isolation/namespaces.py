@@ -1,4 +1,4 @@
-"""What a box does first: its work folder, and the mounts or rules that fence it in.
+"""A box's first steps: its work folder, and the mounts or rules that fence it in.
 
 Each level of the host (`--level` of main.py) has its way: `ns` (user, pid, mount, ipc and network namespaces for every
 box), `uid` (in a container: a fresh uid for every box), `landlock` (without namespaces: a Landlock ruleset) and `bare`
@@ -48,7 +48,7 @@ def mount_proc() -> None:
 
 
 def _hide_counts() -> None:
-    """Leaves only processes in /proc: counts of the machine's threads, forks and pages show what other boxes do."""
+    """Leaves only processes in /proc: counts of the machine's threads, forks and pages show other boxes' activity."""
     global loadavg
     loadavg = os.open("/proc/loadavg", os.O_RDONLY)
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
@@ -96,11 +96,11 @@ def enter_folder(base: str, number: int, level: str, readable: list[str]) -> int
         return None
     if level != "landlock":
         raise ValueError(f"unknown level {level!r}")
-    if landlock.abi(libc) < landlock.NEEDED_ABI:
+    if landlock.abi() < landlock.NEEDED_ABI:
         raise OSError(
-            95, f"Landlock has version {landlock.abi(libc)} here, {landlock.NEEDED_ABI} is needed"
+            95, f"Landlock has version {landlock.abi()} here, {landlock.NEEDED_ABI} is needed"
         )
-    return landlock.ruleset(libc, WORK, readable)
+    return landlock.ruleset(WORK, readable)
 
 
 def enter_slot(folder: str, number: int, user: tuple[int, int]) -> None:

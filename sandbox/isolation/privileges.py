@@ -38,7 +38,7 @@ def drop(program: bytes) -> None:
 def install_filter(program: bytes) -> None:
     """Puts the system-call filter on this process and every process it will start."""
     prctl(PR_NO_NEW_PRIVS, 1)
-    seccomp.install(program, libc)
+    seccomp.install(program)
 
 
 def prepare_code_filter(level: str, grading: bool) -> None:
@@ -49,12 +49,12 @@ def prepare_code_filter(level: str, grading: bool) -> None:
 
 def install_code_filter() -> None:
     """Puts the second filter on a process that is about to run code."""
-    seccomp.install(_code_filter, libc)
+    seccomp.install(_code_filter)
 
 
 def restrict(rules: int) -> None:
     """Puts this process under Landlock rules."""
-    landlock.restrict(libc, rules)
+    landlock.restrict(rules)
     os.close(rules)
 
 
@@ -69,7 +69,7 @@ def dumpable() -> Callable[[], int]:
 
 
 def prefer_for_oom_kill() -> None:
-    """When a cgroup or container runs out of memory, the kernel kills this process before the sandbox's own."""
+    """Makes the kernel kill this process before the sandbox's own if a cgroup or container runs out of memory."""
     write("/proc/self/oom_score_adj", "500")
 
 

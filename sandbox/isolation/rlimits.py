@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ def virtual_size() -> int:
 
 
 def count_threads() -> int:
-    """Threads of this user on the whole machine: what RLIMIT_NPROC counts outside a user namespace."""
+    """Return the threads of this user on the whole machine, as RLIMIT_NPROC counts outside a user namespace."""
     total, me = 0, os.getuid()
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -43,14 +43,18 @@ def apply(limits: dict[str, Any], base: int, extra_processes: int, cpu: bool) ->
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 65536, 65536),
         (resource.RLIMIT_NPROC, processes, processes),
+        (resource.RLIMIT_MSGQUEUE, 65536, 65536),
+        (resource.RLIMIT_AS, space, space),
     ]
-    if sys.platform == "linux":
-        pairs.append((resource.RLIMIT_MSGQUEUE, 65536, 65536))
-        pairs.append((resource.RLIMIT_AS, space, space))
     if cpu:
         seconds = max(1, int(-(-limits["cpu"] // 1)))
         pairs.append((resource.RLIMIT_CPU, seconds, seconds + 1))
-    for which, soft, hard in pairs:
+    set_limits(pairs)
+
+
+def set_limits(limits: Iterable[tuple[int, int, int]]) -> None:
+    """Sets soft and hard limits, none above the present hard one."""
+    for which, soft, hard in limits:
         most = _hard_limit(which)
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
@@ -66,7 +70,6 @@ def _hard_limit(which: int) -> int:
 def look_up() -> None:
     """Looks the hard limits up once, before any child would do it again."""
     for which in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK,
-                  resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU):  # fmt: skip
+                  resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU,
+                  resource.RLIMIT_MSGQUEUE):  # fmt: skip
         _hard_limit(which)
-    if sys.platform == "linux":
-        _hard_limit(resource.RLIMIT_MSGQUEUE)

@@ -11,6 +11,9 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Mapping, Sequence
+
+from sandbox.isolation.libc import check, libc
 
 LAST_KNOWN = 462
 _FREE = {"x86_64": ((335, 423),), "aarch64": ((244, 259), (295, 423))}
@@ -89,7 +92,9 @@ _LOCKS = (5, 6, 7, 36, 37, 38)
 _NAMELESS_FILE = 0x400000
 """The bit of O_TMPFILE that O_DIRECTORY does not have."""
 
-_Code = list[tuple[int, int, int, int]]
+_Step = tuple[int, int, int, int]
+_Code = list[_Step]
+_Table = Mapping[str, tuple[int, int]]
 _LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG3, _ARG4, _ARG4_HIGH, _ARG5 = (
@@ -105,45 +110,44 @@ _NR, _ARCH_AT, _ARG0, _ARG1, _ARG2, _ARG3, _ARG4, _ARG4_HIGH, _ARG5 = (
 )
 
 
-def _fail(name: str) -> tuple[int, int, int, int]:
+def _fail(name: str) -> _Step:
     return (_RETURN, 0, 0, _FAIL | int(getattr(errno, name)))
 
 
 _OK = (_RETURN, 0, 0, _ALLOW)
 
 
+def _match(argument: int, values: Sequence[int], then: _Step, otherwise: _Step) -> _Code:
+    """Return code that ends with `then` if an argument has one of the values."""
+    # A jump counts instructions: each value leads over the later ones to `then`, and the last, if it differs, past it.
+    last = len(values) - 1
+    jumps = [(_JEQ, last - n, int(n == last), value) for n, value in enumerate(values)]
+    return [(_LOAD, 0, 0, argument), *jumps, then, otherwise]
+
+
+def _refuse(table: _Table, at: int, name: str) -> list[tuple[int, _Code]]:
+    """Return the calls of a table that the machine has, each failing with an error."""
+    return [(pair[at], [_fail(name)]) for pair in table.values() if pair[at] >= 0]
+
+
 def _leaves(machine: str, own_ipc: bool, network: bool) -> list[tuple[int, _Code]]:
-    """Number and deciding code of every call that is not simply allowed."""
+    """Return the number and deciding code of every call that is not simply allowed."""
     at = 0 if machine == "x86_64" else 1
-    denied = dict(_DENIED) if own_ipc else {**_DENIED, **_SHARED_MEMORY}
-    numbers = [pair[at] for pair in denied.values() if pair[at] >= 0]
-    leaves: list[tuple[int, _Code]] = [(number, [_fail(_EPERM)]) for number in numbers]
-    families = [
-        (_LOAD, 0, 0, _ARG0),
-        (_JEQ, 2, 0, _AF_UNIX),
-        (_JEQ, 1, 0, _AF_INET),
-        (_JEQ, 0, 1, _AF_INET6),
-        _OK,
-    ]
-    leaves.append((_SOCKET[at], [*(families if network else []), _fail(_EACCES)]))
-    leaves.append(
-        (_CLONE3[at], [_fail(_ENOSYS)])
-    )  # its flags are in memory; the C library falls back to clone
-    leaves.append(
-        (_CLONE[at], [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, _NEW_NAMESPACES), _fail(_EPERM), _OK])
+    denied = _DENIED if own_ipc else {**_DENIED, **_SHARED_MEMORY}
+    families = _match(_ARG0, (_AF_UNIX, _AF_INET, _AF_INET6), _OK, _fail(_EACCES))
+    new_namespaces = (_JSET, 0, 1, _NEW_NAMESPACES)
+    return sorted(
+        [
+            *_refuse(denied, at, _EPERM),
+            (_SOCKET[at], families if network else [_fail(_EACCES)]),
+            # The flags of clone3 are in memory; the C library falls back to clone.
+            (_CLONE3[at], [_fail(_ENOSYS)]),
+            (_CLONE[at], [(_LOAD, 0, 0, _ARG0), new_namespaces, _fail(_EPERM), _OK]),
+            # prlimit only on pid 0, the calling process.
+            (_PRLIMIT[at], _match(_ARG0, (0,), _OK, _fail(_EPERM))),
+            (_IOCTL[at], _match(_ARG1, (_TIOCSTI, _TIOCLINUX), _fail(_EPERM), _OK)),
+        ]
     )
-    # prlimit only on pid 0, the calling process.
-    own = [(_LOAD, 0, 0, _ARG0), (_JEQ, 0, 1, 0), _OK, _fail(_EPERM)]
-    leaves.append((_PRLIMIT[at], own))
-    tty = [
-        (_LOAD, 0, 0, _ARG1),
-        (_JEQ, 1, 0, _TIOCSTI),
-        (_JEQ, 0, 1, _TIOCLINUX),
-        _fail(_EPERM),
-        _OK,
-    ]
-    leaves.append((_IOCTL[at], tty))
-    return sorted(leaves)
 
 
 def _tree(leaves: list[tuple[int, _Code]]) -> _Code:
@@ -166,78 +170,56 @@ def build(own_ipc: bool = True, machine: str = "", network: bool = False) -> byt
     machine = machine or os.uname().machine
     if machine not in _ARCH:
         raise OSError(errno.ENOSYS, f"no system-call filter for {machine}")
-    return _packed(machine, _leaves(machine, own_ipc, network))
+    return _pack(machine, _leaves(machine, own_ipc, network))
 
 
 def build_for_code(counted: bool = True, grading: bool = False, machine: str = "") -> bytes:
-    """Return the second filter, for the model's code alone: denies what the box itself may do and its code must not.
+    """Return the second filter, for the model's code alone: denies calls that only the box itself may make.
 
     It denies memory that outlives its mapping and counts for no process, every socket but a connected pair of streams,
-    which cannot get another end, and what a session could tell another by a file that both see, unless only a clock
-    shows it. `counted`: whether a file system of its own counts what a session writes; if not, files without a name
+    which cannot get another end, and every message to another session by a file that both see, unless only a clock
+    shows it. `counted`: whether a file system of its own counts a session's bytes; if not, files without a name
     and figures of the shared one are denied too. `grading`: the code knows hidden tests, so locks are denied as well.
     """
     machine = machine or os.uname().machine
     at = 0 if machine == "x86_64" else 1
-    refused = {**_SHARED_MEMORY, **_MEMFD, **_WATCHES}
-    unsupported = {**_ATTRIBUTES, **_COUNTS}
-    if grading:
-        refused |= _TO_OTHERS
-    if not counted:
-        unsupported |= _SPACE
-        refused |= _METADATA if grading else {}
-    leaves: list[tuple[int, _Code]] = [(pair[at], [_fail(_EPERM)]) for pair in refused.values()]
-    leaves += [(pair[at], [_fail(_UNSUPPORTED)]) for pair in unsupported.values()]
-    leaves += [(pair[at], [_fail(_EACCES)]) for pair in _NAMED_SOCKETS.values()]
+    refused = {**_SHARED_MEMORY, **_MEMFD, **_WATCHES, **(_TO_OTHERS if grading else {})}
+    refused |= _METADATA if grading and not counted else {}
+    unsupported = {**_ATTRIBUTES, **_COUNTS, **({} if counted else _SPACE)}
     streams = [
         (_LOAD, 0, 0, _ARG0), (_JEQ, 1, 0, _AF_UNIX), _fail(_EACCES),
         (_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _SOCK_TYPES), (_JEQ, 1, 0, _SOCK_STREAM), _fail(_EACCES), _OK,
     ]  # fmt: skip
-    leaves.append((_SOCKETPAIR[at], streams))
     # An address; that of sendmsg is in memory, but the kernel refuses one on a connected pair.
     nowhere = [
-        (_LOAD, 0, 0, _ARG4),
-        (_JEQ, 0, 2, 0),
-        (_LOAD, 0, 0, _ARG4_HIGH),
-        (_JEQ, 1, 0, 0),
-        _fail(_EACCES),
-        _OK,
-    ]
-    leaves.append((_SENDTO[at], nowhere))
+        (_LOAD, 0, 0, _ARG4), (_JEQ, 0, 2, 0), (_LOAD, 0, 0, _ARG4_HIGH), (_JEQ, 1, 0, 0), _fail(_EACCES), _OK,
+    ]  # fmt: skip
     commands = _FCNTLS if grading else (*_FCNTLS, *_LOCKS)
     known = [(_JEQ, len(commands) - n, 0, command) for n, command in enumerate(commands)]
-    leaves.append((_FCNTL[at], [(_LOAD, 0, 0, _ARG1), *known, _fail(_EPERM), _OK]))
-    cold = [
-        (_LOAD, 0, 0, _ARG2),
-        (_JEQ, 1, 0, _MADV_COLD),
-        (_JEQ, 0, 1, _MADV_PAGEOUT),
-        _fail(_EPERM),
-        _OK,
+    leaves = [
+        *_refuse(refused, at, _EPERM),
+        *_refuse(unsupported, at, _UNSUPPORTED),
+        *_refuse(_NAMED_SOCKETS, at, _EACCES),
+        (_SOCKETPAIR[at], streams),
+        (_SENDTO[at], nowhere),
+        (_FCNTL[at], [(_LOAD, 0, 0, _ARG1), *known, _fail(_EPERM), _OK]),
+        (_MADVISE[at], _match(_ARG2, (_MADV_COLD, _MADV_PAGEOUT), _fail(_EPERM), _OK)),
+        (_FADVISE[at], _match(_ARG3, (_POSIX_FADV_DONTNEED,), _fail(_EPERM), _OK)),
+        # With RWF_NOWAIT a read reports whether the page is in memory.
+        (_PREADV2[at], [(_LOAD, 0, 0, _ARG5), (_JEQ, 1, 0, 0), _fail(_UNSUPPORTED), _OK]),
     ]
-    leaves.append((_MADVISE[at], cold))
-    leaves.append(
-        (
-            _FADVISE[at],
-            [(_LOAD, 0, 0, _ARG3), (_JEQ, 0, 1, _POSIX_FADV_DONTNEED), _fail(_EPERM), _OK],
-        )
-    )
-    # With RWF_NOWAIT a read reports whether the page is in memory.
-    leaves.append((_PREADV2[at], [(_LOAD, 0, 0, _ARG5), (_JEQ, 1, 0, 0), _fail(_UNSUPPORTED), _OK]))
     if not counted:
-        for pair, flags in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
-            leaves.append(
-                (
-                    pair[at],
-                    [(_LOAD, 0, 0, flags), (_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK],
-                )
-            )
-        leaves.append(
-            (_OPENAT2[at], [_fail(_ENOSYS)])
-        )  # its flags are in memory; libraries fall back to openat
-    return _packed(machine, sorted(leaf for leaf in leaves if leaf[0] >= 0))
+        nameless = [(_JSET, 0, 1, _NAMELESS_FILE), _fail(_UNSUPPORTED), _OK]
+        leaves += [
+            (_OPEN[at], [(_LOAD, 0, 0, _ARG1), *nameless]),
+            (_OPENAT[at], [(_LOAD, 0, 0, _ARG2), *nameless]),
+            # The flags of openat2 are in memory; libraries fall back to openat.
+            (_OPENAT2[at], [_fail(_ENOSYS)]),
+        ]
+    return _pack(machine, sorted(leaf for leaf in leaves if leaf[0] >= 0))
 
 
-def _packed(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:
+def _pack(machine: str, leaves: list[tuple[int, _Code]]) -> bytes:
     ranges = [
         ((_JGE, 0, 2, first), (_JGT, 1, 0, last), _fail(_ENOSYS)) for first, last in _FREE[machine]
     ]
@@ -254,8 +236,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install(program: bytes, libc: ctypes.CDLL) -> None:
+def install(program: bytes) -> None:
     """Puts a filter on this process and every process it will start; needs no_new_privs. Raises OSError."""
     argument = _Program(len(program) // 8, program)
-    if libc.prctl(22, 2, ctypes.byref(argument), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "seccomp: " + os.strerror(ctypes.get_errno()))
+    check(libc.prctl(22, 2, ctypes.byref(argument), 0, 0), "seccomp")

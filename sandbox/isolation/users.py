@@ -20,7 +20,7 @@ _UIDS = 2_000
 
 @contextmanager
 def acting_as(user: tuple[int, int] | None) -> Iterator[None]:
-    """Another user's rights for file access. Real and saved ids stay, so that user cannot signal this process."""
+    """Takes another user's rights for file access. Real and saved ids stay, so that user cannot signal this process."""
     if user is None:
         yield
         return
@@ -66,7 +66,7 @@ class Slots:
         self._waiting: list[tuple[dict[str, Any], int]] = []
 
     def take(self, request: dict[str, Any], fd: int) -> bool:
-        """Takes a slot for a box. Returns False if it has to wait (see `freed`); a copy of `fd` is kept then."""
+        """Takes a slot for a box. Returns False if it has to wait (see `give_back`); a copy of `fd` is kept then."""
         if not self.free:
             self._waiting.append((request, os.dup(fd)))
             os.close(fd)
@@ -82,12 +82,12 @@ class Slots:
         return f"{self.base}/{self.taken[number][0]}"
 
     def user(self, number: int) -> tuple[int, int]:
-        """uid and gid of a box."""
+        """Return the uid and gid of a box."""
         slot, uid = self.taken[number]
         return uid, framing.FIRST_GROUP + slot
 
     def clean(self, number: int) -> None:
-        """After a box ended: kills its user's processes, and deletes in a process of its own what they left."""
+        """Kills the processes of an ended box's user, and deletes their files in a process of its own."""
         folder, user = self.folder(number), self.user(number)
         slot, uid = self.taken.pop(number)
         signal_user(uid, signal.SIGKILL)
@@ -108,8 +108,8 @@ class Slots:
                 cleanup.delete(f"{folder}/{number}")
         os._exit(0)
 
-    def freed(self, pid: int) -> list[tuple[dict[str, Any], int]]:
-        """After a child ended: returns the boxes that waited and have a slot now."""
+    def give_back(self, pid: int) -> list[tuple[dict[str, Any], int]]:
+        """Gives back the slot that an ended child cleaned; returns the boxes that waited and have a slot now."""
         slot = self._cleaning.pop(pid, None)
         if slot is not None:
             self.free.append(slot)

@@ -1,1 +1,1 @@
-"""What host and guest say to each other: frames on a socket, and plain values in them."""
+"""The protocol between host and guest: frames on a socket, and plain values in them."""

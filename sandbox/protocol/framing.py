@@ -35,13 +35,13 @@ class Frame(NamedTuple):
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame as bytes."""
+    """Return one frame as bytes."""
     head = _encode(header).encode()
     return PREFIX.pack(len(head), len(body)) + head + body
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """socket.socketpair() without looking up the names of both ends, which have none."""
+    """Return a socket.socketpair() without looking up the names of both ends, which have none."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -76,7 +76,7 @@ def say(
     fds: Sequence[int] = (),
     until: float | None = None,
 ) -> None:
-    """`send` between box and worker: the header as `name=value` lines, which is quicker than JSON.
+    """Sends a frame between box and worker: the header as `name=value` lines, which is quicker than JSON.
 
     `until`: the monotonic time by which it has to be sent whole, else TimeoutError; None: the socket's own timeout.
     """
@@ -90,7 +90,7 @@ def say(
 
 
 def _send_until(sock: socket.socket, data: bytes, fds: Sequence[int], until: float) -> None:
-    """Like the socket's timeout, but for the whole frame: a slow reader would restart the kernel's with every piece."""
+    """Sends with a timeout for the whole frame: a slow reader would restart the kernel's with every piece."""
     rights = _rights(fds) if fds else []
     view = memoryview(data)
     while True:
@@ -163,7 +163,7 @@ def receive_one(sock: socket.socket, max_fds: int) -> tuple[Frame, list[int]] | 
     return Frame(_lines(data[PREFIX.size : head_end]), data[head_end:]), fds
 
 
-def _sizes(prefix: bytes, max_body: int = MAX_BODY) -> tuple[int, int]:
+def _sizes(prefix: bytes | bytearray, max_body: int = MAX_BODY) -> tuple[int, int]:
     head_size, body_size = PREFIX.unpack(prefix)
     if head_size > MAX_HEADER or body_size > max_body:
         raise Broken("a frame larger than the limit")
@@ -210,23 +210,15 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete with this piece."""
-        if (
-            not self._data and len(data) >= PREFIX.size
-        ):  # usually a piece is one frame and needs no copy
-            head_size, body_size = PREFIX.unpack_from(data)
+        if not self._data and len(data) >= PREFIX.size:  # usually one frame, which needs no copy
+            head_size, body_size = _sizes(data[: PREFIX.size], self.max_body)
             head_end = PREFIX.size + head_size
-            if (
-                len(data) == head_end + body_size
-                and head_size <= MAX_HEADER
-                and body_size <= self.max_body
-            ):
+            if len(data) == head_end + body_size:
                 return [Frame(_header(data[PREFIX.size : head_end]), data[head_end:])]
         self._data += data
         frames: list[Frame] = []
         while len(self._data) >= PREFIX.size:
-            head_size, body_size = PREFIX.unpack_from(self._data)
-            if head_size > MAX_HEADER or body_size > self.max_body:
-                raise Broken("a frame larger than the limit")
+            head_size, body_size = _sizes(self._data[: PREFIX.size], self.max_body)
             end = PREFIX.size + head_size + body_size
             if len(self._data) < end:
                 break
@@ -249,7 +241,7 @@ FIRST_GROUP = 20_000
 
 
 def envelope(number: int, kind: int, data: bytes = b"") -> bytes:
-    """One envelope as bytes."""
+    """Return one envelope as bytes."""
     return ENVELOPE.pack(number, kind, len(data)) + data
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 64
@@ -78,30 +79,24 @@ def decode(tagged: Any, depth: int = MAX_DEPTH) -> Any:
     if len(tagged) != 1 or not next(iter(tagged)).startswith("$"):
         return {key: decode(item, depth - 1) for key, item in tagged.items()}
     ((tag, inner),) = tagged.items()
+    if tag not in _UNTAG:
+        raise NotPlain(f"unknown tag {tag}")
     try:
-        return _untag(tag, inner, depth - 1)
+        return _UNTAG[tag](inner, depth - 1)
     except (TypeError, ValueError, KeyError) as error:
         raise NotPlain(f"{tag}: {error}") from None
 
 
-def _untag(tag: str, inner: Any, depth: int) -> Any:
-    if tag == "$tuple":
-        return tuple(decode(item, depth) for item in inner)
-    if tag == "$set":
-        return {decode(item, depth) for item in inner}
-    if tag == "$frozenset":
-        return frozenset(decode(item, depth) for item in inner)
-    if tag == "$dict":
-        return {decode(key, depth): decode(item, depth) for key, item in inner}
-    if tag == "$bytes":
-        return bytes.fromhex(inner)
-    if tag == "$complex":
-        return complex(decode(inner[0], depth), decode(inner[1], depth))
-    if tag == "$float":
-        return float(inner)
-    if tag == "$int":
-        return int(inner, 16)
-    raise NotPlain(f"unknown tag {tag}")
+_UNTAG: dict[str, Callable[[Any, int], Any]] = {
+    "$tuple": lambda inner, depth: tuple(decode(item, depth) for item in inner),
+    "$set": lambda inner, depth: {decode(item, depth) for item in inner},
+    "$frozenset": lambda inner, depth: frozenset(decode(item, depth) for item in inner),
+    "$dict": lambda inner, depth: {decode(key, depth): decode(item, depth) for key, item in inner},
+    "$bytes": lambda inner, depth: bytes.fromhex(inner),
+    "$complex": lambda inner, depth: complex(decode(inner[0], depth), decode(inner[1], depth)),
+    "$float": lambda inner, depth: float(inner),
+    "$int": lambda inner, depth: int(inner, 16),
+}
 
 
 def same(answer: Any, expected: Any, close: float = 0.0) -> bool:
@@ -129,7 +124,7 @@ def same(answer: Any, expected: Any, close: float = 0.0) -> bool:
 
 
 def loads(data: bytes | str) -> Any:
-    """JSON from an untrusted peer. Raises NotPlain for anything that is not tagged JSON of a sane depth."""
+    """Reads JSON from an untrusted peer. Raises NotPlain for anything that is not tagged JSON of a sane depth."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """The attack suite: `python -m tests.sandbox.attacks [LEVEL] [--only NAME …]`, from the project's folder.
 
 All programs of agentrl_cli/doctor/attacks.txt and of the file beside this one. Those of two sessions have a second
-All programs of agentrl_cli/doctor/attacks.txt and of the file beside this one. Those of two sessions have a second
+program, which listens; a channel that stays open is measured in bits a second, and does not
+count as a failure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,8 @@ import pytest
 from agentrl_cli.errors import UsageError
 from agentrl_cli.paths import sandbox_dir
 from agentrl_cli.sandbox import Sandbox, Status
-from tests.helpers.sandbox import open_sandbox
 
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1) as opened:
-        yield opened
-
+SANDBOX = {"wall": 5.0}
 
 DRIBBLE = """
 import os, struct, time

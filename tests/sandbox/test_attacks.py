@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,7 @@ async def opened(level: str) -> Sandbox:
     return await open_sandbox(backend=level, min_level="landlock", workers=1, wall=1.0)
 
 
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await opened("ns") as sandbox:
-        yield sandbox
+SANDBOX = {"wall": 1.0}
 
 
 @pytest.mark.parametrize("level", ["ns", "landlock"])
@@ -83,7 +79,7 @@ async def test_grading_has_runners_of_its_own_and_takes_no_locks(level: str) -> 
 
 
 async def test_the_suite_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    """A channel that stays open is measured; it fails nothing."""
+    """A channel that stays open is measured, and does not count as a failure."""
     await (await opened("ns")).close()
     assert await main("ns", ["odd-bytes", "hidden-calls-by-access-times"]) == 0
     shown = capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,8 @@ from agentrl_cli.errors import ConfigError, SandboxFault
 from agentrl_cli.sandbox import Sandbox, Status, cgroup, grade
 from agentrl_cli.sandbox.channel import guest_module
 from agentrl_cli.sandbox.runner_process import Process
-from tests.helpers.sandbox import open_sandbox
 
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    async with await open_sandbox(workers=1, wall=3.0) as opened:
-        yield opened
+SANDBOX = {"wall": 3.0}
 
 
 async def test_a_cell_that_meets_a_limit_keeps_its_state(sandbox: Sandbox) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ from agentrl_cli.tools.base import ToolContext
 from agentrl_cli.tools.run_python import TOOL as run_python
 from tests.helpers.processes import comes, descendants, soon
 from tests.helpers.sandbox import open_sandbox
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """One of its own for each test: they kill and exchange its runners."""
+    async with await open_sandbox(workers=1, wall=2.0) as opened:
+        yield opened
 
 
 async def test_many_sessions_at_once(sandbox: Sandbox) -> None:

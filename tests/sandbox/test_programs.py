@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from agentrl_cli.sandbox import Session
-from tests.helpers.sandbox import open_sandbox
+from agentrl_cli.sandbox import Sandbox, Session
+
+SANDBOX = {"wall": 3.0}
 
 
-@pytest.fixture
-async def session() -> AsyncIterator[Session]:
-    async with await open_sandbox(workers=1, wall=3.0) as opened:
-        if opened.level != "ns":
-            pytest.skip("only boxes with a process namespace have one")
-        session = await opened.session()
-        await session.run("pass")  # forked by the box itself
-        yield session
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(sandbox: Sandbox) -> Session:
+    if sandbox.level != "ns":
+        pytest.skip("only boxes with a process namespace have one")
+    session = await sandbox.session()
+    await session.run("pass")  # forked by the box itself
+    return session
 
 
 OTHERS = """

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Status
-from tests.helpers.sandbox import open_sandbox
 from tests.sandbox.test_pool import the_process
 
 both = pytest.mark.parametrize("sandbox", ["ns", "landlock"], indirect=True)
 """Checkpoints are made alike at both levels; what they hold differs."""
-
-
-@pytest.fixture
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    level = getattr(request, "param", "ns")
-    async with await open_sandbox(
-        backend=level, min_level="landlock", workers=1, wall=2.0
-    ) as opened:
-        yield opened
 
 
 MAKE = """

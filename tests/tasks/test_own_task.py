@@ -45,35 +45,6 @@ def table_of(name: str) -> str:
 def helper(x):
     return x
 '''
-SERVICE = {
-    "openapi": "3.1.0",
-    "paths": {
-        "/orders/{order}": {
-            "parameters": [
-                {"name": "order", "in": "path", "schema": {"$ref": "#/components/schemas/Order"}}
-            ],
-            "get": {"operationId": "get order", "summary": "One order."},
-            "delete": {"operationId": "drop"},
-        },
-        "/orders": {
-            "post": {
-                "operationId": "add",
-                "requestBody": {
-                    "content": {
-                        "application/json": {
-                            "schema": {
-                                "type": "object",
-                                "properties": {"what": {"type": "string"}},
-                                "required": ["what"],
-                            }
-                        }
-                    }
-                },
-            }
-        },
-    },
-    "components": {"schemas": {"Order": {"type": "string"}}},
-}
 
 Init = Callable[..., tuple[int, str]]
 
@@ -258,13 +229,11 @@ def test_an_agent_is_recognised_and_its_rows_are_to_be_written(init: Init, tmp_p
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server that is a teacher for `badge` under /v1, and a shop."""
+    """A server that is a teacher for `badge`."""
 
     def answer(path: str, body: Any) -> Any:
         if body is None:
-            return (404 if "missing" in path else 200), path
-        if not path.startswith("/v1"):
-            return body
+            return path
         last = body["messages"][-1]
         if last["role"] == "tool":
             return completion(f"Answer: {last['content']}")
@@ -280,27 +249,6 @@ def address() -> Iterator[str]:
 
     with served(answer) as url:
         yield url
-
-
-def test_a_service_becomes_tools_that_call_it(init: Init, tmp_path: Path, address: str) -> None:
-    (tmp_path / "openapi.json").write_text(json.dumps({**SERVICE, "servers": [{"url": address}]}))
-    code, err = init("shop", "--from", "openapi.json")
-    assert code == 0 and "not offered: drop, add" in err
-    spec = tmp_path / "shop" / "task.yaml"
-    spec.write_text(spec.read_text().replace("[get_order]", "[get_order, add]"))
-    get, add = load_pack(tmp_path / "shop").tools
-    assert get.schema["function"]["parameters"]["properties"] == {"order": {"type": "string"}}
-
-    async def call(tool: Any, **arguments: Any) -> ToolResult:
-        result: ToolResult = await tool.call(ToolContext(), arguments)
-        return result
-
-    assert asyncio.run(call(get, order="a/../b?x=1")).text == '"/orders/a%2F..%2Fb%3Fx%3D1"'
-    assert asyncio.run(call(get, order="..")).error == "bad_arguments"
-    missing = asyncio.run(call(get, order="missing"))
-    assert missing.error == "exception" and "status 404" in missing.text
-    assert asyncio.run(call(add, what="ink")).text == '{"what": "ink"}'
-    assert asyncio.run(call(add)).error == "bad_arguments"
 
 
 def test_a_teacher_warms_a_model_up_on_what_it_solved(

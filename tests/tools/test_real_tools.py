@@ -1,39 +1,25 @@
-"""`sql`, `search` and `fetch_page`: what they answer, and what they refuse."""
+"""`sql` and `search`: what they answer, and what they refuse."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sqlite3
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentrl_cli.errors import ConfigError, DataError, EnvError
-from agentrl_cli.tools import Tool, ToolContext
-from agentrl_cli.tools.fetch_page import FetchTool, Refused, _public, html_text
+from agentrl_cli.tools import ToolContext
 from agentrl_cli.tools.search import SearchTool, pieces, read_documents
 from agentrl_cli.tools.sql import SqlTool, open_database
 from agentrl_cli.types import Task, ToolResult
 from tests.helpers.growth import exponent
+from tests.helpers.pages import Site, calls, serve_pages
 
 SHOP = "CREATE TABLE item (name TEXT, price REAL); INSERT INTO item VALUES ('pen', 1.5), ('cup', 4), ('hat', NULL);"
-
-
-async def calls(tool: Tool, *arguments: dict[str, Any], **row: Any) -> list[ToolResult]:
-    """One episode's calls."""
-    context = ToolContext(task=Task("p/1", "p", "", "train", (), row))
-    state = await tool.create(context)
-    try:
-        return [await tool.call(state, one) for one in arguments]
-    finally:
-        await tool.release(state)
 
 
 async def query(tool: SqlTool, *statements: str, database: str = SHOP) -> list[ToolResult]:
@@ -214,62 +200,10 @@ async def test_corpora_that_cannot_be(tmp_path: Path) -> None:
         SearchTool("a", url="http://b")
 
 
-# --- a server for the retriever and the pages ----------------------------------------------------------------------
-
-
-class Site:
-    """Pages by path: (status, headers, body), or a function that writes by itself."""
-
-    def __init__(self) -> None:
-        self.pages: dict[str, tuple[int, dict[str, str], bytes]] = {}
-        self.seen: list[tuple[str, str, bytes]] = []
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.seen.append((self.command, self.path, b""))
-                self.answer()
-
-            def do_POST(self) -> None:
-                site.seen.append(
-                    ("POST", self.path, self.rfile.read(int(self.headers["Content-Length"])))
-                )
-                self.answer()
-
-            def answer(self) -> None:
-                status, headers, body = site.pages.get(self.path, (404, {}, b"missing"))
-                self.send_response(status)
-                for key, value in {"Content-Type": "text/html; charset=utf-8", **headers}.items():
-                    self.send_header(key, value)
-                self.send_header(
-                    "Content-Length", str(1 << 20 if self.path == "/endless" else len(body))
-                )
-                self.end_headers()
-                try:
-                    self.wfile.write(body)
-                    while self.path == "/endless":
-                        time.sleep(0.02)
-                        self.wfile.write(b"x")
-                except OSError:
-                    self.close_connection = True  # the client had enough
-
-            def log_message(self, *args: Any) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made = Site()
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+    with serve_pages() as made:
+        yield made
 
 
 async def test_search_asks_a_retriever(site: Site) -> None:
@@ -284,134 +218,6 @@ async def test_search_asks_a_retriever(site: Site) -> None:
         await calls(SearchTool(url=f"{site.url}/retrieve"), {"query": "moons"})
     with pytest.raises(EnvError, match="answered 404"):
         await calls(SearchTool(url=f"{site.url}/missing"), {"query": "moons"})
-
-
-# --- fetch_page ------------------------------------------------------------------------------------------------------
-
-
-def fetcher(site: Site, **config: Any) -> FetchTool:
-    return FetchTool(["127.0.0.1"], allow_private=True, **config)
-
-
-async def fetch(tool: FetchTool, url: str) -> ToolResult:
-    return (await calls(tool, {"url": url}))[0]
-
-
-async def test_a_page_becomes_text(site: Site) -> None:
-    html = (
-        "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
-    )
-    html += "<script>no()</script>"
-    site.pages["/a?b=1"] = (200, {}, f"{html}<ul><li>x<li>y</ul>ü".encode())
-    assert (
-        await fetch(fetcher(site), f"{site.url}/a?b=1#there")
-    ).text == "Head\n\nOne & two\n\nx\ny\n\nü"
-    site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
-    assert (await fetch(fetcher(site, width=10), f"{site.url}/t")).text == "<b>xxxxxxx\n[… cut …]"
-
-
-@pytest.mark.parametrize(
-    ("html", "text"),
-    [
-        ("a<br>b<noscript>c</noscript>d", "a\nbd"),
-        ("<!doctype html><head><title>T</title><body><p>No end of head", "No end of head"),
-        ("<table><tr><td>a<td>b<tr><td>c<td>d</table>", "a b\nc d"),
-        ("<p>one\n  sentence</p><dl><dt>term<dd>meaning</dl>", "one sentence\n\nterm\nmeaning"),
-        ("<?xml version='1.0' encoding='latin-1'?><!-- x --><p>ü&nbsp;&lt;b&gt;</p>", "ü <b>"),
-        ("<div>" * 1000 + "deep", "deep"),
-        ("x" + "<div>" * 20_000 + "too deep", "x"),
-        ("<!-- x -->", ""),
-        ("", ""),
-    ],
-)
-def test_text_of_pages_that_are_not_tidy(html: str, text: str) -> None:
-    assert html_text(html) == text
-
-
-async def test_fetch_is_off_until_a_host_is_allowed(site: Site) -> None:
-    result = await fetch(FetchTool(), f"{site.url}/a")
-    assert result.error == "refused" and "is off" in result.text and site.seen == []
-
-
-@pytest.mark.parametrize(
-    ("allow", "url", "words"),
-    [
-        (["example.org"], "http://example.org.evil.test/", "not on the list"),
-        (["*.example.org"], "http://example.org/", "not on the list"),
-        (["example.org"], "http://example.org@evil.test/", "user name"),
-        (["example.org"], "ftp://example.org/", "not an http or https"),
-        (["example.org"], "file:///etc/passwd", "not an http or https"),
-        (["example.org"], "http://example.org:22/", "port 22"),
-        (["https://example.org/help/"], "https://example.org/helpless", "not on the list"),
-        (["https://example.org/help/"], "https://example.org/help/../admin", "not on the list"),
-        (["https://example.org/help/"], "http://example.org/help/a", "not on the list"),
-        (["localhost"], "http://localhost/", "private address"),
-        (["127.0.0.1"], "http://127.0.0.1/", "private address"),
-        (["2130706433"], "http://2130706433/", "private address"),  # 127.0.0.1 as one number
-        (["*"], "http://[::ffff:10.0.0.1]/", "private address"),
-        (["*"], "http://169.254.169.254/latest/meta-data", "private address"),
-    ],
-)
-async def test_addresses_that_are_refused(allow: list[str], url: str, words: str) -> None:
-    result = await fetch(FetchTool(allow), url)
-    assert result.error == "refused" and words in result.text
-
-
-def test_addresses_that_fit() -> None:
-    tool = FetchTool(["Example.org", "*.python.org", "https://example.com/help/"])
-    for url in (
-        "http://EXAMPLE.org/x",
-        "https://docs.python.org/3/",
-        "https://example.com/help/a?b",
-    ):
-        assert tool.checked(url).hostname
-    with pytest.raises(Refused):
-        tool.checked("https://example.com/")
-    public = {
-        "1.1.1.1": True,
-        "10.0.0.1": False,
-        "::1": False,
-        "fe80::1": False,
-        "2606:4700::1": True,
-    }
-    public |= {
-        "64:ff9b::7f00:1": False,
-        "2002:7f00:1::": False,
-        "224.0.0.1": False,
-        "100.64.0.1": False,
-        "0.0.0.0": False,
-    }
-    assert {address: _public(address) for address in public} == public
-
-
-async def test_redirects_are_checked_again(site: Site) -> None:
-    site.pages["/in"] = (302, {"Location": "/end"}, b"")
-    site.pages["/end"] = (200, {}, b"there")
-    site.pages["/out"] = (302, {"Location": f"http://localhost:{site.port}/end"}, b"")
-    site.pages["/round"] = (302, {"Location": "/round"}, b"")
-    assert (await fetch(fetcher(site), f"{site.url}/in")).text == "there"
-    for path, words in (
-        ("/out", "localhost is not on the list"),
-        ("/round", "more than 5"),
-        ("/missing", "answered 404"),
-    ):
-        result = await fetch(fetcher(site), site.url + path)
-        assert result.error == "refused" and words in result.text
-
-
-async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
-    site.pages["/big"] = (200, {}, b"x" * 300_000)
-    site.pages["/endless"] = (200, {}, b"x")
-    site.pages["/image"] = (200, {"Content-Type": "image/png"}, b"x")
-    for path, words in (("/big", "larger than 64 KiB"), ("/image", "image/png, not text")):
-        result = await fetch(fetcher(site, kilobytes=64), site.url + path)
-        assert result.error == "refused" and words in result.text
-    late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/endless")
-    assert late.error == "timeout"
-    closed = await fetch(fetcher(site), "http://127.0.0.1:9/")
-    assert closed.error == "exception"
-    with pytest.raises(ConfigError):
-        FetchTool(["a"], seconds=0)
 
 
 # --- what code of others must not do ---------------------------------------------------------------------------------
@@ -489,14 +295,3 @@ async def test_rows_name_databases_of_their_pack_alone(tmp_path: Path) -> None:
             ].text == "n\n3"
     inside = {"database": "shop.db"}
     assert (await calls(SqlTool().at(pack), {"query": "SELECT 1 AS n"}, **inside))[0].text == "n\n1"
-
-
-def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
-    closed = (
-        "192.0.0.192", "168.63.129.16", "169.254.169.254", "100.100.100.200", "64:ff9b:1::7f00:1", "fec0::1",
-        "::127.0.0.1", "::169.254.169.254", "::ffff:10.0.0.1", "2002:a9fe:a9fe::", "fd00:ec2::254",
-        "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1", "192.88.99.1",
-        "::ffff:0:169.254.169.254", "3fff::1", "5f00::1",
-    )  # fmt: skip
-    assert [address for address in closed if _public(address)] == []
-    assert all(map(_public, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))

@@ -203,10 +203,6 @@ def test_the_commands_show_and_call_them(
     for name, limits in (
         ("sql", "access read-only, rows 50, seconds 2.0, memory MiB 64"),
         ("search", "passages 10, characters of a passage 600, timeout 10.0, pure True"),
-        (
-            "fetch_page",
-            "allow no host (off), seconds 10.0, KiB 512, characters 8000, external True",
-        ),
     ):
         assert main(["tools", "show", name]) == 0
         assert limits in capsys.readouterr().out.splitlines()

@@ -22,7 +22,7 @@ from agentrl_cli.tools import (
     Tool,
     ToolContext,
     as_tool,
-    refused,
+    refuse,
     tool,
     tool_schema,
 )
@@ -34,10 +34,7 @@ SANDBOXED = (
     "bash",
     "files",
 )  # their examples run in tests/tools/test_session_tools.py
-CONFIGURED = (
-    "search",
-    "fetch_page",
-)  # nothing to look in, and off, until configured: tests/tools/test_real_tools.py
+CONFIGURED = ("search",)  # nothing to look in until configured: tests/tools/test_real_tools.py
 
 
 class Point(TypedDict):
@@ -256,7 +253,7 @@ def test_refused_names_the_class_of_failure() -> None:
         ("ad", {}, "unknown_tool"),
         ("add", {}, "bad_arguments"),
     ):
-        result = refused(ToolCall("c", name, arguments, "raw", "what was wrong"), names)
+        result = refuse(ToolCall("c", name, arguments, "raw", "what was wrong"), names)
         assert (result.error, result.text) == (kind, "what was wrong")
 
 

@@ -15,7 +15,7 @@ import os
 import shlex
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import yaml
 
@@ -25,12 +25,12 @@ from agentrl_cli.commands.init.rows import ANSWERS, HOW, distinct, read_rows
 from agentrl_cli.config.yamlfile import load_yaml
 from agentrl_cli.errors import ConfigError, DataError, NotFound, UsageError
 from agentrl_cli.registry import load_file, resolve
+from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.tasks.beside import files_beside
 from agentrl_cli.tasks.called import SPLIT
 from agentrl_cli.tasks.sources import FILES
 from agentrl_cli.tools.mcp import mcp_tools
-from agentrl_cli.tools.openapi import operations, server_of
 
 AGENT = {"base_url", "api_key", "emit_reward", "event_url"}
 """Parameters by which a function is recognised as an agent."""
@@ -255,27 +255,14 @@ def _describes_service(path: Path) -> bool:
 
 
 def _openapi(draft: Draft, path: Path) -> None:
-    document = load_yaml(path)
-    found = list(operations(document, str(path)))
-    draft.notes += [f"{one.name} is not offered: it {one.problem}." for one in found if one.problem]
-    safe = [one.name for one in found if one.method == "get" and not one.problem]
-    if not safe:
-        raise ConfigError(
-            f"{path} has no GET operation.", hint="List others under `operations` of task.yaml."
-        )
+    made = adapt("service", path)
+    if made is None:
+        raise ConfigError(f"{path}: no plugin of this installation reads OpenAPI descriptions.")
+    entry, names, notes = made
     _copy(draft, path)
-    server = server_of(document)
-    if not urlsplit(server).netloc:
-        server = "http://127.0.0.1:8000"
-        draft.notes.append(
-            f"{path.name} names no server: set `server` in task.yaml (now {server})."
-        )
-    if others := [one.name for one in found if one.method != "get"]:
-        draft.notes.append(
-            f"Operations that change something are not offered: {', '.join(others)}."
-        )
-    draft.tools.append({"openapi": {"file": path.name, "server": server, "operations": safe}})
-    draft.names += safe
+    draft.notes += notes
+    draft.tools.append(entry)
+    draft.names += names
 
 
 def _mcp(draft: Draft, target: str) -> None:

@@ -20,7 +20,7 @@ from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.tool_env import ToolEnv, as_env_error, tool_env
 from agentrl_cli.errors import AgentRLError, EnvError, NotFound, SandboxFault, UsageError
 from agentrl_cli.plugins.verl_tool.journal import Entry, Journal
-from agentrl_cli.tools import Tool, refused
+from agentrl_cli.tools import Tool, refuse
 from agentrl_cli.types import Task, ToolCall, ToolResult
 
 CACHE = 4096
@@ -114,7 +114,7 @@ class Trajectories:
         task = live.running.get(call.key)
         if task is None:
             if call.name not in live.env.tools:
-                return _answer(refused(_made(call.name, {}), live.env.tools), {})
+                return _answer(refuse(_made(call.name, {}), live.env.tools), {})
             if entry is not None and self.tools[call.name].external:
                 raise EnvError(
                     f"A call to {call.name} was in flight when the tool server stopped: whether it took effect is not "

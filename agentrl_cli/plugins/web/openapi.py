@@ -4,7 +4,7 @@
     - openapi: {file: openapi.json, server: "http://127.0.0.1:8000", operations: [getOrder, cancelOrder],
                 auth_token_env: SHOP_TOKEN, headers: {X-Tenant: test}, timeout: 10, kilobytes: 64}
 
-Operations other than GET must be named: what they do cannot be undone. Path, query and header parameters and the fields
+Operations other than GET must be named: they cannot be undone. Path, query and header parameters and the fields
 of a JSON body are the tool's parameters. An error status is an observation; an unreachable server is an EnvError.
 Redirects are not followed, so that the token reaches no other host.
 """
@@ -172,6 +172,25 @@ def openapi_tools(where: str, value: Any, folder: Path) -> list[Tool]:
     return [OpenApiTool(operation, server, given) for operation in chosen]
 
 
+def draft_service(path: Path) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return a pack's entry for the GET operations of a description, their names, and notes for its author."""
+    document = load_yaml(path)
+    found = list(operations(document, str(path)))
+    notes = [f"{one.name} is not offered: it {one.problem}." for one in found if one.problem]
+    safe = [one.name for one in found if one.method == "get" and not one.problem]
+    if not safe:
+        raise ConfigError(
+            f"{path} has no GET operation.", hint="List others under `operations` of task.yaml."
+        )
+    server = server_of(document)
+    if not urlsplit(server).netloc:
+        server = "http://127.0.0.1:8000"
+        notes.append(f"{path.name} names no server: set `server` in task.yaml (now {server}).")
+    if others := [one.name for one in found if one.method != "get"]:
+        notes.append(f"Operations that change something are not offered: {', '.join(others)}.")
+    return {"openapi": {"file": path.name, "server": server, "operations": safe}}, safe, notes
+
+
 def server_of(document: Any) -> str:
     """Return the first server that a description names; empty without one."""
     servers = document.get("servers") if isinstance(document, Mapping) else None
@@ -180,7 +199,7 @@ def server_of(document: Any) -> str:
 
 
 def operations(document: Any, where: str) -> Iterator[Operation]:
-    """Yield every operation, in the order of the file. Raises ConfigError for what is not OpenAPI 3."""
+    """Yield every operation, in the order of the file. Raises ConfigError for a file that is not OpenAPI 3."""
     if not isinstance(document, Mapping) or not str(document.get("openapi", "")).startswith("3"):
         raise ConfigError(
             f"{where} is not an OpenAPI 3 description.", hint="It has `openapi: 3.…` and `paths`."
@@ -277,7 +296,7 @@ class References:
 
 
 def _target(reference: str, document: Any) -> Mapping[str, Any]:
-    """What a reference names in its document; an empty mapping if it names nothing there."""
+    """Return the value of a reference in its document; an empty mapping if there is none."""
     found: Any = document
     for part in reference.removeprefix("#/").split("/"):
         part = part.replace("~1", "/").replace("~0", "~")

@@ -106,7 +106,7 @@ class FetchTool(Tool):
         """Return the text of a page. Raises Refused, TimeoutError, OSError."""
         ends = time.monotonic() + self.seconds
         for _ in range(REDIRECTS + 1):
-            parts = self.checked(url)
+            parts = self.check(url)
             status, headers, body = self._get(parts, ends)
             if status not in (301, 302, 303, 307, 308):
                 return self._text(url, status, headers, body)
@@ -116,7 +116,7 @@ class FetchTool(Tool):
             url = urljoin(url, place)
         raise Refused(f"more than {REDIRECTS} redirects")
 
-    def checked(self, url: str) -> SplitResult:
+    def check(self, url: str) -> SplitResult:
         """Return the parsed URL. Raises Refused if it is not on the list."""
         try:
             parts = urlsplit(url)
@@ -145,11 +145,11 @@ class FetchTool(Tool):
         return same and parts.port == allowed.port and inside
 
     def _get(self, parts: SplitResult, ends: float) -> tuple[int, Any, bytes]:
-        """(status, headers, body) of one request to the checked address."""
+        """Return (status, headers, body) of one request to the checked address."""
         host = parts.hostname or ""
         port = parts.port or PORTS[parts.scheme]
         address = self._address(host, port)
-        connection = _Pinned(host, port, address, parts.scheme == "https", _left(ends))
+        connection = _Pinned(host, port, address, parts.scheme == "https", _seconds_left(ends))
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             connection.request(
@@ -168,8 +168,8 @@ class FetchTool(Tool):
     @staticmethod
     def _more(connection: _Pinned, answer: http.client.HTTPResponse, ends: float) -> bytes:
         if connection.sock is not None:
-            connection.sock.settimeout(_left(ends))
-        _left(ends)
+            connection.sock.settimeout(_seconds_left(ends))
+        _seconds_left(ends)
         return answer.read1(65536)
 
     def _address(self, host: str, port: int) -> str:
@@ -197,7 +197,7 @@ class FetchTool(Tool):
         return html_text(text) if "html" in kind else text
 
 
-def _left(ends: float) -> float:
+def _seconds_left(ends: float) -> float:
     left = ends - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -224,7 +224,7 @@ _CLOSED = tuple(
 
 
 def _public(address: str) -> bool:
-    """True for a public address; IPv4 addresses embedded in IPv6 are checked themselves."""
+    """Whether an address is public; IPv4 addresses embedded in IPv6 are checked themselves."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address) and not all(map(_public, _inside(ip))):
         return False

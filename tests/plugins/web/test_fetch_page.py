@@ -1,0 +1,172 @@
+"""`fetch_page`: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentrl_cli.commands import main
+from agentrl_cli.errors import ConfigError
+from agentrl_cli.plugins.web.fetch_page import FetchTool, Refused, _public, html_text
+from agentrl_cli.types import ToolResult
+from tests.helpers.pages import Site, calls, serve_pages
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serve_pages() as made:
+        yield made
+
+
+def fetcher(site: Site, **config: Any) -> FetchTool:
+    return FetchTool(["127.0.0.1"], allow_private=True, **config)
+
+
+async def fetch(tool: FetchTool, url: str) -> ToolResult:
+    return (await calls(tool, {"url": url}))[0]
+
+
+async def test_a_page_becomes_text(site: Site) -> None:
+    html = (
+        "<html><head><title>T</title><style>x</style></head><body><h1>Head</h1><p>One &amp; two</p>"
+    )
+    html += "<script>no()</script>"
+    site.pages["/a?b=1"] = (200, {}, f"{html}<ul><li>x<li>y</ul>ü".encode())
+    assert (
+        await fetch(fetcher(site), f"{site.url}/a?b=1#there")
+    ).text == "Head\n\nOne & two\n\nx\ny\n\nü"
+    site.pages["/t"] = (200, {"Content-Type": "text/plain"}, b"<b>" + b"x" * 50)
+    assert (await fetch(fetcher(site, width=10), f"{site.url}/t")).text == "<b>xxxxxxx\n[… cut …]"
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("a<br>b<noscript>c</noscript>d", "a\nbd"),
+        ("<!doctype html><head><title>T</title><body><p>No end of head", "No end of head"),
+        ("<table><tr><td>a<td>b<tr><td>c<td>d</table>", "a b\nc d"),
+        ("<p>one\n  sentence</p><dl><dt>term<dd>meaning</dl>", "one sentence\n\nterm\nmeaning"),
+        ("<?xml version='1.0' encoding='latin-1'?><!-- x --><p>ü&nbsp;&lt;b&gt;</p>", "ü <b>"),
+        ("<div>" * 1000 + "deep", "deep"),
+        ("x" + "<div>" * 20_000 + "too deep", "x"),
+        ("<!-- x -->", ""),
+        ("", ""),
+    ],
+)
+def test_text_of_pages_that_are_not_tidy(html: str, text: str) -> None:
+    assert html_text(html) == text
+
+
+def test_the_command_finds_it_and_its_schema_is_the_published_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["tools", "show", "fetch_page"]) == 0
+    limits = "allow no host (off), seconds 10.0, KiB 512, characters 8000, external True"
+    assert limits in capsys.readouterr().out.splitlines()
+    assert main(["tools", "list", "--json"]) == 0
+    assert "fetch_page" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert json.dumps(FetchTool().schema) == (
+        '{"type": "function", "function": {"name": "fetch_page", "description": "Fetch a web page a'
+        'nd return its text.", "parameters": {"type": "object", "properties": {"url": {"type": "str'
+        'ing", "description": "The address, beginning with https://."}}, "required": ["url"]}}}'
+    )
+
+
+async def test_fetch_is_off_until_a_host_is_allowed(site: Site) -> None:
+    result = await fetch(FetchTool(), f"{site.url}/a")
+    assert result.error == "refused" and "is off" in result.text and site.seen == []
+
+
+@pytest.mark.parametrize(
+    ("allow", "url", "words"),
+    [
+        (["example.org"], "http://example.org.evil.test/", "not on the list"),
+        (["*.example.org"], "http://example.org/", "not on the list"),
+        (["example.org"], "http://example.org@evil.test/", "user name"),
+        (["example.org"], "ftp://example.org/", "not an http or https"),
+        (["example.org"], "file:///etc/passwd", "not an http or https"),
+        (["example.org"], "http://example.org:22/", "port 22"),
+        (["https://example.org/help/"], "https://example.org/helpless", "not on the list"),
+        (["https://example.org/help/"], "https://example.org/help/../admin", "not on the list"),
+        (["https://example.org/help/"], "http://example.org/help/a", "not on the list"),
+        (["localhost"], "http://localhost/", "private address"),
+        (["127.0.0.1"], "http://127.0.0.1/", "private address"),
+        (["2130706433"], "http://2130706433/", "private address"),  # 127.0.0.1 as one number
+        (["*"], "http://[::ffff:10.0.0.1]/", "private address"),
+        (["*"], "http://169.254.169.254/latest/meta-data", "private address"),
+    ],
+)
+async def test_addresses_that_are_refused(allow: list[str], url: str, words: str) -> None:
+    result = await fetch(FetchTool(allow), url)
+    assert result.error == "refused" and words in result.text
+
+
+def test_addresses_that_fit() -> None:
+    tool = FetchTool(["Example.org", "*.python.org", "https://example.com/help/"])
+    for url in (
+        "http://EXAMPLE.org/x",
+        "https://docs.python.org/3/",
+        "https://example.com/help/a?b",
+    ):
+        assert tool.check(url).hostname
+    with pytest.raises(Refused):
+        tool.check("https://example.com/")
+    public = {
+        "1.1.1.1": True,
+        "10.0.0.1": False,
+        "::1": False,
+        "fe80::1": False,
+        "2606:4700::1": True,
+    }
+    public |= {
+        "64:ff9b::7f00:1": False,
+        "2002:7f00:1::": False,
+        "224.0.0.1": False,
+        "100.64.0.1": False,
+        "0.0.0.0": False,
+    }
+    assert {address: _public(address) for address in public} == public
+
+
+async def test_redirects_are_checked_again(site: Site) -> None:
+    site.pages["/in"] = (302, {"Location": "/end"}, b"")
+    site.pages["/end"] = (200, {}, b"there")
+    site.pages["/out"] = (302, {"Location": f"http://localhost:{site.port}/end"}, b"")
+    site.pages["/round"] = (302, {"Location": "/round"}, b"")
+    assert (await fetch(fetcher(site), f"{site.url}/in")).text == "there"
+    for path, words in (
+        ("/out", "localhost is not on the list"),
+        ("/round", "more than 5"),
+        ("/missing", "answered 404"),
+    ):
+        result = await fetch(fetcher(site), site.url + path)
+        assert result.error == "refused" and words in result.text
+
+
+async def test_pages_are_bounded_in_size_kind_and_time(site: Site) -> None:
+    site.pages["/big"] = (200, {}, b"x" * 300_000)
+    site.pages["/endless"] = (200, {}, b"x")
+    site.pages["/image"] = (200, {"Content-Type": "image/png"}, b"x")
+    for path, words in (("/big", "larger than 64 KiB"), ("/image", "image/png, not text")):
+        result = await fetch(fetcher(site, kilobytes=64), site.url + path)
+        assert result.error == "refused" and words in result.text
+    late = await fetch(fetcher(site, kilobytes=100_000, seconds=0.3), f"{site.url}/endless")
+    assert late.error == "timeout"
+    closed = await fetch(fetcher(site), "http://127.0.0.1:9/")
+    assert closed.error == "exception"
+    with pytest.raises(ConfigError):
+        FetchTool(["a"], seconds=0)
+
+
+def test_no_spelling_of_an_address_reaches_what_is_not_public() -> None:
+    closed = (
+        "192.0.0.192", "168.63.129.16", "169.254.169.254", "100.100.100.200", "64:ff9b:1::7f00:1", "fec0::1",
+        "::127.0.0.1", "::169.254.169.254", "::ffff:10.0.0.1", "2002:a9fe:a9fe::", "fd00:ec2::254",
+        "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1", "192.88.99.1",
+        "::ffff:0:169.254.169.254", "3fff::1", "5f00::1",
+    )  # fmt: skip
+    assert [address for address in closed if _public(address)] == []
+    assert all(map(_public, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))
