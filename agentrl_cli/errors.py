@@ -19,7 +19,7 @@
     │   └── MissingDependency       an extra is not installed
     └── GateNotMet                  exit 4: `eval --fail-under`
 
-`hint` is what to do next; it is printed under the message.
+`hint` names the next step; it is printed under the message.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _number_in(text: str) -> int | None:
 
 @contextmanager
 def writing(what: str, hint: str = "") -> Iterator[None]:
-    """Turns an OSError in the block into a StoreError about `what`."""
+    """Turn an OSError in the block into a StoreError about `what`."""
     try:
         yield
     except Exception as error:
@@ -208,7 +208,7 @@ def nearest(name: str, known: Iterable[str], n: int = 2) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=n, cutoff=0.5)
 
 
-def raised(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception of a user's code as text: its type, its message, and the last line of that code in its
     traceback.
     """

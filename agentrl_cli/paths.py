@@ -25,12 +25,12 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def packs_dir() -> Path:
     """Return the folder of the packs (`code-task`, `calc-task` …)."""
-    return _shipped("tasks")
+    return _find_shipped("tasks")
 
 
 def sandbox_dir() -> Path:
-    """Return the folder of what runs inside the sandbox (`main.py`, `Dockerfile`)."""
-    return _shipped("sandbox")
+    """Return the folder of the code that runs inside the sandbox (`main.py`, `Dockerfile`)."""
+    return _find_shipped("sandbox")
 
 
 def models_dir() -> Path:
@@ -157,7 +157,7 @@ def portable(value: Any, projects: Sequence[Path]) -> Any:
     return value
 
 
-def _shipped(name: str) -> Path:
+def _find_shipped(name: str) -> Path:
     packaged = _PACKAGE / "_data" / name
     folder = packaged if packaged.is_dir() else _PACKAGE.parent / name
     if not folder.is_dir():

@@ -151,7 +151,7 @@ class Training:
                     np.int8
                 )
                 part = (RewardPart("r", float(n % 2), primary=True),)
-                tokens = Tokens.given(ids, origin)
+                tokens = Tokens.from_ids(ids, origin)
                 members.append(Episode(f"{group}-{n}", f"t{group}", group_id=str(group), tokens=tokens,
                                        reward_parts=part))  # fmt: skip
             found.append(members)

@@ -72,8 +72,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents: a turn that the client wrote is trained",
-        "tokens = Tokens.given(written, [int(Origin.FORCED)] * len(written))",
-        "tokens = Tokens.given(written, [int(Origin.MODEL)] * len(written))",
+        "tokens = Tokens.from_ids(written, [int(Origin.FORCED)] * len(written))",
+        "tokens = Tokens.from_ids(written, [int(Origin.MODEL)] * len(written))",
         "agents/test_tree.py agents/test_session.py",
     ),
     Mutation(
@@ -108,8 +108,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rollout: a forced closing token is trained",
-        "given = [Tokens.given(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]",
-        "given = [Tokens.given(ids, [Origin.MODEL] * len(ids)) for ids in (forced, closing)]",
+        "given = [Tokens.from_ids(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]",
+        "given = [Tokens.from_ids(ids, [Origin.MODEL] * len(ids)) for ids in (forced, closing)]",
         "rollout/test_rollout.py",
     ),
     Mutation(

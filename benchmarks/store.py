@@ -73,8 +73,8 @@ def _episode(
             f"c{number}", "calculator" if number % 3 else "run_python", {"expr": "12 * 4,5"}, "{…}"
         ),
     )
-    sampled, prompt = _sampled(rng, model_tokens), Tokens.given(range(16), [Origin.USER] * 16)
-    result = Tokens.given(range(8), [Origin.TOOL] * 8)
+    sampled, prompt = _sampled(rng, model_tokens), Tokens.from_ids(range(16), [Origin.USER] * 16)
+    result = Tokens.from_ids(range(8), [Origin.TOOL] * 8)
     end = 16 + model_tokens
     turns = (
         Turn(0, "user", ({"role": "user", "content": f"What is 12 times {number}?"},), 0, 16),
@@ -123,7 +123,7 @@ def _episode(
 
 def _sampled(rng: np.random.Generator, n: int) -> Tokens:
     logps = rng.normal(size=n).astype(np.float32)
-    return Tokens.sampled(
+    return Tokens.from_generation(
         Generation(
             ids=rng.integers(0, 512, n).astype(np.int32),
             logp_sampled=logps,

@@ -100,7 +100,7 @@ def make_episodes(case: str, rows: int, vocabulary: int) -> list[Episode]:
                     answer = some(64)
                     ids, origin = ids + answer, origin + [Origin.TOOL] * len(answer)
             part = RewardPart("r", float(rng.integers(0, 2)) + 0.01 * sample, primary=True)
-            tokens = Tokens.given(ids, [int(o) for o in origin])
+            tokens = Tokens.from_ids(ids, [int(o) for o in origin])
             tokens.logp_policy[tokens.trained_mask] = -7.6
             episodes.append(
                 Episode(f"{group}-{sample}", f"t{group}", group_id=str(group), sample=sample, tokens=tokens,

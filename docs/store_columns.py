@@ -155,7 +155,7 @@ TABLES: dict[str, str] = {
         logp_teacher: log-probability under the teacher
         reward_advantage: the reward's advantage, beside the teacher's
         support: int32: for each token the size of the set that it was drawn from, −1 for all; then the sets' ids""",
-    "prompts": """Candidates of `agentrl optimize`; the episodes of one are tagged `prompt:ID`.
+    "prompts": """Candidates of `agentrl optimize`, added by its first run; the episodes of one are tagged `prompt:ID`.
         n: number
         run_id: the optimisation
         id: hash of the texts
@@ -250,7 +250,7 @@ TABLES: dict[str, str] = {
         tokenizer_json: zlib-compressed tokenizer.json; empty while only its hash is known
         chat_template: Jinja source
         specials: special tokens, JSON""",
-    "lightning": """Records of the plugin lightning: its queue, and what attempts left behind.
+    "lightning": """Records of the plugin lightning, added by its first use: its queue, and what attempts left behind.
         kind: `rollouts`, `attempts`, `spans`, `resources`, `workers`, `counter`
         id: of the record
         rollout_id: the rollout that an attempt or span belongs to; empty for others

@@ -296,7 +296,9 @@ def _play_answer(
     turns = tuple(
         Turn(n, role, (message,), start, end) for n, (message, (role, start, end)) in spans
     )
-    episode = Episode("audit", "audit", turns=turns, tokens=Tokens.given(whole.ids, whole.origin))
+    episode = Episode(
+        "audit", "audit", turns=turns, tokens=Tokens.from_ids(whole.ids, whole.origin)
+    )
     lost = next(
         (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
     )

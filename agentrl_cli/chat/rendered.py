@@ -33,7 +33,7 @@ class Rendered:
                 (n for n, message in enumerate(left) if message["role"] != role), len(left)
             )
             own, left = tuple(left[:count]), left[count:]
-            yield role, own, Tokens.given(self.ids[start:end], self.origin[start:end])
+            yield role, own, Tokens.from_ids(self.ids[start:end], self.origin[start:end])
 
     def with_images(
         self, messages: Sequence[Message], images: Sequence[bytes]

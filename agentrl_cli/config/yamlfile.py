@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from agentrl_cli.errors import ConfigError, NotFound
-from agentrl_cli.types.plain import is_text, shown
+from agentrl_cli.types.plain import is_text, quote_text
 
 MOST = 100_000
 """Maximum values in a file; each repetition by an alias counts."""
@@ -65,7 +65,7 @@ def parse_scalar(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         hint = "Quote it, or write a list as [a, b]."
         said = source if len(source) < 200 else f"{source[:60]}…"
-        raise ConfigError(f"{said}: {shown(text)} is not a YAML value.", hint=hint) from error
+        raise ConfigError(f"{said}: {quote_text(text)} is not a YAML value.", hint=hint) from error
 
 
 def flatten(key: str, value: Any, source: str) -> dict[str, Value]:
@@ -145,7 +145,7 @@ def _check_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
         if isinstance(node, yaml.ScalarNode):
             if not is_text(node.value):
                 raise yaml.YAMLError(
-                    f"line {node.start_mark.line + 1}: {shown(node.value)} has a lone surrogate"
+                    f"line {node.start_mark.line + 1}: {quote_text(node.value)} has a lone surrogate"
                 )
             known = 1
         else:

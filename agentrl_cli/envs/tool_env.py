@@ -24,8 +24,8 @@ from typing import Any
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.texts import MARK, add_opening, clip_text
 from agentrl_cli.envs.user_simulator import Interaction, Reply
-from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, raised
-from agentrl_cli.hooks.threads import contained
+from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, describe_error
+from agentrl_cli.hooks.threads import contain
 from agentrl_cli.tools import Tool, ToolContext, refuse
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
@@ -299,7 +299,7 @@ class ToolEnv(Env):
             closers.append(self._interaction.stop)
         for close in closers:
             try:
-                with contained("its code"):
+                with contain("its code"):
                     await close()
             except Exception as error:  # noqa: BLE001 - the others must still be released; raised below
                 problems.append(error)
@@ -327,7 +327,7 @@ class ToolEnv(Env):
             async with self._creating:
                 if name not in self._states:
                     try:
-                        with contained(f"The tool {name}"):
+                        with contain(f"The tool {name}"):
                             self._states[name] = await self.tools[name].create(self.context)
                     except Exception as error:
                         raise as_env_error(error) from error
@@ -391,4 +391,4 @@ def as_env_error(error: BaseException) -> AgentRLError:
     """Return an exception from a task's code as an EnvError; AgentRL errors pass unchanged."""
     if isinstance(error, AgentRLError):
         return error
-    return EnvError(raised(error))
+    return EnvError(describe_error(error))

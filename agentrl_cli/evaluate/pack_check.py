@@ -12,7 +12,7 @@ from agentrl_cli.chat.media import image_bytes, image_size
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, tiny_template
 from agentrl_cli.config import Config
-from agentrl_cli.errors import raised
+from agentrl_cli.errors import describe_error
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Sandbox
@@ -142,7 +142,7 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
         messages = pack.solution(task)
         texts = [chat.assistant_text(m, pack.schemas) for m in messages if m["role"] == "assistant"]
     except Exception as error:  # noqa: BLE001 - any exception of the pack's solver is a problem to report
-        return [Problem(task.id, f"solve(row) raised {raised(error)}")]
+        return [Problem(task.id, f"solve(row) raised {describe_error(error)}")]
     problems = []
     solved = await _run(pack, task, chat, texts, sandbox)
     if solved.outcome is not Outcome.SOLVED:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, raised
+from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, describe_error
 from agentrl_cli.hooks.threads import Quit, call, is_async
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
@@ -131,12 +131,12 @@ class HookList:
         `fields` are the event's arguments by name; more are allowed, missing ones are None.
         """
         for method in self._calls[event]:
-            await method.logged(fields)
+            await method.log_failure(fields)
 
     def notify(self, event: str, **fields: Any) -> None:
-        """`call` for synchronous code. Inside a running event loop an async method is only started: see `drain`."""
+        """Do as `call`, for synchronous code. In a running event loop an async method is only started: see `drain`."""
         for method in self._calls[event]:
-            coroutine = method.logged(fields)
+            coroutine = method.log_failure(fields)
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:
@@ -172,7 +172,7 @@ class HookList:
                 raise
             except Exception as error:
                 raise EnvError(
-                    f"The hook {method.owner}.on_sample raised {raised(error)}"
+                    f"The hook {method.owner}.on_sample raised {describe_error(error)}"
                 ) from error
             sampling = answer or sampling
         return sampling
@@ -191,7 +191,7 @@ class HookList:
                 raise
             except Exception as error:
                 raise EnvError(
-                    f"The hook {method.owner}.on_rollout_end raised {raised(error)}",
+                    f"The hook {method.owner}.on_rollout_end raised {describe_error(error)}",
                     hint="A failing hook masks its episodes: they are neither scored nor trained.",
                 ) from error
         return parts
@@ -330,7 +330,7 @@ class _Method:
                 ) from error
             raise error.__cause__ from None  # a hook may stop the run as a Ctrl-C does
 
-    async def logged(self, fields: Fields) -> None:
+    async def log_failure(self, fields: Fields) -> None:
         try:
             await self.run(fields)
         except Exception:

@@ -138,7 +138,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def eval_metrics(result: Any) -> dict[str, float]:
-    """`eval/solved`, and by split the plain numbers of an evaluation's report."""
+    """Return `eval/solved`, and by split the plain numbers of an evaluation's report."""
     found: dict[str, Any] = {"eval/solved": getattr(result, "pass_rate", None)}
     report = result.report() if hasattr(result, "report") else {}
     for split, numbers in report.get("splits", {}).items():
@@ -156,7 +156,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _event_writer(folder: str, purge_step: int | None) -> Any:
-    """torch's writer of TensorBoard's event files; a training has imported torch already."""
+    """Return torch's writer of TensorBoard's event files; a training has imported torch already."""
     from torch.utils.tensorboard import SummaryWriter
 
     make: Any = SummaryWriter

@@ -67,8 +67,8 @@ class OwnTime:
         return self._timeout.expired()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let no time count meanwhile: something else limits what is waited for. May be entered several times."""
+    def pause(self) -> Iterator[None]:
+        """Stop counting inside the block, where something else limits the waiting. Nests."""
         self._count()
         self._paused += 1
         try:
@@ -78,7 +78,7 @@ class OwnTime:
             self._paused -= 1
 
     def _count(self) -> None:
-        """Add the time since the last look. What it is longer than planned, this process could not run."""
+        """Add the time since the last look, without its excess over the plan: then this process could not run."""
         now = asyncio.get_running_loop().time()
         if not self._paused:
             self.had += max(0.0, min(now, self._due) - self._looked) / min(self._slowness(), MOST)

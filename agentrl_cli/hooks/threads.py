@@ -1,4 +1,4 @@
-"""Runs a project's code in threads, and contains what it raises.
+"""Runs a project's code in threads, and contains its exceptions.
 
 A synchronous grader, tool or hook runs in a daemon thread, so it never blocks the event loop, and the deadline of its
 episode cuts it off. A function cannot be stopped from outside: after its deadline it is abandoned. Its thread keeps
@@ -23,7 +23,7 @@ from functools import partial
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
-from agentrl_cli.errors import EnvError, raised
+from agentrl_cli.errors import EnvError, describe_error
 from agentrl_cli.registry.files import CALL, code_of, from_outside
 
 P = ParamSpec("P")
@@ -71,7 +71,7 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     except Exception as error:  # noqa: BLE001 - passed to the caller
         return None, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
     except BaseException as error:  # noqa: BLE001 - a thread gets no Ctrl-C, so the code itself raised it
-        return None, Quit(raised(error), error)
+        return None, Quit(describe_error(error), error)
 
 
 class Threads:
@@ -85,7 +85,7 @@ class Threads:
         """Number of threads still running after their call's deadline."""
 
     async def run(self, function: Callable[[], Any], name: str) -> Any:
-        """Returns or raises what `function` does. If cancelled, abandons the thread."""
+        """Return the result of `function`, or raise its exception. If cancelled, abandons the thread."""
         call = _Call(function, asyncio.get_running_loop())
         with self._lock:
             worker = self._idle.pop() if self._idle else None
@@ -105,7 +105,7 @@ class Threads:
         return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
 
     def forget(self) -> None:
-        """Called in a forked child, which has none of the threads."""
+        """Start empty in a forked child, which has none of the threads."""
         self._lock, self._idle, self.abandoned = threading.Lock(), [], 0
 
     def _abandon(self, call: _Call, name: str) -> None:
@@ -122,7 +122,7 @@ class Threads:
                 name,
             )
 
-    def _ended(self, worker: _Worker, call: _Call) -> None:
+    def _end_call(self, worker: _Worker, call: _Call) -> None:
         with self._lock:
             call.ended = True
             self.abandoned -= call.abandoned
@@ -153,7 +153,7 @@ class _Worker(threading.Thread):
                     return
                 continue
             value, error = _result(call.function)
-            self.threads._ended(self, call)  # first, so that the next call finds it idle
+            self.threads._end_call(self, call)  # first, so that the next call finds it idle
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
                 call.loop.call_soon_threadsafe(call.tell, value, error)
             del call, value, error
@@ -165,7 +165,7 @@ os.register_at_fork(after_in_child=THREADS.forget)
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs a synchronous function in a thread with the caller's context variables; returns its result.
+    """Run a synchronous function in a thread with the caller's context variables and return its result.
 
     Raises Quit if it raises SystemExit, KeyboardInterrupt or CancelledError.
     """
@@ -175,7 +175,7 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a project's function: a coroutine function in the loop, any other in a thread; returns its result.
+    """Call a project's function, a coroutine function in the loop and any other in a thread, and return its result.
 
     A function that needs the main thread or the loop (`signal.alarm`, an own task) fails with Python's message for
     that; it is called again there, where no deadline cuts it off. Raises Quit like `in_thread`.
@@ -222,12 +222,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 @contextlib.contextmanager
-def contained(what: str) -> Iterator[None]:
-    """Wraps a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
+def contain(what: str) -> Iterator[None]:
+    """Contain a project's code: SystemExit and the like, raised by the code itself, become an EnvError.
 
     That is every BaseException that is not an Exception: a test framework's `fail()` raises one, too. A Ctrl-C of
-    the user and a cancellation from outside pass through. A task that the code starts is contained, too: what it
-    raises ends the task alone, where asyncio would end the event loop.
+    the user and a cancellation from outside pass through. A task that the code starts is contained, too: its
+    exception ends the task alone, where asyncio would end the event loop.
     """
     token = _CONTAINED.set(True)
     with contextlib.suppress(RuntimeError):  # no event loop, no tasks
@@ -241,7 +241,7 @@ def contained(what: str) -> Iterator[None]:
     except BaseException as error:
         if from_outside(error):
             raise
-        raise EnvError(f"{what} raised {raised(error)}") from error
+        raise EnvError(f"{what} raised {describe_error(error)}") from error
     finally:
         _CONTAINED.reset(token)
 
@@ -276,7 +276,7 @@ class _Guarded(Coroutine[Any, Any, Any]):
         except (SystemExit, KeyboardInterrupt) as error:
             if from_outside(error):
                 raise
-            raise Quit(raised(error), error) from error
+            raise Quit(describe_error(error), error) from error
 
 
 class _TaskFactory:

@@ -34,7 +34,7 @@ def adapters(kind: str) -> Iterator[Any]:
 
 
 def adapt(kind: str, *given: Any) -> Any:
-    """Return what the first adapter that applies makes of the arguments; None if none applies."""
+    """Return the result of the first adapter that applies to the arguments; None if none applies."""
     return next((made for one in adapters(kind) if (made := one(*given)) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""Plugins: what the core can do without, each reached through one line here or through an entry point.
+"""Plugins: parts that the core can do without, each reached through one line here or through an entry point.
 
 A plugin offers objects of the kinds that the core asks for, under the names that a user writes:
 
@@ -20,6 +20,7 @@ imports nothing of agentrl, which is being imported. The kinds:
                 run has ended, and returns whether this process is one
     learners    name to a function (config) that returns what makes a run's learner (`trainer.compute.LearnerMaker`),
                 or None
+    tables      name of a table of the store to the statements that make it (`store.plugin_tables`)
     renamed     old key of agentrl.yaml to the new one
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other

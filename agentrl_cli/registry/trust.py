@@ -30,7 +30,7 @@ def saying(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def meet(folder: Path) -> None:
-    """Called before a pack's code runs; warns if it is new."""
+    """Warn if a pack is new; called before its code runs."""
     if _say is None or folder in shipped_packs().values():
         return
     project = find_project(folder)

@@ -271,7 +271,7 @@ def _greedy_rewards(
     """[N] reward of the greedy attempt at each task; None if one is missing."""
     run, step = episodes[0].run_id or "", episodes[0].step or 0
     greedy = [
-        store.episodes.get(name) for name in store.episodes.finished(run, step, KIND).values()
+        store.episodes.get(name) for name in store.episodes.find_finished(run, step, KIND).values()
     ]
     known = rewards_of({(e.group_id or "").removesuffix(SUFFIX): e for e in greedy})
     found = [known.get(e.group_id or "") for e in episodes]

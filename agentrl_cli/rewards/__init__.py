@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.errors import AgentRLError, EnvError, raised
+from agentrl_cli.errors import AgentRLError, EnvError, describe_error
 from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import call, contained
+from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.types import Episode, RewardPart
@@ -58,7 +58,7 @@ async def score(
         deadline = OwnTime(reward.timeout)
         try:
             async with deadline:
-                with contained(f"The reward {reward.name!r}"):
+                with contain(f"The reward {reward.name!r}"):
                     answer = await call(reward.function, episode, ctx)
                     part = None if answer is None else _part(reward, answer)
         except AgentRLError:
@@ -69,7 +69,7 @@ async def score(
                     f"The reward {reward.name!r} took longer than {reward.timeout:g} s."
                 ) from None
             raise EnvError(
-                f"The reward {reward.name!r} raised {raised(error)}",
+                f"The reward {reward.name!r} raised {describe_error(error)}",
                 hint="A failing grader masks its episodes: they are neither scored nor trained.",
             ) from error
         if part is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.errors import ConfigError, EnvError, ModelError, raised
+from agentrl_cli.errors import ConfigError, EnvError, ModelError, describe_error
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.rewards.context import RewardContext, Scored, split
 from agentrl_cli.types.content import content_text
@@ -65,7 +65,9 @@ class RewardModel:
             except (ModelError, EnvError):
                 raise
             except Exception as error:
-                raise EnvError(f"The reward model {self.name} raised {raised(error)}") from error
+                raise EnvError(
+                    f"The reward model {self.name} raised {describe_error(error)}"
+                ) from error
         return ctx.part(value)
 
     def _one_at_a_time(self) -> asyncio.Lock:

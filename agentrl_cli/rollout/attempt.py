@@ -11,7 +11,7 @@ import time
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
 from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import contained
+from agentrl_cli.hooks.threads import contain
 from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
@@ -153,7 +153,7 @@ class Attempt:
         try:
             await self.context.policy.release(self.transcript.episode.id)
             async with OwnTime(CLOSING):
-                with contained("Closing the episode"):
+                with contain("Closing the episode"):
                     await asyncio.shield(self.env.close())
         except TimeoutError:
             return EnvError(f"Closing the episode took longer than {CLOSING:g} s.")

@@ -10,7 +10,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, tool_env
 from agentrl_cli.hooks import HookList
-from agentrl_cli.hooks.threads import call, contained
+from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.recorder import Recorder
@@ -83,7 +83,7 @@ async def make_env(
     """
     own = getattr(pack.module, "make_env", None)
     if own is not None:
-        with contained("make_env"):
+        with contain("make_env"):
             env: Env = await call(own, job.task)
             return env
     return tool_env(

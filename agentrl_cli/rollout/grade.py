@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl_cli.envs.tool_env import Env
-from agentrl_cli.hooks.threads import contained
+from agentrl_cli.hooks.threads import contain
 from agentrl_cli.rewards import RewardContext, finite
 from agentrl_cli.types import Episode, RewardPart, Task
 
@@ -31,7 +31,7 @@ def reward_context(
 
 async def world_parts(env: Env, earned: float | None) -> list[RewardPart]:
     """Return the environment's own parts, and the sum of its step rewards as `env`."""
-    with contained("The environment"):
+    with contain("The environment"):
         parts = list(await env.rewards())
     return parts if earned is None else [*parts, RewardPart("env", earned, 0.0)]
 

@@ -52,7 +52,7 @@ class Greedy:
     def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
         """Return the stored attempts at these very tasks, by group."""
         found: dict[str | None, Episode] = {}
-        for episode_id in self.store.episodes.finished(self.run.id, step + 1, KIND).values():
+        for episode_id in self.store.episodes.find_finished(self.run.id, step + 1, KIND).values():
             episode = self.store.episodes.get(episode_id)
             job = jobs.get(episode.group_id)
             same = job is not None and (job.task.id, job.seed) == (episode.task_id, episode.seed)

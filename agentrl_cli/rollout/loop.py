@@ -116,7 +116,7 @@ class LoopAttempt(Attempt):
         if isinstance(self.context.policy, MessagePolicy):
             self.context.policy.observe(text.episode.id, text.messages, self.env.schemas)
         started = time.time()
-        with self.clock.paused():
+        with self.clock.pause():
             generation = await self.sample([*text.ids, *forced], sampling)
         return self._answered(generation, forced, started, done)
 
@@ -137,8 +137,8 @@ class LoopAttempt(Attempt):
         chat = self.context.chat
         parsed = chat.parse([*forced, *generation.ids.tolist()], self.env.schemas, turn=number)
         closing = chat.close_turn(generation.stop_reason, generation.ids.tolist())
-        given = [Tokens.given(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]
-        tokens = Tokens.concat([given[0], Tokens.sampled(generation), given[1]])
+        given = [Tokens.from_ids(ids, [Origin.FORCED] * len(ids)) for ids in (forced, closing)]
+        tokens = Tokens.concat([given[0], Tokens.from_generation(generation), given[1]])
         state = self._say(
             parsed,
             tokens,
@@ -162,7 +162,7 @@ class LoopAttempt(Attempt):
         chat, number = self.context.chat, self.transcript.answers
         ids = chat.assistant_ids(text, self.env.schemas)
         parsed = chat.parse(ids, self.env.schemas, turn=number)
-        return self._say(parsed, Tokens.given(ids, [Origin.FORCED] * len(ids)), StopReason.STOP)
+        return self._say(parsed, Tokens.from_ids(ids, [Origin.FORCED] * len(ids)), StopReason.STOP)
 
     def _say(self, parsed: Parsed, tokens: Tokens, stop: StopReason, **facts: Any) -> AgentState:
         """Append an assistant turn. Returns the next state: a turn that was cut off is not answered."""

@@ -1,8 +1,8 @@
 """Claims: one process at a time works on a run, and claims its row before it changes anything else.
 
 A claim is taken in one transaction, and only from a dead process. While it is held a thread writes a heartbeat for
-processes on other machines. A process that was frozen for long enough may have lost its claim when it resumes: `lost`
-returns why.
+processes on other machines. A process that was frozen for long enough may have lost its claim when it resumes:
+`why_lost` returns why.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Claims(Part):
                 raise in_use(name, claim, holder)
             conn.execute(_TAKE, (doing, time.time(), *astuple(me), run_id))
 
-    def lost(self, run_id: str) -> str:
+    def why_lost(self, run_id: str) -> str:
         """Return why this process no longer holds a run, as a sentence; empty if it does."""
         rows = self.file.select(_HELD, (run_id,), settled=False)
         if not rows:

@@ -59,7 +59,7 @@ _encode = _encoder()
 
 
 def dumps(value: object) -> str:
-    """JSON that any SQLite TEXT column takes."""
+    """Return JSON that any SQLite TEXT column takes."""
     text = _encode(value)
     try:
         text.encode()
@@ -69,11 +69,11 @@ def dumps(value: object) -> str:
 
 
 def loads(text: str | None) -> Any:
-    """Decode what `dumps` wrote. Raises StoreError for anything else."""
+    """Decode the text of `dumps`. Raises StoreError for anything else."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, TypeError) as error:
-        raise _damaged("Something in the store", error) from error
+        raise _damage_error("Something in the store", error) from error
 
 
 @contextmanager
@@ -82,23 +82,23 @@ def decoding(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, zlib.error) as error:
-        raise _damaged(what, error) from error
+        raise _damage_error(what, error) from error
     except (
         StoreError
     ) as error:  # from `loads`, which has no name for the value; other StoreErrors pass
         if isinstance(error.__cause__, ValueError):
-            raise _damaged(what, error.__cause__) from error.__cause__
+            raise _damage_error(what, error.__cause__) from error.__cause__
         raise
 
 
-def _damaged(what: str, error: Exception) -> StoreError:
+def _damage_error(what: str, error: Exception) -> StoreError:
     return StoreError(
-        f"{what} is damaged: {error}.", hint="What else is stored there can still be read."
+        f"{what} is damaged: {error}.", hint="Everything else there can still be read."
     )
 
 
 def clean(text: str) -> str:
-    """Text that SQLite accepts: lone surrogates become escapes."""
+    """Return a text that SQLite accepts: lone surrogates become escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -112,7 +112,7 @@ def number(value: Any) -> Any:
 
 
 def dump_metrics(metrics: Mapping[str, Any]) -> str:
-    """Standard JSON, readable by SQLite's functions: NaN as null, infinity as 9e999."""
+    """Return standard JSON, readable by SQLite's functions: NaN as null, infinity as 9e999."""
     parts = []
     for name, value in metrics.items():
         parts.append(f"{_encode(clean(str(name)))}:{_metric(value)}")
@@ -128,7 +128,7 @@ def _metric(value: Any) -> str:
 
 
 def load_metrics(text: str) -> dict[str, Any]:
-    """Decode what `dump_metrics` wrote."""
+    """Decode the text of `dump_metrics`."""
     return {name: number(value) for name, value in loads(text).items()}
 
 
@@ -191,7 +191,7 @@ _MODEL, _FORCED = bytes([Origin.MODEL]), bytes([Origin.FORCED])
 
 
 def token_columns(tokens: Tokens) -> tuple[Any, ...]:
-    """n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support as `turn_tokens` holds them."""
+    """Return `turn_tokens` values: n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support."""
     ids, origin = ints_blob(tokens.ids), bytes_blob(tokens.origin)
     if (
         _MODEL not in origin and _FORCED not in origin

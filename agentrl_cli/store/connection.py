@@ -21,7 +21,7 @@ from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.migration import bring_up, migrate
 from agentrl_cli.store.older import add_views
 from agentrl_cli.store.schema import APPLICATION_ID, SCHEMA_VERSION
-from agentrl_cli.store.sqlite_errors import COPY_BOTH, ELSEWHERE, lacks_locks, lacks_log, mapped
+from agentrl_cli.store.sqlite_errors import COPY_BOTH, ELSEWHERE, lacks_locks, lacks_log, map_errors
 
 _LOG = logging.getLogger("agentrl.store")
 BUSY_MS = 30_000
@@ -57,7 +57,7 @@ def connect(
 
 
 def _writer(path: Path | str, busy_ms: int) -> sqlite3.Connection:
-    with mapped(path):
+    with map_errors(path):
         if str(path) != ":memory:":
             try:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def _reader(path: Path, busy_ms: int) -> sqlite3.Connection:
             hint="`agentrl rollout` or `agentrl train` makes one; --db names another.",
         )
     alone = lacks_log(path)  # before SQLite makes an empty one
-    with mapped(path):
+    with map_errors(path):
         try:
             conn = _open_ro(path, busy_ms, "mode=ro")
         except sqlite3.OperationalError:

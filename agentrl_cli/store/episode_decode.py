@@ -21,7 +21,7 @@ _CALLS = (
 
 
 def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[EpisodeRow]:
-    """List rows of the episodes that match an SQL condition, by rowid."""
+    """Return list rows of the episodes that match an SQL condition, by rowid."""
     rows = file.select(f"{_ROW} WHERE {where} ORDER BY rowid", params)
     ids = [row[_PLACE["id"]] for row in rows]
     tags: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The statements that write episodes, their parameters, and writing episodes that are not buffered."""
+"""The statements that write episodes, and their parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks, token_columns
+from agentrl_cli.store.codec import clean, dump_metrics, dumps, marks
 from agentrl_cli.store.rows import EpisodeRow, columns
 from agentrl_cli.types import Episode, Origin, RewardPart, Tokens, ToolCall, ToolResult, Turn
 from agentrl_cli.types.content import digest, media_type
@@ -87,10 +87,6 @@ PUT_TOKENS = (
     " (episode_id, idx, n, ids, origin, logp_sampled, logp_policy, entropy, top_ids, top_logps, support)"
     f" VALUES ({marks(11)})"
 )
-PUT_CALL = (
-    "INSERT INTO tool_calls (episode_id, turn, idx, name, call_id, arguments, raw, call_error)"
-    " VALUES (?,?,?,?,?,?,?,?)"
-)
 _ANSWER = ("result_turn", "result_idx", "result", "result_error", "reward", "metrics")
 RESULT = (*_ANSWER, "seconds", "level", "truncated", "done", "images", "result_value")
 PUT_RESULT = (
@@ -102,17 +98,6 @@ PUT_WHOLE_CALL = (
     f" {','.join(RESULT)}) VALUES ({marks(8 + len(RESULT))})"
 )
 NO_RESULT = (None,) * len(RESULT)
-CALLING = """
-WITH RECURSIVE path (idx) AS (
-    SELECT coalesce(parent, idx - 1) FROM turns WHERE episode_id=:episode AND idx=:turn
-    UNION ALL
-    SELECT coalesce(t.parent, t.idx - 1) FROM turns t JOIN path ON t.episode_id=:episode AND t.idx=path.idx
-    WHERE coalesce(t.parent, t.idx - 1) < t.idx
-)
-SELECT coalesce(max(c.turn), :turn - 1) FROM path JOIN tool_calls c ON c.episode_id=:episode AND c.turn=path.idx
-    AND c.call_id IS NOT NULL
-"""
-"""The nearest turn with calls before turn `:turn`, which is stored; without any the turn before it."""
 PUT_PART = "INSERT INTO reward_parts VALUES (?,?,?,?,?,?,?,?)"
 PUT_DRIFT = (
     "INSERT INTO drift (episode_id, kind, turn, position, expected, got) VALUES (?,?,?,?,?,?)"
@@ -120,10 +105,6 @@ PUT_DRIFT = (
 SET_COUNTS = (
     "UPDATE episodes SET n_turns=?, n_tokens=?, n_model_tokens=?, n_calls=?, n_tool_errors=? WHERE id=?"
     " AND outcome IS NULL"
-)
-COUNT_TURN = (
-    "UPDATE episodes SET n_turns=n_turns+?, n_tokens=max(n_tokens,?), n_model_tokens=n_model_tokens+?,"
-    " n_calls=n_calls+?, n_tool_errors=n_tool_errors+? WHERE id=? AND outcome IS NULL"
 )
 
 
@@ -164,7 +145,7 @@ def turn_values(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> tuple[
 
 
 def call_values(episode_id: str, turn: int, index: int, call: ToolCall) -> tuple[Any, ...]:
-    """Parameters of `PUT_CALL`."""
+    """Parameters of `PUT_WHOLE_CALL`, without those of the result."""
     return (
         episode_id,
         turn,
@@ -233,13 +214,8 @@ def episode_values(
     finished = episode.outcome is not None
     if counts is None:
         sampled = int(np.count_nonzero(episode.tokens.origin == _MODEL))
-        counts = (
-            len(episode.turns),
-            len(episode.tokens),
-            sampled,
-            episode.tool_calls,
-            episode.tool_errors,
-        )
+        lengths = len(episode.turns), len(episode.tokens), sampled
+        counts = (*lengths, episode.tool_calls, episode.tool_errors)
     levels = sorted(
         {result.level for turn in episode.turns for result in turn.results if result.level}
     )
@@ -295,68 +271,3 @@ def put_episode(
             PUT_GROUP, (group, episode.run_id, task, episode.step, episode.started, "", pack)
         )
     conn.execute(PUT_EPISODE, values)
-
-
-def write_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
-    """Write a turn of an episode that is not buffered, inside a transaction."""
-    known = conn.execute(
-        "SELECT 1 FROM turns WHERE episode_id=? AND idx=?", (episode_id, turn.index)
-    ).fetchone()
-    _put_turn(conn, episode_id, turn, tokens)
-    if not known:
-        model = int((tokens.origin == Origin.MODEL).sum())
-        errors = sum(1 for result in turn.results if result.error)
-        conn.execute(COUNT_TURN, (1, turn.end, model, len(turn.calls), errors, episode_id))
-
-
-def write_end(conn: sqlite3.Connection, episode: Episode, split: str, tokenizer: str) -> None:
-    """Write the end of an episode that is not buffered, and its turns that the file lacks, inside a transaction."""
-    values = episode_values(episode, split, tokenizer)
-    if tokenizer:
-        conn.execute(NAME_TOKENIZER, (tokenizer,))
-    if not conn.execute(END_EPISODE, values).rowcount:
-        put_episode(conn, episode, split, values)
-    spans = {
-        row[0]: row[1:]
-        for row in conn.execute(
-            "SELECT idx, token_start, token_end FROM turns WHERE episode_id=?", (episode.id,)
-        )
-    }
-    for turn in episode.turns:
-        if spans.pop(turn.index, None) != (turn.start, turn.end):
-            _put_turn(conn, episode.id, turn, episode.tokens.slice(turn.start, turn.end))
-    for index in spans:  # turns that were rolled back
-        drop_turn(conn, episode.id, index)
-    conn.execute("DELETE FROM reward_parts WHERE episode_id=?", (episode.id,))
-    conn.executemany(PUT_PART, part_values(episode.id, episode.reward_parts))
-    conn.execute("DELETE FROM live WHERE episode_id=?", (episode.id,))
-
-
-def _put_turn(conn: sqlite3.Connection, episode_id: str, turn: Turn, tokens: Tokens) -> None:
-    check_span(episode_id, turn, tokens)
-    conn.execute(PUT_TURN, turn_values(conn, episode_id, turn))
-    conn.execute(PUT_TOKENS, (episode_id, turn.index, *token_columns(tokens)))
-    if turn.calls:
-        conn.execute(
-            "DELETE FROM tool_calls WHERE episode_id=? AND turn=?", (episode_id, turn.index)
-        )
-        conn.executemany(
-            PUT_CALL,
-            [call_values(episode_id, turn.index, n, call) for n, call in enumerate(turn.calls)],
-        )
-    if turn.results:
-        _put_results(conn, episode_id, turn)
-
-
-def _put_results(conn: sqlite3.Connection, episode_id: str, turn: Turn) -> None:
-    """Store results in the rows of the calls they answer: those of the nearest turn with calls on their path."""
-    calling = conn.execute(CALLING, {"episode": episode_id, "turn": turn.index}).fetchone()[0]
-    first = conn.execute(
-        "SELECT count(*) FROM tool_calls WHERE episode_id=? AND turn=? AND result_turn<>?",
-        (episode_id, calling, turn.index),
-    ).fetchone()[0]
-    for index, result in enumerate(turn.results):
-        conn.execute(
-            PUT_RESULT,
-            (episode_id, calling, first + index, turn.index, index, *result_values(conn, result)),
-        )

@@ -7,14 +7,14 @@ writes what all episodes did in the meantime. Any other is written at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.codec import clean, decoding, marks
 from agentrl_cli.store.episode_decode import read_episode, read_rows, read_turns
-from agentrl_cli.store.episode_sql import PUT_GROUP, write_end, write_turn
-from agentrl_cli.store.file import Part, batches
+from agentrl_cli.store.episode_sql import PUT_GROUP
+from agentrl_cli.store.file import Part, StoreFile, batches
 from agentrl_cli.store.filters import compile_filter, compile_sort
 from agentrl_cli.store.live_episode import LiveEpisode
 from agentrl_cli.store.marks import Signals
@@ -42,7 +42,7 @@ class Episodes(Part):
     ) -> None:
         """Queue a group; its id is unique within its run, or within the store without a run.
 
-        `why`: what picked its task, if not its turn in the order. A stored group stays as it is; episodes add theirs.
+        `why`: the reason for its task, empty if it was its turn. A stored group stays as it is; episodes add theirs.
         """
         self.file.write_later(
             PUT_GROUP, (group_id, run_id, task_id, step, time.time(), clean(why), pack)
@@ -80,19 +80,7 @@ class Episodes(Part):
 
         Raises ValueError if span and tokens differ in length.
         """
-        with self.file.lock:
-            self.file.require_writable()
-            running = self.file.buffer.episodes.get(episode_id)
-            if running is None or self.file.in_transaction:
-                self.file.buffer.episodes.pop(episode_id, None)
-                with self.file.transaction() as conn:
-                    write_turn(conn, episode_id, turn, tokens)
-                return
-            running.add(turn, tokens)
-            self.file.wake()
-            if not later:
-                self.file.flush()
-                self.file.buffer.raise_failure()
+        self._change(episode_id, lambda one: one.add(turn, tokens), later)
 
     def finish(
         self, episode: Episode, *, split: str = "", tokenizer: str = "", later: bool = False
@@ -104,15 +92,22 @@ class Episodes(Part):
         """
         if episode.outcome is None:
             raise ValueError(f"episode {episode.id} has no outcome")
+        self._change(episode.id, lambda one: one.end(episode, split, tokenizer), later)
+
+    def _change(self, episode_id: str, change: Callable[[LiveEpisode], None], later: bool) -> None:
+        """Change an episode in the buffer, or at once in the file."""
         with self.file.lock:
             self.file.require_writable()
-            running = self.file.buffer.episodes.get(episode.id)
+            running = self.file.buffer.episodes.get(episode_id)
             if running is None or self.file.in_transaction:
-                self.file.buffer.episodes.pop(episode.id, None)
+                self.file.buffer.episodes.pop(episode_id, None)
                 with self.file.transaction() as conn:
-                    write_end(conn, episode, split, tokenizer)
+                    stored = LiveEpisode.load(conn, episode_id)
+                    change(stored)
+                    stored.inserted |= not stored.ended  # foreign keys refuse a turn of no episode
+                    stored.write(conn)
                 return
-            running.end(episode, split, tokenizer)
+            change(running)
             self.file.wake()
             if not later:
                 self.file.flush()
@@ -139,7 +134,7 @@ class Episodes(Part):
         return count
 
     def discard(self, episode_id: str) -> None:
-        """Delete an episode that has not ended, what waits of it included."""
+        """Delete an episode that has not ended, its unwritten part included."""
         with self.file.lock:
             self.file.buffer.episodes.pop(episode_id, None)
             self.file.buffer.states.pop(episode_id, None)
@@ -174,7 +169,7 @@ class Episodes(Part):
         return [row[0] for row in self.file.select(sql, [*params, -1 if limit is None else limit])]
 
     def rows(self, rowids: Sequence[int]) -> list[EpisodeRow]:
-        """List rows of episodes, in the order given; deleted ones are left out."""
+        """Return list rows of episodes, in the order given; deleted ones are left out."""
         found: dict[int, EpisodeRow] = {}
         for part in batches(rowids):
             for row in read_rows(self.file, f"rowid IN ({marks(len(part))})", part):
@@ -211,16 +206,16 @@ class Episodes(Part):
         )
 
     def children(self, episode_id: str) -> list[EpisodeRow]:
-        """What-ifs of an episode, oldest first."""
+        """Return the what-ifs of an episode, oldest first."""
         return read_rows(self.file, "parent_id=?", (episode_id,))
 
-    def finished(self, run_id: str, step: int, kind: str = "train") -> dict[str, str]:
-        """key → id of the finished episodes of a step: a resume reuses them."""
+    def find_finished(self, run_id: str, step: int, kind: str = "train") -> dict[str, str]:
+        """Return key → id of the finished episodes of a step: a resume reuses them."""
         sql = "SELECT key, id FROM episodes WHERE run_id=? AND step=? AND kind=? AND outcome IS NOT NULL ORDER BY rowid"
         return dict(self.file.select(sql, (run_id, step, kind)))
 
     def group_reason(self, group_id: str | None, run_id: str | None) -> str:
-        """What picked a group's task; empty if it was its turn in the order."""
+        """Return the reason why a group's task was picked; empty if it was its turn in the order."""
         if group_id is None:
             return ""
         row = self.file.select_one(
@@ -268,7 +263,7 @@ class Episodes(Part):
         )
         if wanted and found and (len(found) == 1 or found[0][0] == wanted):
             return str(found[0][0])
-        raise self._no_episode(wanted, several=len(found) > 1)
+        raise _no_episode(self.file, wanted, several=len(found) > 1)
 
     def _most_pushed(self, scope: str, params: list[Any]) -> str | None:
         """Return the most pushed of the trained and solved episodes with the largest advantages."""
@@ -278,18 +273,15 @@ class Episodes(Part):
         )
         return Signals(self.file).most_pushed(row[0] for row in rows)
 
-    def _no_episode(self, wanted: str, *, several: bool) -> NotFound:
-        """NotFound with the nearest ids: those around it, as ids are ordered by time."""
-        near = self.file.select(
-            "SELECT id FROM episodes WHERE id>=? ORDER BY id LIMIT 50", (wanted,)
+
+def _no_episode(file: StoreFile, wanted: str, *, several: bool) -> NotFound:
+    """Return NotFound with the nearest ids: those around it, as ids are ordered by time."""
+    near = file.select("SELECT id FROM episodes WHERE id>=? ORDER BY id LIMIT 50", (wanted,))
+    if several:
+        ids = ", ".join(row[0] for row in near[:5] if row[0].startswith(wanted))
+        return NotFound(
+            f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…"
         )
-        if several:
-            ids = ", ".join(row[0] for row in near[:5] if row[0].startswith(wanted))
-            return NotFound(
-                f"{wanted!r} could be several episodes.", hint=f"Give more of the id: {ids}…"
-            )
-        near += self.file.select(
-            "SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,)
-        )
-        hint = "`agentrl ls` lists them; last, best and worst work too."
-        return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)
+    near += file.select("SELECT id FROM episodes WHERE id<? ORDER BY id DESC LIMIT 50", (wanted,))
+    hint = "`agentrl ls` lists them; last, best and worst work too."
+    return NotFound.of("episode", wanted, [row[0] for row in near], hint=hint)

@@ -1,8 +1,8 @@
 """An open store file: one connection, short transactions, and a buffer for writes that can wait.
 
 A write transaction is opened, filled and committed at once and never left open, so several processes share a file.
-What can wait (running episodes, logs, events, training signals) is kept in memory and written together, by the next
-write that cannot wait or by a thread, after at most `LINGER` seconds: `kill -9` loses no more.
+Writes that can wait (running episodes, logs, events, training signals) stay in memory and are made together, by the
+next write that cannot wait or by a thread, after at most `LINGER` seconds: `kill -9` loses no more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl_cli.errors import StoreError
 from agentrl_cli.store.connection import BUSY_MS, connect
 from agentrl_cli.store.identity import Identity
 from agentrl_cli.store.older import drop_views
-from agentrl_cli.store.sqlite_errors import RECOVER, mapped
+from agentrl_cli.store.sqlite_errors import RECOVER, map_errors
 from agentrl_cli.store.write_buffer import Flusher, Params, WriteBuffer, savepoint
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StoreFile:
         return cls(path, readonly=readonly, busy_ms=busy_ms)
 
     def close(self) -> None:
-        """Write what waits and close; closing twice is fine."""
+        """Write the buffer and close; closing twice is fine."""
         if self._flusher.is_stopped:
             return
         try:
@@ -111,9 +111,9 @@ class StoreFile:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Everything inside is written together or not at all. Nests; do not await inside.
 
-        Raises StoreError; what waited before then waits again.
+        Raises StoreError; earlier waiting writes then wait again.
         """
-        with self.lock, mapped(self.path):
+        with self.lock, map_errors(self.path):
             if self._depth:
                 with savepoint(self.conn):
                     yield self.conn
@@ -152,7 +152,7 @@ class StoreFile:
             self.wake()
 
     def wake(self) -> None:
-        """Have the buffer written within `LINGER` seconds. Raises StoreError if an earlier write failed."""
+        """Schedule writing the buffer within `LINGER` seconds. Raises StoreError if an earlier write failed."""
         self.buffer.raise_failure()
         self._flusher.wake()
 
@@ -167,7 +167,7 @@ class StoreFile:
             raise StoreError(f"The store {self.path} was opened for reading only.")
 
     def flush(self) -> None:
-        """Write what waits now. Raises StoreError."""
+        """Write the buffer now. Raises StoreError."""
         with self.lock:
             if self.buffer.is_waiting and not self._depth:
                 with self.transaction():
@@ -193,8 +193,8 @@ class StoreFile:
     def select(
         self, sql: str, params: Params = (), *, settled: bool = True
     ) -> list[tuple[Any, ...]]:
-        """Return all rows of a query. What waits is written first, unless `settled` is False: it cannot matter."""
-        with self.lock, mapped(self.path):
+        """Return all rows of a query. Waiting writes come first, unless `settled` is False: it cannot matter."""
+        with self.lock, map_errors(self.path):
             if settled:
                 self._settle()
             return self.conn.execute(sql, params).fetchall()
@@ -206,7 +206,7 @@ class StoreFile:
 
     def select_dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """Return all rows of a query by column name."""
-        with self.lock, mapped(self.path):
+        with self.lock, map_errors(self.path):
             self._settle()
             cursor = self.conn.execute(sql, params)
             names = [item[0] for item in cursor.description]
@@ -220,7 +220,7 @@ class StoreFile:
 
     def require_sound(self, *, at_most: int | None = None) -> None:
         """Raise StoreError if SQLite's quick check finds damage; a file of more than `at_most` bytes is not read."""
-        with self.lock, mapped(self.path):
+        with self.lock, map_errors(self.path):
             if at_most is not None and Path(self.path).stat().st_size > at_most:
                 return
             found = str(self.conn.execute("PRAGMA quick_check(1)").fetchone()[0])
@@ -231,7 +231,7 @@ class StoreFile:
 
     def data_version(self) -> int:
         """Return a number that changes when another connection has written: poll it before reading again."""
-        with self.lock, mapped(self.path):
+        with self.lock, map_errors(self.path):
             if self.readonly:
                 drop_views(self.conn)
             return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
@@ -245,7 +245,7 @@ class Part:
 
 
 def batches(values: Iterable[Any], size: int = 500) -> Iterator[list[Any]]:
-    """Lists of at most `size`: SQLite limits the parameters of a statement."""
+    """Yield lists of at most `size`: SQLite limits the parameters of a statement."""
     values = list(values)
     for start in range(0, len(values), size):
         yield values[start : start + size]

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl_cli.errors import UsageError, nearest
 from agentrl_cli.types import Outcome
-from agentrl_cli.types.plain import is_text, shown
+from agentrl_cli.types.plain import is_text, quote_text
 
 Where = tuple[str, list[Any]]
 
@@ -108,7 +108,7 @@ def compile_filter(text: str) -> Where:
     position = count = 0
     text = text.strip()
     if not is_text(text):
-        raise UsageError(f"The filter {shown(text)} is not UTF-8 text.", hint=_EXAMPLE)
+        raise UsageError(f"The filter {quote_text(text)} is not UTF-8 text.", hint=_EXAMPLE)
     while position < len(text):
         match = _TERM.match(text, position)
         if match is None:
@@ -131,15 +131,15 @@ def compile_filter(text: str) -> Where:
         sql, values = _term(name or "text", value, quoted=quoted)
         parts.append(f"NOT coalesce({sql}, 0)" if minus else sql)
         params += values
-    return _joined(parts, "AND") or "1", params
+    return _join(parts, "AND") or "1", params
 
 
-def _joined(parts: Sequence[str], word: str) -> str:
+def _join(parts: Sequence[str], word: str) -> str:
     """Conditions joined as a balanced tree: SQLite limits the depth of an expression to 1,000."""
     if len(parts) <= 2:
         return f" {word} ".join(parts)
     half = len(parts) // 2
-    return f"({_joined(parts[:half], word)}) {word} ({_joined(parts[half:], word)})"
+    return f"({_join(parts[:half], word)}) {word} ({_join(parts[half:], word)})"
 
 
 def compile_sort(text: str) -> str:
@@ -149,7 +149,7 @@ def compile_sort(text: str) -> str:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name = ALIASES.get(item.lstrip("-+"), item.lstrip("-+"))
         if name not in SORTS:
-            raise _unknown("order", name, list(SORTS))
+            raise _unknown_error("order", name, list(SORTS))
         if name in seen:
             continue
         seen.add(name)
@@ -190,9 +190,9 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
             [f"%{'' if item == '*' else _like(item)}%"],
         )
     else:
-        raise _unknown("field", name, fields())
+        raise _unknown_error("field", name, fields())
     found = [one(item) for item in choices]
-    return f"({_joined([part for part, _ in found], 'OR')})", [
+    return f"({_join([part for part, _ in found], 'OR')})", [
         param for _, params in found for param in params
     ]
 
@@ -274,10 +274,10 @@ def _check_outcome(name: str, values: list[str]) -> None:
     known = [outcome.value for outcome in Outcome]
     for value in values:
         if value != "none" and not set("*?") & set(value) and value.lower() not in known:
-            raise _unknown("outcome", value, known)
+            raise _unknown_error("outcome", value, known)
 
 
-def _unknown(what: str, name: str, known: list[str]) -> UsageError:
+def _unknown_error(what: str, name: str, known: list[str]) -> UsageError:
     near = nearest(name, known)
     hint = (
         f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(sorted(known))}."

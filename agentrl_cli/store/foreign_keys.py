@@ -1,7 +1,7 @@
 """The migration that adds foreign keys for groups, parents, tasks and tokenizers.
 
-SQLite adds a constraint only by a rebuild of its table. Ids and rowids stay, so other tables are not touched. What a
-row refers to may be missing in an old store: a missing group, task or tokenizer is added by its name; a missing parent
+SQLite adds a constraint only by a rebuild of its table. Ids and rowids stay, so other tables are not touched. A row
+of an old store may refer to a missing one: a missing group, task or tokenizer is added by its name; a missing parent
 becomes NULL and is listed in `logs`. No row is dropped.
 """
 
@@ -29,16 +29,12 @@ _REBUILT: dict[str, tuple[tuple[str, str], ...]] = {
             " FOREIGN KEY (pack, task_id) REFERENCES tasks(pack, id)) STRICT",
         ),
     ),
-    "prompts": (
-        (") STRICT", ", FOREIGN KEY (run_id, parent_id) REFERENCES prompts(run_id, id)) STRICT"),
-    ),
 }
 """Table → (text of its definition, new text)."""
 
 _NULLED = (
     ("runs", "parent_id", "parent_id NOT IN (SELECT id FROM runs)"),
     ("episodes", "parent_id", "parent_id NOT IN (SELECT id FROM episodes)"),
-    ("prompts", "parent_id", "(run_id, parent_id) NOT IN (SELECT run_id, id FROM prompts)"),
 )
 """(table, column, condition of the rows whose column refers to nothing)."""
 
@@ -124,7 +120,7 @@ def _rebuild(conn: sqlite3.Connection, table: str, changes: tuple[tuple[str, str
 
 
 def _set_null(conn: sqlite3.Connection, table: str, column: str, where: str) -> str:
-    """Set references to nothing to NULL. Returns what they were; empty without any."""
+    """Set references to nothing to NULL. Returns a note of the old values; empty without any."""
     found = conn.execute(
         f"SELECT {column}, count(*) FROM {table} WHERE {where} GROUP BY 1 ORDER BY 1"
     ).fetchall()

@@ -57,7 +57,7 @@ class Holder:
 
 
 def start_of(pid: int) -> str | None:
-    """Start time of a process of this machine; None if absent, or if only its exit status is left."""
+    """Return the start time of a process of this machine; None if absent, or if only its exit status is left."""
     if not _PROC.joinpath("self", "stat").exists():
         return _start_by_ps(pid)
     try:
@@ -95,7 +95,7 @@ def boot() -> str:
 
 
 def _start_by_ps(pid: int) -> str | None:
-    """`start_of` without /proc, as on macOS."""
+    """Return `start_of` without /proc, as on macOS."""
     found = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )

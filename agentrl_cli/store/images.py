@@ -27,14 +27,14 @@ def image_file(folder: Path, data: bytes) -> Path | None:
 
 
 def image_line(data: bytes, size: str = "", folder: Path | None = None) -> str:
-    """`image 24x16  83 bytes  sha256 9f86d081…`, and the file to open if a folder is given."""
+    """Return `image 24x16  83 bytes  sha256 9f86d081…`, and the file to open if a folder is given."""
     path = image_file(folder, data) if folder is not None else None
     parts = [f"image {size}".rstrip(), f"{len(data)} bytes", f"sha256 {digest(data)[:8]}…"]
     return "  ".join([*parts, *([str(path)] if path is not None else [])])
 
 
 def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:
-    """Texts of tokens; an image's placeholders after the first are a small square each."""
+    """Return texts of tokens; an image's placeholders after the first are a small square each."""
     out = list(texts)
     start = 0
     for at in range(1, len(out) + 1):

@@ -1,4 +1,4 @@
-"""What a watcher follows and sends: live episodes, logs, events and alerts, and controls."""
+"""The exchange with watchers: live episodes, logs, events and alerts, and controls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Workers(Part):
     """The workers of runs."""
 
     def put(self, rows: Iterable[WorkerRow]) -> None:
-        """Queue what is known of workers; it replaces what was."""
+        """Queue the state of workers; it replaces the one before."""
         for row in rows:
             self.file.write_later(_PUT_WORKER, [getattr(row, name) for name in columns(WorkerRow)])
 
@@ -93,7 +93,7 @@ class Journal(Part):
         self.file.write_later(_ADD_EVENT, (run_id, time.time(), kind, dumps(dict(data or {}))))
 
     def events(self, run_id: str | None, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Events with an id above `since`, oldest first: `{"id", "at", "kind", "data"}`."""
+        """Return events with an id above `since`, oldest first: `{"id", "at", "kind", "data"}`."""
         rows = self._tail("events", "id, at, kind, data", run_id, since, limit)
         return [{**row, "data": loads(row["data"])} for row in rows]
 
@@ -104,7 +104,7 @@ class Journal(Part):
         return None if row is None else dict(loads(row[0]))
 
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
-        """Return the end of what an episode's agent wrote to stderr; empty if nothing."""
+        """Return the end of the stderr of an episode's agent; empty if it wrote nothing."""
         sql = "SELECT data FROM events WHERE run_id IS ? AND kind=? AND json_extract(data, '$.episode')=? LIMIT 1"
         rows = self.file.select(sql, (run_id, AGENT_STDERR, episode_id))
         return str(loads(rows[0][0])["text"]) if rows else ""
@@ -135,8 +135,11 @@ class Journal(Part):
         )
 
     def folded_alerts(self, run_id: str | None) -> list[dict[str, Any]]:
-        """Alerts by kind, the newest last: `{"name", "level", "count", "first", "last", "first_step", "last_step",
-        "value", "threshold", "text", "id"}`; level, value, text and id are those of the newest."""
+        """Return alerts by kind, the newest last.
+
+        Each is `{"name", "level", "count", "first", "last", "first_step", "last_step", "value", "threshold",
+        "text", "id"}`; level, value, text and id are those of the newest.
+        """
         # SQLite takes bare columns from the row that has the maximum.
         sql = (
             "SELECT name, level, count(*) AS count, min(at) AS first, at AS last, min(step) AS first_step,"
@@ -153,7 +156,7 @@ class Journal(Part):
 
 
 class Controls(Part):
-    """What a person asks of a running training."""
+    """Requests of people to a running training."""
 
     def add(self, run_id: str, action: str, data: Mapping[str, Any] | None = None) -> int:
         """Ask a running training to pause, resume, checkpoint, evaluate, set or stop. Returns the id."""

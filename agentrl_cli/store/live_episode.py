@@ -1,6 +1,6 @@
 """A running episode in memory: its unwritten part, and how that is written.
 
-What a running episode does waits for a moment (`write_buffer.LINGER`) and is then written with all others in one
+Changes of a running episode wait for a moment (`write_buffer.LINGER`) and are then written with all others in one
 transaction. An episode that ends before that is written once and whole: no row is inserted only to be updated right
 after. Nothing about an episode that is kept here has to be looked up in the file.
 """
@@ -75,6 +75,29 @@ class LiveEpisode:
     counts: tuple[int, ...] = (0, 0, 0, 0, 0)
     """Turns, tokens, sampled tokens, calls and failed calls that are written."""
 
+    @classmethod
+    def load(cls, conn: sqlite3.Connection, episode_id: str) -> LiveEpisode:
+        """Return an episode that is not buffered as far as it is in the file, to write more of it."""
+        found = cls(Episode(episode_id, ""), "", "", None)
+        sql = "SELECT n_turns, n_tokens, n_model_tokens, n_calls, n_tool_errors FROM episodes WHERE id=?"
+        counts = conn.execute(sql, (episode_id,)).fetchone()
+        if counts is None:
+            return found
+        found.inserted, found.counts = True, counts
+        sql = "SELECT idx, token_start, token_end, coalesce(parent, idx - 1) FROM turns WHERE episode_id=?"
+        for index, start, end, parent in conn.execute(sql, (episode_id,)):
+            found.spans[index], found.parents[index] = (start, end), parent
+        found.stored = set(found.spans)
+        sql = "SELECT DISTINCT turn FROM tool_calls WHERE episode_id=? AND call_id IS NOT NULL"
+        found.calling = [turn for (turn,) in conn.execute(sql, (episode_id,))]
+        # SQLite takes the bare column `turn` from the row that has the maximum.
+        sql = (
+            "SELECT result_turn, turn, max(idx) + 1 FROM tool_calls WHERE episode_id=? AND result_turn IS NOT NULL"
+            " GROUP BY result_turn"
+        )
+        found.answers = {row[0]: row[1:] for row in conn.execute(sql, (episode_id,))}
+        return found
+
     @property
     def ended(self) -> bool:
         """Whether it has an outcome."""
@@ -132,12 +155,12 @@ class LiveEpisode:
 
     def mark_written(self) -> None:
         """Forget what waited: it is committed."""
-        self.inserted, self.state, self.counts = True, None, self._counted()
+        self.inserted, self.state, self.counts = True, None, self._count_all()
         self.stored.update(self.waiting)
         self.waiting.clear()
         self.drift.clear()
 
-    def _counted(self) -> tuple[int, ...]:
+    def _count_all(self) -> tuple[int, ...]:
         """`counts` including what waits; a turn counts as it was when it was first written."""
         turns, tokens, sampled, calls, errors = self.counts
         for turn, part in self.waiting.values():
@@ -155,7 +178,7 @@ class LiveEpisode:
         if ended or not self.inserted:
             self._put_row(conn)
         elif self.waiting:
-            conn.execute(SET_COUNTS, (*self._counted(), episode.id))
+            conn.execute(SET_COUNTS, (*self._count_all(), episode.id))
         if self.waiting:
             self._put_turns(conn)
         conn.executemany(PUT_DRIFT, self.drift)
@@ -177,7 +200,7 @@ class LiveEpisode:
     def _put_row(self, conn: sqlite3.Connection) -> None:
         episode = self.episode
         values = episode_values(
-            episode, self.split, self.tokenizer, None if self.ended else self._counted()
+            episode, self.split, self.tokenizer, None if self.ended else self._count_all()
         )
         if self.tokenizer:
             conn.execute(NAME_TOKENIZER, (self.tokenizer,))
@@ -221,6 +244,7 @@ class LiveEpisode:
             turn.index for turn in episode.turns
         }:  # turns that were rolled back
             drop_turn(conn, episode.id, index)
-        if self.inserted:
-            conn.execute("DELETE FROM live WHERE episode_id=?", (episode.id,))
+        if self.inserted:  # an episode may end a second time, with other rewards
+            for table in ("live", "reward_parts"):
+                conn.execute(f"DELETE FROM {table} WHERE episode_id=?", (episode.id,))
         conn.executemany(PUT_PART, part_values(episode.id, episode.reward_parts))

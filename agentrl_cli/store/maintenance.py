@@ -23,7 +23,7 @@ from agentrl_cli.store.file import batches
 from agentrl_cli.store.filters import compile_filter
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.store.schema import SCHEMA_VERSION
-from agentrl_cli.store.sqlite_errors import mapped
+from agentrl_cli.store.sqlite_errors import map_errors
 from agentrl_cli.types import TOP_K
 
 _SAMPLED = ("logp_sampled", "logp_policy", "entropy", "top_logps")
@@ -55,7 +55,7 @@ KEEP: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a store holds."""
+    """Sizes and counts of a store."""
 
     path: str
     bytes: int
@@ -72,14 +72,14 @@ class Status:
     interrupted: int
     """Those whose process has died."""
     check: str
-    """`ok`, or what SQLite's quick check found; empty if it did not run."""
+    """`ok`, or the findings of SQLite's quick check; empty if it did not run."""
 
 
 def status(path: Path, *, check: bool = False) -> Status:
-    """Sizes and counts of a store. Raises StoreError, NotFound."""
+    """Return the sizes and counts of a store. Raises StoreError, NotFound."""
     conn = connect(path, readonly=True)
     try:
-        with mapped(path):
+        with map_errors(path):
 
             def one(sql: str) -> int:
                 return int(conn.execute(sql).fetchone()[0] or 0)
@@ -92,7 +92,7 @@ def status(path: Path, *, check: bool = False) -> Status:
             page = one("PRAGMA page_size")
             found = _problems(conn) if check else []
             open_episodes = one("SELECT count(*) FROM episodes WHERE outcome IS NULL")
-            interrupted = _interrupted(conn) if open_episodes else 0
+            interrupted = _count_interrupted(conn) if open_episodes else 0
             wal = Path(f"{path}-wal")
             return Status(
                 path=str(path),
@@ -111,7 +111,7 @@ def status(path: Path, *, check: bool = False) -> Status:
         conn.close()
 
 
-def _interrupted(conn: sqlite3.Connection) -> int:
+def _count_interrupted(conn: sqlite3.Connection) -> int:
     """Return how many episodes have not ended though their run's process has; 0 in a store that is too old to tell."""
     if "claim" not in {row[1] for row in conn.execute("PRAGMA table_info(runs)")}:
         return 0
@@ -122,7 +122,7 @@ def _interrupted(conn: sqlite3.Connection) -> int:
 
 
 def _problems(conn: sqlite3.Connection) -> list[str]:
-    """What SQLite's quick check found, and how many rows refer to nothing; `ok` without either."""
+    """Return findings of SQLite's quick check, and how many rows refer to nothing; `ok` without either."""
     found = [str(row[0]) for row in conn.execute("PRAGMA quick_check(5)")]
     lost = Counter((row[0], row[2]) for row in conn.execute("PRAGMA foreign_key_check"))
     missing = [
@@ -148,7 +148,7 @@ def backup(path: Path, target: Path) -> int:
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     conn = connect(path, readonly=True)
     try:
-        with writing(f"the store {target}"), mapped(target):
+        with writing(f"the store {target}"), map_errors(target):
             conn.execute("PRAGMA query_only=OFF")  # the file itself is open for reading only
             conn.execute("VACUUM INTO ?", (str(part),))
             part.replace(target)
@@ -163,7 +163,7 @@ def vacuum(path: Path) -> tuple[int, int]:
     """Give unused space back to the disk. Returns the bytes before and after. Raises StoreError during a write."""
     conn = connect(path, busy_ms=2_000)
     try:
-        with mapped(path):
+        with map_errors(path):
             conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             before = path.stat().st_size
             conn.execute("VACUUM")

@@ -1,4 +1,4 @@
-"""What is added to episodes after they are written: training signals, dispositions, drift, tags and notes."""
+"""Additions to episodes after they are written: training signals, dispositions, drift, tags and notes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, r
 
 
 class Signals(Part):
-    """What training computed per token."""
+    """Numbers that training computed per token."""
 
     def add(self, episode_id: str, signals: TrainSignals) -> None:
         """Queue signals over all tokens of the episode. Raises NotFound, ValueError."""
@@ -80,7 +80,7 @@ class Signals(Part):
             start += n
 
     def get(self, episode_id: str) -> TrainSignals | None:
-        """Signals over all tokens of the episode; None if it was not trained."""
+        """Return signals over all tokens of the episode; None if it was not trained."""
         with decoding(f"The training signals of episode {episode_id}"):
             return self._signals(episode_id)
 
@@ -198,7 +198,7 @@ class Marks(Part):
             self.file.wake()
 
     def drift(self, episode_id: str) -> list[DriftRow]:
-        """Places where a rendering of this episode differed from its ids."""
+        """Return places where a rendering of this episode differed from its ids."""
         sql = "SELECT episode_id, kind, turn, position, expected, got FROM drift WHERE episode_id=? ORDER BY id"
         return [DriftRow(*row) for row in self.file.select(sql, (episode_id,))]
 

@@ -1,4 +1,4 @@
-"""Masking what looks like a secret, for exports: patterns of well-known keys, and values of names like `password`."""
+"""Mask likely secrets, for exports: patterns of well-known keys, and values of names like `password`."""
 
 from __future__ import annotations
 

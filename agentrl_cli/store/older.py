@@ -1,4 +1,4 @@
-"""Reading a store of an older schema as it is: temporary views of the connection hold what the file lacks.
+"""Reading a store of an older schema as it is: temporary views add the tables and columns that it lacks.
 
 A reader never migrates: a process of an older agentrl may be writing the file. The views hide the tables by their
 names, with each missing column as its default, and a missing table as an empty one.
@@ -57,7 +57,7 @@ def drop_views(conn: sqlite3.Connection) -> None:
 def _add_view(
     conn: sqlite3.Connection, fresh: sqlite3.Connection, table: str, pending: set[str]
 ) -> None:
-    """A view for a table that this version has in another form."""
+    """Add a view for a table that this version has in another form."""
     wanted = _select(fresh, f'SELECT name, dflt_value FROM pragma_table_info("{table}")')
     known = {
         row[0] for row in _select(conn, f'SELECT name FROM pragma_table_info("{table}", "main")')

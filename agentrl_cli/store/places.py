@@ -16,7 +16,7 @@ from agentrl_cli.paths import find_project, portable
 from agentrl_cli.store.codec import dumps, loads
 
 
-def stored(home: Path | None, path: str) -> str:
+def to_stored(home: Path | None, path: str) -> str:
     """Return the form of a path in a store with the folder `home`; None is a store in memory."""
     if not path or home is None:
         return path
@@ -28,7 +28,7 @@ def stored(home: Path | None, path: str) -> str:
 
 
 def absolute(home: Path | None, path: str) -> str:
-    """Return the absolute path for a `stored` one; an empty one stays empty."""
+    """Return the absolute path for one of `to_stored`; an empty one stays empty."""
     return str(home / path) if path and home is not None else path
 
 
@@ -86,7 +86,7 @@ PLACES = {
 
 
 def make_relative(conn: sqlite3.Connection) -> None:
-    """The migration of a store with absolute paths."""
+    """Migrate a store with absolute paths."""
     add_functions(conn)
     for (table, column), value in PLACES.items():
         conn.execute(f"UPDATE OR REPLACE {table} SET {column}={value}")
@@ -100,7 +100,7 @@ def _relative(home: Path, before: Path, path: str) -> str:
     if not given.is_absolute():  # to the working folder of that time
         ends = (Path(*given.parts[n:]) for n in range(len(given.parts)))
         return str(next((end for end in ends if (home / end).is_dir()), given))
-    near = stored(home, path)
+    near = to_stored(home, path)
     if near != path or not given.is_relative_to(before):
         return near
     end = given.relative_to(before)

@@ -15,7 +15,7 @@ from agentrl_cli.store.codec import loads
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.filters import compile_filter
-from agentrl_cli.store.sqlite_errors import mapped
+from agentrl_cli.store.sqlite_errors import map_errors
 from agentrl_cli.types import Message
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
@@ -71,7 +71,7 @@ def grep(
     role: str | None = None,
     ignore_case: bool = False,
 ) -> Iterator[Hit]:
-    """Matching lines, the newest episodes first, as they are found. Raises UsageError for a bad pattern or filter."""
+    """Yield matching lines, the newest episodes first. Raises UsageError for a bad pattern or filter."""
     try:
         regex = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
@@ -98,7 +98,7 @@ def _hits(store: StoreFile, sql: str, params: list[Any], regex: re.Pattern[str])
         store.path, readonly=True
     )  # its own connection: the caller uses the store between rows
     try:
-        with mapped(store.path):
+        with map_errors(store.path):
             for episode, turn, role, messages in conn.execute(sql, params):
                 for line in message_lines(loads(messages)):
                     match = regex.search(line)
@@ -116,7 +116,7 @@ def message_lines(messages: list[Message]) -> Iterator[str]:
 
 
 def message_texts(message: Message) -> Iterator[str]:
-    """Thinking, content and calls of a message as texts."""
+    """Yield thinking, content and calls of a message as texts."""
     for name in ("reasoning_content", "content"):
         content = message.get(name)
         if isinstance(content, str):
@@ -133,7 +133,7 @@ def message_texts(message: Message) -> Iterator[str]:
 def run_query(
     path: Path, sql: str, params: Sequence[Any] = (), *, timeout: float | None = None
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Column names, and the rows as they come; the connection closes with the iterator.
+    """Return the column names, and the rows as they come; the connection closes with the iterator.
 
     Raises:
         UsageError: the SQL has an error, wants to write, or took longer than `timeout` seconds.
@@ -146,7 +146,7 @@ def run_query(
         end = time.monotonic() + timeout
         conn.set_progress_handler(lambda: time.monotonic() > end, 100_000)
     try:
-        with mapped(path):
+        with map_errors(path):
             cursor = _run(conn, sql, params)
     except BaseException:
         conn.close()
@@ -166,7 +166,7 @@ def _rows(
     conn: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path
 ) -> Iterator[tuple[Any, ...]]:
     try:
-        with mapped(path):
+        with map_errors(path):
             yield from cursor
     except _ERRORS as error:
         raise _usage(error) from error
@@ -213,10 +213,10 @@ def _authorize(
 
 
 def schema(path: Path) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """(table or view, its name, [(column, type)]) of the whole store, tables first."""
+    """Return (table or view, its name, [(column, type)]) of the whole store, tables first."""
     conn = connect(path, readonly=True)
     try:
-        with mapped(path):
+        with map_errors(path):
             found = conn.execute(
                 "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite%'"
                 " AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY type, rowid"

@@ -1,4 +1,4 @@
-"""What episodes refer to, each stored once: tasks and tokenizers."""
+"""Tasks and tokenizers: episodes refer to them, and each is stored once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tasks(Part):
                     task.id,
                     task.family,
                     task.split,
-                    dumps(_replaced(task.prompt, "data:", partial(_put_image, conn))),
+                    dumps(_replace_images(task.prompt, "data:", partial(_put_image, conn))),
                     dumps(dict(task.data)),
                     None if task.tools is None else dumps(task.tools),
                 )
@@ -54,7 +54,7 @@ class Tasks(Part):
         if row is None:
             return None
         tools = None if row[6] is None else tuple(loads(row[6]))
-        prompt = _replaced(
+        prompt = _replace_images(
             loads(row[4]), HASH, lambda name: data_uri(image_of(self.file, name.removeprefix(HASH)))
         )
         return build(Task, row, prompt=tuple(prompt), data=loads(row[5]), tools=tools)
@@ -70,12 +70,12 @@ def _put_image(conn: sqlite3.Connection, uri: str) -> str:
     return HASH + digest(data)
 
 
-def _replaced(value: Any, start: str, new: Callable[[str], str], key: str = "") -> Any:
+def _replace_images(value: Any, start: str, new: Callable[[str], str], key: str = "") -> Any:
     """Return a copy of messages with other texts for images (and frames of videos) whose text begins with `start`."""
     if isinstance(value, Mapping):
-        return {name: _replaced(item, start, new, name) for name, item in value.items()}
+        return {name: _replace_images(item, start, new, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(item, start, new, key) for item in value]
+        return [_replace_images(item, start, new, key) for item in value]
     return (
         new(value)
         if key in ("image", "video") and isinstance(value, str) and value.startswith(start)

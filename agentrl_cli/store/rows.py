@@ -127,7 +127,7 @@ def episode_state(row: EpisodeRow, run: RunRow | None) -> str:
 
 
 def part_note(part: RewardPart) -> str:
-    """Remarks on a reward part: its detail, and whether the solution could have forged it."""
+    """Return remarks on a reward part: its detail, and whether the solution could have forged it."""
     return " · ".join(
         filter(None, ["FAKEABLE: tests ran beside the solution" * part.fakeable, part.detail])
     )
@@ -201,7 +201,7 @@ class DriftRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlRow:
-    """What a person asked of a running training: pause, resume, checkpoint, evaluate, set, stop."""
+    """A person's request to a running training: pause, resume, checkpoint, evaluate, set, stop."""
 
     id: int
     run_id: str

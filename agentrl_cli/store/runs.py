@@ -14,7 +14,7 @@ from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, ma
 from agentrl_cli.store.episode_sql import NAME_TOKENIZER
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.holder import Holder
-from agentrl_cli.store.places import absolute, new_folder, stored
+from agentrl_cli.store.places import absolute, new_folder, to_stored
 from agentrl_cli.store.rows import CheckpointRow, EvalRow, RunRow, build, columns
 from agentrl_cli.types import new_id
 from agentrl_cli.types.content import HASH
@@ -217,7 +217,7 @@ class Runs(Part):
                     run_id,
                     step,
                     kind,
-                    stored(self.file.home, str(path)),
+                    to_stored(self.file.home, str(path)),
                     dump_metrics(metrics),
                     time.time(),
                 ),
@@ -241,12 +241,12 @@ class Runs(Part):
         with self.file.transaction() as conn:
             conn.execute(
                 "DELETE FROM checkpoints WHERE run_id=? AND path=?",
-                (run_id, stored(self.file.home, str(path))),
+                (run_id, to_stored(self.file.home, str(path))),
             )
 
     def _run_value(self, column: str, value: Any) -> Any:
         if column == "dir":
-            return stored(self.file.home, value)
+            return to_stored(self.file.home, value)
         if column == "tokenizer":
             return value or None
         return dumps(dict(value)) if isinstance(value, Mapping) else value

@@ -222,15 +222,6 @@ CREATE VIEW v_turns AS
     ORDER BY t.episode_id, t.idx, c.idx;
 """
 
-_LIGHTNING = """
-CREATE TABLE lightning (
-    kind TEXT NOT NULL, id TEXT NOT NULL, rollout_id TEXT NOT NULL, status TEXT NOT NULL, n INTEGER NOT NULL,
-    data TEXT NOT NULL, PRIMARY KEY (kind, id)
-) STRICT;
-CREATE INDEX lightning_rollout ON lightning (kind, rollout_id);
-CREATE INDEX lightning_status ON lightning (kind, status, n);
-"""
-
 _WORKERS = """
 CREATE TABLE workers (
     run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, number INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -243,14 +234,6 @@ CREATE TABLE workers (
 _TEACHER = """
 ALTER TABLE turn_tokens ADD COLUMN logp_teacher BLOB;
 ALTER TABLE turn_tokens ADD COLUMN reward_advantage BLOB;
-"""
-
-_PROMPTS = """
-CREATE TABLE prompts (
-    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, id TEXT NOT NULL,
-    parent_id TEXT, origin TEXT NOT NULL, parts TEXT NOT NULL, scores TEXT NOT NULL, at REAL NOT NULL,
-    UNIQUE (run_id, id)
-) STRICT;
 """
 
 _TURN_IMAGES = """
@@ -269,16 +252,19 @@ MIGRATIONS: tuple[Migration, ...] = (
     ("m009_relative_paths", make_relative),
     ("m010_ungraded", _UNGRADED),
     ("m011_turn_parent", _TURN_PARENT),
-    ("m012_lightning", _LIGHTNING),
+    ("m012_of_a_plugin", ""),
     ("m013_workers", _WORKERS),
     ("m014_tool_value", "ALTER TABLE tool_calls ADD COLUMN result_value TEXT;\n"),
     ("m015_teacher", _TEACHER),
-    ("m016_prompts", _PROMPTS),
+    ("m016_of_a_plugin", ""),
     ("m017_support", "ALTER TABLE turn_tokens ADD COLUMN support BLOB;\n"),
     ("m018_turn_images", _TURN_IMAGES),
     ("m019_foreign_keys", add_foreign_keys),
 )
-"""(name, statements separated by `;` at a line's end, or a function of the connection), oldest first."""
+"""(name, statements separated by `;` at a line's end, or a function of the connection), oldest first.
+
+Two are empty: they made tables that plugins bring now (plugin_tables.py). A store that has these keeps them.
+"""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 

@@ -71,7 +71,7 @@ class Scores(Part):
         return free
 
     def sets(self, run_id: str | None) -> list[tuple[str, float, dict[str, Any], int]]:
-        """(name, time, `spec`, number of episodes) of a run's score sets, oldest first."""
+        """Return (name, time, `spec`, number of episodes) of a run's score sets, oldest first."""
         sql = (
             "SELECT t.name, t.at, t.spec, count(s.episode_id) FROM score_sets t LEFT JOIN scores s ON s.set_id=t.id"
             " WHERE t.run_id IS ? GROUP BY t.id ORDER BY t.id"

@@ -27,7 +27,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def mapped(path: Path | str) -> Iterator[None]:
+def map_errors(path: Path | str) -> Iterator[None]:
     """Turn SQLite's errors about the file into a StoreError with a hint; errors in our SQL pass unchanged."""
     try:
         yield
@@ -48,7 +48,7 @@ def explain(error: sqlite3.DatabaseError, path: Path | str) -> StoreError | None
             hint="Free some space (`agentrl db prune` drops old token arrays); what was written before is safe.",
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return _locked(Path(path))
+        return _explain_lock(Path(path))
     if code == sqlite3.SQLITE_NOTADB:
         return StoreError(
             f"{path} is not an agentrl store: it is not a SQLite file.",
@@ -103,7 +103,7 @@ def lacks_locks(path: Path | str) -> bool:
     return False
 
 
-def _locked(path: Path) -> StoreError:
+def _explain_lock(path: Path) -> StoreError:
     if lacks_locks(path):
         return StoreError(
             f"The file system of the store {path} has no file locks.",

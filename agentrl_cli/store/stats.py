@@ -16,7 +16,7 @@ class Stats(Part):
     """Counts and means of episodes by group, task, tag and tool."""
 
     def group(self, group_id: str, run_id: str | None) -> tuple[int, float, float]:
-        """Number of graded episodes of a group, mean and standard deviation of their rewards (NaN without any)."""
+        """Return the number of a group's graded episodes, mean and deviation of their rewards (NaN without any)."""
         rows = self.file.select(
             "SELECT reward FROM episodes WHERE group_id=? AND run_id IS ? AND reward IS NOT NULL",
             (group_id, run_id),
@@ -29,7 +29,7 @@ class Stats(Part):
     def groups(
         self, run_id: str, step: int, kind: str = "train"
     ) -> list[tuple[str, str, str, int]]:
-        """(group, pack, task, episodes that ended by themselves) of a run's groups after a step, in order of name."""
+        """Return (group, pack, task, episodes that ended by themselves) of a run's groups after a step, by name."""
         sql = (
             "SELECT group_id, pack, task_id, count(*) FROM episodes WHERE run_id=? AND step>? AND kind=?"
             " AND outcome<>? AND fact<>? AND group_id IS NOT NULL GROUP BY group_id ORDER BY group_id"
@@ -37,7 +37,7 @@ class Stats(Part):
         return self.file.select(sql, (run_id, step, kind, Outcome.CANCELLED, Fact.SKIPPED_CHANGED))
 
     def task_results(self, run_id: str, until: int) -> list[tuple[str, str, int, int, int]]:
-        """(pack, task, step, solved, graded) of a training's steps up to `until`, oldest first; errors are left out."""
+        """Return (pack, task, step, solved, graded) of a training's steps up to `until`; errors are left out."""
         errors = [outcome.value for outcome in Outcome if outcome.is_error]
         return self.file.select(
             "SELECT pack, task_id, step, sum(outcome='solved'), count(*) FROM episodes WHERE run_id=? AND kind='train'"
@@ -47,7 +47,7 @@ class Stats(Part):
         )
 
     def tasks(self, run: str | None = None) -> list[list[Any]]:
-        """[task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes.
+        """Return [task, pack, family, split, episodes, mean reward, share solved] of every task that has episodes.
 
         The last two are over graded episodes, None without any.
         """
@@ -60,13 +60,13 @@ class Stats(Part):
         return [list(row) for row in rows]
 
     def episodes(self, run: str | None = None) -> dict[str, int]:
-        """run id → number of episodes, from an index alone; only of `run` if given."""
+        """Return run id → number of episodes, from an index alone; only of `run` if given."""
         where = "run_id IS NOT NULL" if run is None else "run_id=?"
         sql = f"SELECT run_id, count(*) FROM episodes WHERE {where} GROUP BY run_id"
         return dict(self.file.select(sql, () if run is None else (run,)))
 
     def tags(self, run: str | None = None) -> dict[str, int]:
-        """tag → number of episodes with it."""
+        """Return tag → number of episodes with it."""
         sql = (
             "SELECT tag, count(*) FROM tags t JOIN episodes e ON e.id=t.episode_id"
             " WHERE ?1 IS NULL OR e.run_id=?1 GROUP BY tag ORDER BY tag"
@@ -74,9 +74,10 @@ class Stats(Part):
         return dict(self.file.select(sql, (run,)))
 
     def tools(self, run: str | None = None, since: int = 0) -> list[list[Any]]:
-        """[tool, calls, malformed, failed, mean seconds, slowest, kinds of error] from step `since` on, busiest first.
+        """Return [tool, calls, malformed, failed, mean seconds, slowest, kinds of error] from step `since`.
 
-        A malformed call never ran; a failed one did, or was refused. A call without a readable name is `(unreadable)`.
+        The busiest come first. A malformed call never ran; a failed one did, or was refused. One without a readable
+        name is `(unreadable)`.
         """
         rows = self.file.select(
             "SELECT CASE WHEN c.name='' THEN '(unreadable)' ELSE c.name END, count(*), sum(c.call_error IS NOT NULL),"

@@ -25,7 +25,7 @@ _SET_STATE = "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_i
 
 
 class WriteBuffer:
-    """What a store has accepted and not written. The store's lock guards it."""
+    """Writes that a store has accepted and not made. The store's lock guards it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
@@ -48,8 +48,9 @@ class WriteBuffer:
 
     @contextmanager
     def transaction(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Yield a transaction that writes what waits first, and last the states set inside. If it fails, all waits
-        again.
+        """Yield a transaction that makes the waiting writes first, and last those of states set inside.
+
+        If it fails, all wait again.
         """
         kept = self.queue, dict(self.episodes), self.states
         conn.execute("BEGIN IMMEDIATE")
@@ -89,7 +90,7 @@ class WriteBuffer:
         episodes: Mapping[str, LiveEpisode],
         states: Mapping[str, Params],
     ) -> list[LiveEpisode]:
-        """Write all of that; return the episodes written. A bad row does not hold back the others."""
+        """Write these; return the episodes written. A bad row does not hold back the others."""
         for sql, params in queue:
             self._try(conn.execute, sql, params)
         written = [one for one in episodes.values() if one.is_waiting]

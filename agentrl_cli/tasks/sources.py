@@ -31,7 +31,7 @@ from agentrl_cli.errors import (
     EnvironmentProblem,
     MissingDependency,
     NotFound,
-    raised,
+    describe_error,
 )
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks.forms import all_forms
@@ -305,7 +305,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
     except AgentRLError:
         raise
     except Exception as error:
-        raise EnvError(f"{source.name} raised {raised(error)}") from error
+        raise EnvError(f"{source.name} raised {describe_error(error)}") from error
 
 
 def _generate(source: Source) -> Iterator[Numbered]:
@@ -315,7 +315,7 @@ def _generate(source: Source) -> Iterator[Numbered]:
     try:
         yield from itertools.islice(_checked(made), int(source.options["count"]))
     except Exception as error:
-        raise EnvError(f"{source.name} raised {raised(error)}") from error
+        raise EnvError(f"{source.name} raised {describe_error(error)}") from error
 
 
 READERS = {"path": _path, "hub": _hub, "dataset": _dataset, "generate": _generate}

@@ -25,7 +25,7 @@ from agentrl_cli.chat.media import NAMES, image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import call, contained
+from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
@@ -163,7 +163,7 @@ class Tool:
             mark = USED.set(levels)
             try:
                 async with OwnTime(limit) as deadline:
-                    with contained(f"The tool {self.name}"):
+                    with contain(f"The tool {self.name}"):
                         result = await self.execute(state, arguments)
             except AgentRLError:
                 raise

@@ -74,7 +74,7 @@ class Controls:
             c.action == "stop" and c.data.get("now")
             for c in self.store.controls.waiting(self.run_id)
         ):
-            self.lost = self.store.claims.lost(self.run_id)
+            self.lost = self.store.claims.why_lost(self.run_id)
             if self.lost or self.fault():
                 task.cancel()
                 return
@@ -86,7 +86,7 @@ class Controls:
 
     def require_claim(self) -> None:
         """Raise RunFailed if another process took the run over, before anything is written to it."""
-        self.lost = self.store.claims.lost(self.run_id)
+        self.lost = self.store.claims.why_lost(self.run_id)
         if self.lost:
             raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
 

@@ -205,7 +205,7 @@ class Collector:
         wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
         found: dict[tuple[str | None, int], Episode] = {}
         others: dict[str, list[str]] = {}
-        for episode_id in self.store.episodes.finished(self.run.id, step + 1).values():
+        for episode_id in self.store.episodes.find_finished(self.run.id, step + 1).values():
             episode = self.store.episodes.get(episode_id)
             place = (episode.group_id, episode.sample)
             if place in wanted and wanted[place] != (episode.task_id, episode.seed):

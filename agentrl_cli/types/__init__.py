@@ -1,7 +1,7 @@
 """The nouns that everything passes around: small frozen dataclasses and enums.
 
 Not here: behaviour. Lengths, returns and finished-ness are derived, never stored twice. An episode is an
-append-only list of token ids; what a model sampled is stored with its log-probability and never decoded and
+append-only list of token ids; sampled ids are stored with their log-probabilities and never decoded and
 encoded again. Every token carries its origin, and the loss mask follows from the origin. Where an agent changed its
 history, the turns branch; what that means for tokens and masks is in branches.py.
 Nothing in this module imports torch; arrays are numpy.
@@ -68,7 +68,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it. `error` describes what is wrong with a malformed one."""
+    """One call as the model wrote it. `error` describes the fault of a malformed one."""
 
     id: str
     name: str
@@ -80,7 +80,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool answered. A tool that fails is an observation, not an ending."""
+    """The answer of a tool. A tool that fails is an observation, not an ending."""
 
     text: str
     error: str | None = None
@@ -109,7 +109,7 @@ class Turn:
     """One block of the conversation: the system and user messages of the prompt, an assistant turn, tool results.
 
     `start` and `end` are the span of its tokens in the episode. The turns of an episode form a tree: where the history
-    of a request differs from what was recorded, its new turns continue an earlier one.
+    of a request differs from the recorded one, its new turns continue an earlier one.
     """
 
     index: int
@@ -203,7 +203,7 @@ class Episode:
     reward_parts: tuple[RewardPart, ...] = ()
     outcome: Outcome | None = None
     error: str = ""
-    """What happened, if the outcome is an error."""
+    """The error, if the outcome is one."""
     flags: tuple[str, ...] = ()
     fact: str = ""  # a `Fact` value once a training step decided; empty before
     advantage: float | None = None

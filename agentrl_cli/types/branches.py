@@ -1,7 +1,7 @@
 """Trees of turns: root-to-leaf paths, and the token sequence and training mask of each.
 
 Turns are known here by their index in the episode and by their spans of tokens. `Episode` has the properties that
-people use; this module holds what they compute.
+people use; their computations are here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One path of an episode's turns from a root to a leaf: exactly what the model saw when it wrote the leaf."""
+    """One path of an episode's turns from a root to a leaf: the tokens that the model saw when it wrote the leaf."""
 
     turns: tuple[int, ...]
     """Indices of its turns, root first."""
@@ -33,9 +33,9 @@ class Branch:
 
 
 def parents_of(given: Sequence[int | None]) -> tuple[int, ...]:
-    """Parent of each turn from `Turn.parent`; −1 for a root.
+    """Return the parent of each turn from `Turn.parent`; −1 for a root.
 
-    What cannot be a parent, as in a half-written run, counts as none: `Turn.parent` must be smaller than the index.
+    An impossible parent, as in a half-written run, counts as none: `Turn.parent` must be smaller than the index.
     """
     return tuple(
         index - 1 if parent is None else parent if 0 <= parent < index else -1
@@ -49,7 +49,7 @@ def is_chain(given: Sequence[int | None]) -> bool:
 
 
 def path_to(parents: Sequence[int], index: int) -> tuple[int, ...]:
-    """Indices from the root to a turn, itself included."""
+    """Return the indices from the root to a turn, itself included."""
     path = []
     while index >= 0:
         path.append(index)
@@ -82,7 +82,7 @@ def tree_branches(
 def split_trained(
     branches: Sequence[Branch], sampled: Bool, values: NDArray[Any]
 ) -> list[NDArray[Any]]:
-    """Values of an episode's sampled tokens, in token order, as one array per branch over its trained tokens."""
+    """Return values of an episode's sampled tokens, in token order, as an array per branch over its trained tokens."""
     whole = np.empty(len(sampled), values.dtype)
     whole[sampled] = values
     return [whole[branch.positions[branch.trained]] for branch in branches]
@@ -91,7 +91,7 @@ def split_trained(
 def join_trained(
     branches: Sequence[Branch], sampled: Bool, parts: Sequence[NDArray[Any]]
 ) -> NDArray[Any]:
-    """Values of an episode's sampled tokens in token order, from arrays over each branch's trained tokens."""
+    """Return values of an episode's sampled tokens in token order, from arrays over each branch's trained tokens."""
     whole = np.zeros(len(sampled), parts[0].dtype if parts else np.float32)
     for branch, values in zip(branches, parts, strict=True):
         whole[branch.positions[branch.trained]] = values

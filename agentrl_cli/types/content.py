@@ -82,7 +82,7 @@ def _texts(content: list[Any]) -> Iterator[str]:
 
 
 def media_type(data: bytes) -> str:
-    """What kind of image the bytes are, by their first bytes; PNG if unknown."""
+    """Return an image's media type by its first bytes; PNG if unknown."""
     starts = {
         b"\xff\xd8\xff": "image/jpeg",
         b"GIF8": "image/gif",

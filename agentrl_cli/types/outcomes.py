@@ -1,4 +1,4 @@
-"""How an episode ends, and what a training step did with it."""
+"""How an episode ends, and its fate in a training step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     UNGRADED = "ungraded"
     """The primary reward is None: it does not apply, and the episode has no grade."""
     DRIFT = "drift"
-    """What was appended is not what the template writes, and such turns are not trained."""
+    """The appended turns are not as the template writes them, and are not trained."""
     CANCELLED = "cancelled"
 
     @property
@@ -54,7 +54,7 @@ _MASKED = frozenset({*FAULTS, Outcome.CANCELLED, Outcome.DRIFT, Outcome.UNGRADED
 
 
 class Fact(StrEnum):
-    """What a training step did with an episode (`episodes.fact`)."""
+    """The fate of an episode in a training step (`episodes.fact`)."""
 
     TRAINED = "trained"
     SKIPPED_ZERO_VARIANCE = "skipped:zero_variance"

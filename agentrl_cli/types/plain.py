@@ -1,4 +1,4 @@
-"""Texts and JSON that others wrote: what cannot be worked with here is a ValueError with a sentence."""
+"""Texts and JSON that others wrote: those that cannot be used raise a ValueError with a sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_plain(value: Any) -> None:
         for item in level:
             if isinstance(item, str) and not is_text(item):
                 raise ValueError(
-                    f"the text {shown(item)} has a lone surrogate, which is not a character"
+                    f"the text {quote_text(item)} has a lone surrogate, which is not a character"
                 )
             if isinstance(item, dict):
                 inner += item.keys()
@@ -51,7 +51,7 @@ def is_text(text: str) -> bool:
     return text.isascii() or _SURROGATE.search(text) is None
 
 
-def shown(text: str, length: int = 40) -> str:
+def quote_text(text: str, length: int = 40) -> str:
     """Return a text for a message: quoted, with escapes for what cannot be printed, and cut."""
     return ascii(text if len(text) <= length else text[:length] + "…")
 

@@ -1,4 +1,4 @@
-"""What training adds to the tokens of an episode."""
+"""Numbers that training adds to the tokens of an episode."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class TrainSignals:
     logp_teacher: Float32 | None = None
     """log-prob under the teacher of a distillation."""
     reward_advantage: Float32 | None = None
-    """What the reward alone would give, beside a teacher's advantage; unweighted."""
+    """The advantage by the reward alone, beside a teacher's advantage; unweighted."""
 
     @property
     def push(self) -> Float32:
-        """[n] float32: weight × (1 − p), NaN where untrained; what a step moves the sampled token's own logit by.
+        """[n] float32: weight × (1 − p), NaN where untrained; by this much a step moves the sampled token's own logit.
 
         The gradient of log softmax for the sampled token's logit is 1 − p, so a token that was certain is hardly moved
         whatever its advantage. p is the probability before the first optimizer step.

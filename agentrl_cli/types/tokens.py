@@ -1,4 +1,4 @@
-"""Token ids with their origins and log-probabilities: what a policy sampled, and parallel arrays over a span."""
+"""Token ids with their origins and log-probabilities: one generation, and parallel arrays over a span."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a policy sampled for one turn of one episode. All arrays have length n, top ones [n, TOP_K]."""
+    """The tokens that a policy sampled for one turn of one episode. All arrays have length n, top ones [n, TOP_K]."""
 
     ids: Int32
     logp_sampled: Float32
@@ -107,11 +107,11 @@ class Tokens:
 
     @classmethod
     def empty(cls) -> Tokens:
-        return cls.given([], [])
+        return cls.from_ids([], [])
 
     @classmethod
-    def given(cls, ids: Sequence[int] | Int32, origin: Sequence[int] | Int8) -> Tokens:
-        """Tokens that were not sampled (template, system, user, tool)."""
+    def from_ids(cls, ids: Sequence[int] | Int32, origin: Sequence[int] | Int8) -> Tokens:
+        """Return tokens that were not sampled (template, system, user, tool)."""
         n = len(ids)
         nan = np.full(n, np.nan, np.float32)
         return cls(
@@ -125,7 +125,7 @@ class Tokens:
         )
 
     @classmethod
-    def sampled(cls, generation: Generation) -> Tokens:
+    def from_generation(cls, generation: Generation) -> Tokens:
         """Return the tokens of a generation: of origin MODEL, except the forced ones."""
         origin = np.full(len(generation.ids), Origin.MODEL, np.int8)
         if generation.forced is not None:

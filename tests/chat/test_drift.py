@@ -37,14 +37,14 @@ def chat() -> Chat:
 def episode(chat: Chat, replies: list[list[int]], results: list[str]) -> Episode:
     """An episode as the rollout builds it, from sampled ids."""
     prompt = chat.prompt(PROMPT, TOOLS)
-    parts = [Tokens.given(prompt.ids, prompt.origin)]
+    parts = [Tokens.from_ids(prompt.ids, prompt.origin)]
     turns = [Turn(0, "user", tuple(PROMPT), 0, len(prompt))]
     messages = list(PROMPT)
     place = len(prompt)
 
     def add(role: str, said: list[Message], ids: list[int], origin: list[int]) -> None:
         nonlocal place
-        parts.append(Tokens.given(ids, origin))
+        parts.append(Tokens.from_ids(ids, origin))
         turns.append(Turn(len(turns), role, tuple(said), place, place + len(ids)))
         place += len(ids)
         messages.extend(said)
@@ -66,7 +66,7 @@ def episode(chat: Chat, replies: list[list[int]], results: list[str]) -> Episode
 def without(subject: Episode, start: int, end: int) -> Episode:
     """The episode with some tokens lost; turns keep their spans as far as they can."""
     keep = [i for i in range(len(subject.tokens)) if not start <= i < end]
-    tokens = Tokens.given(subject.tokens.ids[keep], subject.tokens.origin[keep])
+    tokens = Tokens.from_ids(subject.tokens.ids[keep], subject.tokens.origin[keep])
     return subject.with_(tokens=tokens)
 
 
@@ -163,7 +163,7 @@ def test_a_context_may_have_tools_of_its_own(chat: Chat) -> None:
         "b",
         "t",
         turns=(Turn(0, "user", tuple(PROMPT), 0, len(prompt)),),
-        tokens=Tokens.given(prompt.ids, prompt.origin),
+        tokens=Tokens.from_ids(prompt.ids, prompt.origin),
     )
     tree = grafted(one, bare, 0, parent=ROOT)
     assert [drift.kind for drift in check_episode(tree, chat, TOOLS)] == ["structural"]

@@ -62,13 +62,13 @@ def episode_of(n: int) -> Episode:
     answer = np.frombuffer(b"it is", np.uint8).astype(np.int32)
     half = np.full(5, -0.5, np.float32)
     top = np.zeros((5, 5), np.int32)
-    said = Tokens.sampled(
+    said = Tokens.from_generation(
         Generation(answer, half, half, half, top, top.astype(np.float32), StopReason.STOP, "step-0")
     )
     parts = [
-        Tokens.given(list(b"12*4,5?"), [Origin.USER] * 7),
+        Tokens.from_ids(list(b"12*4,5?"), [Origin.USER] * 7),
         said,
-        Tokens.given([33], [Origin.TOOL]),
+        Tokens.from_ids([33], [Origin.TOOL]),
         said,
     ]
     calls = (ToolCall("c", "calculator", {"expr": "12*4,5"}, "{}"),)

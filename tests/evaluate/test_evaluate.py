@@ -504,7 +504,7 @@ async def test_a_trainer_evaluates_its_live_policy(packs: dict[str, Pack], tmp_p
             (20, "step-20"),
         ]
         assert (
-            store.episodes.finished(run.id, 10) == {}
+            store.episodes.find_finished(run.id, 10) == {}
         )  # nothing that a resume would take for episodes of training
     bare = await evaluate_policy(
         Rollout(Scripted(right()).policy, CHAT, packs, quiet()), tasks, 1, 0, run_id=None, step=None

@@ -9,8 +9,10 @@ import pytest
 
 from agentrl_cli.commands import commands
 from agentrl_cli.registry import load_file
+from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
 from agentrl_cli.store.file import Part
+from agentrl_cli.store.plugin_tables import PluginPart
 from agentrl_cli.store.queries import schema
 from docs.store_columns import described
 
@@ -26,7 +28,9 @@ def test_generated_pages_are_current(name: str) -> None:
 
 
 def test_every_table_and_column_is_described(tmp_path: Path) -> None:
-    Store.open(tmp_path / "a.db").close()
+    with Store.open(tmp_path / "a.db") as store:
+        for table in offers("tables"):
+            type(table, (PluginPart,), {"table": table})(store)
     tables = {
         name: [column for column, _ in columns] for _, name, columns in schema(tmp_path / "a.db")
     }

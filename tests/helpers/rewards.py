@@ -44,7 +44,7 @@ def episode() -> Episode:
         ),
         Turn(3, "assistant", ({"role": "assistant", "content": "It is 5."},), 5, 7),
     )
-    return Episode("e", "p/1", turns=turns, tokens=Tokens.given(range(7), origin), step=4)
+    return Episode("e", "p/1", turns=turns, tokens=Tokens.from_ids(range(7), origin), step=4)
 
 
 def context(**changes: Any) -> RewardContext:

@@ -105,7 +105,7 @@ def episode(
                 parent=one.parent,
             )
         )
-        tokens = Tokens.given(list(one.ids), [ORIGINS[one.role]] * len(one.ids))
+        tokens = Tokens.from_ids(list(one.ids), [ORIGINS[one.role]] * len(one.ids))
         if sampled:
             known = np.full(len(one.ids), logp, np.float32)
             tokens = replace(tokens, logp_sampled=known, logp_policy=known.copy(), entropy=-known)

@@ -103,7 +103,7 @@ class Writer:
         kinds = [0] * len(before) + [int(origin)] * len(body) + [0] * len(after)
         message = {"role": role, "content": text}
         turn = Turn(len(self.turns), role, (message,), 0, 0, results=tuple(results), seconds=0.01)
-        self._add(turn, Tokens.given(before + body + after, np.asarray(kinds, np.int8)))
+        self._add(turn, Tokens.from_ids(before + body + after, np.asarray(kinds, np.int8)))
 
     def assistant(self, text: str, calls: Sequence[ToolCall] = (), *, stop: bool = True) -> None:
         """A sampled turn with invented log-probabilities."""

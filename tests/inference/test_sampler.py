@@ -168,7 +168,7 @@ async def test_a_policy_samples_as_configured() -> None:
         False,
         False,
     ]
-    assert Tokens.sampled(said).origin.tolist() == [Origin.FORCED] * 2 + [Origin.MODEL] * 4
+    assert Tokens.from_generation(said).origin.tolist() == [Origin.FORCED] * 2 + [Origin.MODEL] * 4
     given = torch.tensor([ids])
     out = model.generate(
         given,

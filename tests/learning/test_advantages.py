@@ -462,7 +462,7 @@ def test_discounted_by_hand() -> None:
 def sampled(n: int) -> Tokens:
     f = np.zeros(n, np.float32)
     top = np.zeros((n, 5))
-    return Tokens.sampled(
+    return Tokens.from_generation(
         Generation(np.arange(n, dtype=np.int32), f, f, f, top.astype(np.int32), top.astype(np.float32),
                    StopReason.STOP, "v")
     )  # fmt: skip
@@ -471,7 +471,7 @@ def sampled(n: int) -> Tokens:
 def test_input_read_off_episodes() -> None:
     def episode(group: str, answer: float, tool: float | None) -> Episode:
         tokens = Tokens.concat([
-            Tokens.given([1, 2], [Origin.USER] * 2), sampled(3), Tokens.given([7], [Origin.TOOL]), sampled(2)
+            Tokens.from_ids([1, 2], [Origin.USER] * 2), sampled(3), Tokens.from_ids([7], [Origin.TOOL]), sampled(2)
         ])  # fmt: skip
         result = ToolResult("ok", reward=tool)
         return Episode(

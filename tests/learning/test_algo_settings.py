@@ -335,7 +335,9 @@ def test_what_counts_as_a_group_with_signal() -> None:
     """Dynamic sampling asks the estimator: equal rewards teach most of them nothing, but not all."""
 
     def attempt(sample: int, parts: dict[str, float], turn: float | None = None) -> Episode:
-        tokens = Tokens.given([1, 2, 3], [int(Origin.USER), int(Origin.MODEL), int(Origin.MODEL)])
+        tokens = Tokens.from_ids(
+            [1, 2, 3], [int(Origin.USER), int(Origin.MODEL), int(Origin.MODEL)]
+        )
         answered = Turn(2, "tool", (), 3, 3, results=(ToolResult("ok", reward=turn),))
         turns = (Turn(0, "user", (), 0, 1), Turn(1, "assistant", (), 1, 3), answered)
         given = tuple(RewardPart(name, value, primary=name == "a") for name, value in parts.items())

@@ -20,7 +20,7 @@ def sampled(*ids: int) -> Tokens:
     n = len(ids)
     logp = -np.arange(1, n + 1, dtype=np.float32)
     top = np.zeros((n, 5))
-    return Tokens.sampled(
+    return Tokens.from_generation(
         Generation(
             np.array(ids, np.int32),
             logp,
@@ -35,7 +35,7 @@ def sampled(*ids: int) -> Tokens:
 
 
 def given(origin: Origin, *ids: int) -> Tokens:
-    return Tokens.given(ids, [origin] * len(ids))
+    return Tokens.from_ids(ids, [origin] * len(ids))
 
 
 def episodes() -> list[Episode]:

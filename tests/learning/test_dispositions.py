@@ -11,8 +11,8 @@ import pytest
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.types import Episode, Fact, Origin, Outcome, RewardPart, Tokens
 
-SAMPLED = Tokens.given([1, 2, 3], [Origin.USER, Origin.MODEL, Origin.MODEL])
-GIVEN = Tokens.given([1, 2], [Origin.USER, Origin.TEMPLATE])
+SAMPLED = Tokens.from_ids([1, 2, 3], [Origin.USER, Origin.MODEL, Origin.MODEL])
+GIVEN = Tokens.from_ids([1, 2], [Origin.USER, Origin.TEMPLATE])
 
 
 def episode(

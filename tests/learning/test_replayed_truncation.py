@@ -57,12 +57,12 @@ async def test_what_was_sampled_is_what_is_trained(start: Any) -> None:
         generation = await policy.generate("a", prompt, sampling)
     finally:
         await policy.close()
-    given = Tokens.given(prompt, np.full(len(prompt), Origin.USER, np.int8))
-    tokens = Tokens.concat([given, Tokens.sampled(generation)])
+    given = Tokens.from_ids(prompt, np.full(len(prompt), Origin.USER, np.int8))
+    tokens = Tokens.concat([given, Tokens.from_generation(generation)])
     assert tokens.support is not None and all(ids is None for ids in tokens.support[: len(prompt)])
     sizes = [len(ids) for ids in tokens.support[len(prompt) :]]
     assert min(sizes) > 0 and max(sizes) < 261
-    read = tokens_of([token_columns(given), token_columns(Tokens.sampled(generation))])
+    read = tokens_of([token_columns(given), token_columns(Tokens.from_generation(generation))])
     assert read.support is not None
     for kept, was in zip(read.support, tokens.support, strict=True):
         np.testing.assert_equal(kept, was)

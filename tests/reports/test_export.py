@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "a.db") as opened:
         opened.runs.add(RunRow(id="r1", name="grpo"))
         for n, text in enumerate(["What is 12 * 4,5?\nThink.", f"my key is {SECRET}"]):
-            tokens = Tokens.given([n, 2, 3], [Origin.USER] * 3)
+            tokens = Tokens.from_ids([n, 2, 3], [Origin.USER] * 3)
             calls = (ToolCall("c", "calculator", {"expr": "12 * 4,5"}, "{}"),)
             called = {
                 "role": "assistant",

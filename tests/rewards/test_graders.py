@@ -25,7 +25,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.envs.tool_env import Env, Step
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks import Hook, HookList
-from agentrl_cli.hooks.threads import THREADS, contained, in_thread
+from agentrl_cli.hooks.threads import THREADS, contain, in_thread
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rewards import Reward, RewardContext, score
 from agentrl_cli.rollout import Job, Rollout
@@ -188,11 +188,11 @@ def test_a_ctrl_c_of_the_user_is_not_the_code_s_own() -> None:
     try:
         for one in (signal.default_int_handler, handler):
             signal.signal(signal.SIGINT, one)
-            with pytest.raises(KeyboardInterrupt), contained("The code"):
+            with pytest.raises(KeyboardInterrupt), contain("The code"):
                 signal.raise_signal(signal.SIGINT)
         with (
             pytest.raises(EnvError, match="The code raised KeyboardInterrupt"),
-            contained("The code"),
+            contain("The code"),
         ):
             raise KeyboardInterrupt
     finally:

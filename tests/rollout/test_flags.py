@@ -27,7 +27,7 @@ def sampled(ids: list[int]) -> Tokens:
     n = len(ids)
     column = np.full(n, -0.5, np.float32)
     top = np.zeros((n, 5), np.int32)
-    return Tokens.sampled(
+    return Tokens.from_generation(
         Generation(
             np.array(ids, np.int32),
             column,
@@ -63,7 +63,7 @@ def episode(
         end = stop
         if results:
             turns.append(Turn(len(turns), "tool", (), end, end + 2, results=tuple(results)))
-            spans.append(Tokens.given([4, 5], [Origin.TOOL] * 2))
+            spans.append(Tokens.from_ids([4, 5], [Origin.TOOL] * 2))
             end += 2
     return Episode(
         "e", "t", turns=tuple(turns), tokens=Tokens.concat(spans), outcome=Outcome.FAILED
@@ -173,6 +173,6 @@ def test_mask_bugs() -> None:
         "1 tokens of a tool turn count as sampled",
         1,
     )
-    bare = Tokens.given([1, 2, 3], [Origin.MODEL] * 3)
+    bare = Tokens.from_ids([1, 2, 3], [Origin.MODEL] * 3)
     turn = Turn(0, "assistant", (), 0, 3, calls=(call(),))
     assert flag_names(Episode("e", "t", turns=(turn,), tokens=bare)) == ("MASK",)

@@ -525,10 +525,10 @@ async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path)
         job = job_of(pack, run_id=run.id, step=1, kind="train")
         with pytest.raises(StoreError, match="full"):
             await rollout.run([job])
-        assert store.episodes.finished(run.id, 1) == {}
+        assert store.episodes.find_finished(run.id, 1) == {}
         full.broken = False
         (again,) = await rollout.run([job])
-        assert list(store.episodes.finished(run.id, 1).values()) == [again.id]
+        assert list(store.episodes.find_finished(run.id, 1).values()) == [again.id]
         assert len(store.episodes.ids()) == 1  # the unfinished one was replaced
 
 

@@ -98,7 +98,7 @@ def test_a_claim_is_taken_from_the_dead_alone(
             assert store.runs.get(run.id).state == ("interrupted" if free else "running")
             if free:
                 store.claims.take(run.id, "train")
-                assert store.runs.get(run.id).holder == Holder.of() and not store.claims.lost(
+                assert store.runs.get(run.id).holder == Holder.of() and not store.claims.why_lost(
                     run.id
                 )
             else:
@@ -108,7 +108,7 @@ def test_a_claim_is_taken_from_the_dead_alone(
                 ):
                     store.claims.take(run.id, "eval")
                 assert store.runs.get(run.id).holder == holder
-                assert f"taken over by agentrl train (process {other.pid}" in store.claims.lost(
+                assert f"taken over by agentrl train (process {other.pid}" in store.claims.why_lost(
                     run.id
                 )
 
@@ -157,7 +157,7 @@ def test_a_claim_beats_and_is_given_back(tmp_path: Path) -> None:
         after = store.runs.get(run.id)
         assert (after.held, after.claim, after.status) == (False, "", "stopped")
         store.runs.delete(run.id)
-        assert "deleted" in store.claims.lost(run.id)
+        assert "deleted" in store.claims.why_lost(run.id)
     assert boot() and me.pid_started
 
 

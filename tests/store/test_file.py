@@ -38,7 +38,7 @@ def raw(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def episode_of(n: int, run_id: str | None = None) -> tuple[Episode, Tokens]:
-    tokens = Tokens.given(range(200), [Origin.USER] * 200)
+    tokens = Tokens.from_ids(range(200), [Origin.USER] * 200)
     turn = Turn(0, "user", ({"role": "user", "content": f"episode {n}"},), 0, 200)
     parts = (RewardPart("r", float(n)),)
     return Episode(
@@ -70,8 +70,7 @@ def test_a_new_store_is_wal_strict_and_named(path: Path) -> None:
             "runs steps tasks groups episodes turns tool_calls"
             " reward_parts turn_tokens evals checkpoints live logs"
         )
-        wanted += " events alerts controls drift tokenizers attachments tags notes score_sets scores workers lightning"
-        wanted += " prompts"
+        wanted += " events alerts controls drift tokenizers attachments tags notes score_sets scores workers"
         assert ours == set(wanted.split())
         assert set(db.view_names()) == {"v_episodes", "v_groups", "v_turns"}
         for view in db.view_names():
@@ -243,11 +242,11 @@ with Store.open(path) as store:
             size = 50 + 10 * index
             turn = Turn(index, "user", ({"role": "user", "content": f"{name} {n} {index}"},), end, end + size)
             store.live.set(episode.id, AgentState.GENERATING, index, "text")
-            store.episodes.add_turn(episode.id, turn, Tokens.given([n] * size, [2] * size))
+            store.episodes.add_turn(episode.id, turn, Tokens.from_ids([n] * size, [2] * size))
             print(episode.id, index, flush=True)
             turns.append(turn)
             end += size
-        tokens = Tokens.given([n] * end, [2] * end)
+        tokens = Tokens.from_ids([n] * end, [2] * end)
         parts = (RewardPart("r", float(n)),)
         done = episode.with_(turns=tuple(turns), tokens=tokens, reward_parts=parts, outcome=Outcome.FAILED)
         store.episodes.finish(done)

@@ -24,7 +24,7 @@ EPISODE = (
     "INSERT INTO episodes VALUES (?1, 1, 1, NULL, NULL, 0, 'solved', 1, 1, 1, 0, 0, 0, 0, 'train', '', '', 'pack', 'f',"
     " 'train', '', ?2, ?3, ?4, ?5, ?6, NULL, 'w', ?7, 2, NULL, '')"
 )
-KEPT = ("runs", "groups", "episodes", "turns", "turn_tokens", "prompts", "tasks")
+KEPT = ("runs", "groups", "episodes", "turns", "turn_tokens", "tasks")
 KILL = """
 import os, sqlite3, sys
 from agentrl_cli.store.migration import migrate
@@ -51,7 +51,6 @@ def old_store(path: Path, episodes: int = 3) -> None:
         conn.execute("INSERT INTO tokenizers VALUES ('known', x'00', '', '{}')")
         conn.execute("INSERT INTO tasks VALUES ('pack', 't0', 'f', 'train', '[]', '{}', NULL)")
         conn.execute("INSERT INTO groups VALUES (7, 'g0', 'r0', 't0', 0, 1, 'curriculum')")
-        conn.execute("INSERT INTO prompts VALUES (1, 'r0', 'p', 'missing', 'gepa', '{}', '{}', 1)")
         conn.execute("INSERT INTO turns (episode_id,idx,role,token_start,token_end,weights_version,started,seconds,"
                      "messages) VALUES ('e0',0,'user',0,0,'',1,1,'[]')")  # fmt: skip
         conn.execute("CREATE VIEW mine AS SELECT id FROM episodes")
@@ -156,12 +155,6 @@ def test_what_refers_to_a_deleted_row(tmp_path: Path) -> None:
         fork = store.runs.add(
             RunRow(id="r2", name="fork", status="finished", parent_id="r0", parent_step=3)
         )
-        for id, parent in (("p", None), ("q", "p")):
-            store.db.execute(
-                "INSERT INTO prompts (run_id, id, parent_id, origin, parts, scores, at)"
-                " VALUES ('r0', ?, ?, 'seed', '{}', '{}', 1.0)",
-                (id, parent),
-            )
         store.episodes.add(
             made(f"e{run}{n}", run_id=run, group_id="g", sample=n)
             for run in ("r0", "r1")

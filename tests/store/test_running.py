@@ -171,7 +171,7 @@ def test_an_end_with_other_turns_than_were_reported_is_what_counts(store: Store)
     store.episodes.start(Episode("e2", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
         store.episodes.add_turn(
-            "e2", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]), later=True
+            "e2", Turn(0, "user", (), 0, 3), Tokens.from_ids([1, 2], [2, 2]), later=True
         )
 
 
@@ -220,7 +220,7 @@ from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 with Store.open(sys.argv[1]) as store:
     run = store.runs.add(RunRow(id="r", name="r"))
     while True:
-        tokens = Tokens.given([1] * 50, [2] * 50)
+        tokens = Tokens.from_ids([1] * 50, [2] * 50)
         episode = Episode(new_id(), "t", run_id=run.id, started=1.0)
         store.episodes.start(episode)
         turn = Turn(0, "user", ({"role": "user", "content": "x"},), 0, 50)

@@ -60,7 +60,7 @@ def sampled(rng: np.random.Generator, n: int) -> Tokens:
     def floats(*shape: int) -> Any:
         return rng.normal(size=shape).astype(np.float32)
 
-    return Tokens.sampled(
+    return Tokens.from_generation(
         Generation(
             ids=rng.integers(0, 2**31 - 1, n).astype(np.int32),
             logp_sampled=floats(n),
@@ -84,7 +84,9 @@ def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
         return TEXTS[rng.integers(len(TEXTS) - 2)]
 
     spans: list[Tokens] = [
-        Tokens.given(rng.integers(0, 99, n := int(rng.integers(0, 30))).tolist(), [Origin.USER] * n)
+        Tokens.from_ids(
+            rng.integers(0, 99, n := int(rng.integers(0, 30))).tolist(), [Origin.USER] * n
+        )
     ]
     turns = [
         Turn(
@@ -107,7 +109,7 @@ def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
             )
             for k in range(rng.integers(0, 4))
         )
-        parts = [sampled(rng, int(rng.integers(0, 20))), Tokens.given([7], [Origin.FORCED])]
+        parts = [sampled(rng, int(rng.integers(0, 20))), Tokens.from_ids([7], [Origin.FORCED])]
         _add(
             turns,
             spans,
@@ -128,7 +130,7 @@ def random_episode(rng: np.random.Generator, **given: Any) -> Episode:
             )
             for k in range(rng.integers(0, len(calls) + 2))
         )
-        answer = Tokens.given(list(range(5)), [Origin.TOOL] * 5)
+        answer = Tokens.from_ids(list(range(5)), [Origin.TOOL] * 5)
         if rng.random() < 0.8:
             _add(turns, spans, "tool", answer, results=results, text=text())
     episode = Episode(
@@ -202,7 +204,7 @@ def test_episode_comes_back_equal(store: Store, seed: int) -> None:
 
 def test_every_array_bit_survives(store: Store) -> None:
     odd = np.array([np.nan, -0.0, np.inf, -np.inf, 1e-45, 3.4e38, 0.1], np.float32)
-    tokens = Tokens.sampled(
+    tokens = Tokens.from_generation(
         Generation(
             np.arange(7, dtype=np.int32), odd, odd[::-1], odd, np.zeros((7, 5), np.int32), np.tile(odd, (5, 1)).T,
             StopReason.STOP, "",
@@ -305,7 +307,7 @@ def test_an_end_sets_every_column_whatever_its_start_said(
 def test_span_and_tokens_must_agree(store: Store) -> None:
     store.episodes.start(Episode("e1", "t"))
     with pytest.raises(ValueError, match=r"0\.\.3 but has 2"):
-        store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.given([1, 2], [2, 2]))
+        store.episodes.add_turn("e1", Turn(0, "user", (), 0, 3), Tokens.from_ids([1, 2], [2, 2]))
     assert store.episodes.turns("e1") == []
 
 
@@ -488,7 +490,7 @@ def test_siblings_children_and_resume_keys(store: Store) -> None:
     store.episodes.add([child])
     assert [row.sample for row in store.episodes.siblings(group[0].id)] == [0, 1, 2]
     assert [row.id for row in store.episodes.children(group[0].id)] == [child.id]
-    assert store.episodes.finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
+    assert store.episodes.find_finished("r1", 4) == {f"r1/4/g/{e.sample}": e.id for e in group}
     assert store.episodes.row(child.id).tokenizer == "hash"
     assert store.stats.group("g", "r1")[0] == 4
 
@@ -604,7 +606,7 @@ def test_an_inner_transaction_that_fails_is_taken_back_alone(store: Store) -> No
     with store.transaction():
         store.journal.add_log(None, "info", "kept")
         with pytest.raises(ValueError, match="spans"):
-            store.episodes.finish(episode.with_(turns=(turn,), tokens=Tokens.given([1], [2])))
+            store.episodes.finish(episode.with_(turns=(turn,), tokens=Tokens.from_ids([1], [2])))
         store.episodes.finish(episode.with_(id="other"))
     assert [row.id for row in store.episodes.rows(store.episodes.ids())] == ["other"]
     assert [line["text"] for line in store.journal.logs(None)] == ["kept"]

@@ -23,7 +23,7 @@ ERRORS = [outcome for outcome in Outcome if outcome.is_error or outcome is Outco
 
 
 def episode_of(name: str, outcome: Outcome, reward: float | None, sample: int) -> Episode:
-    tokens = Tokens.given([1, 2], [int(Origin.USER), int(Origin.MODEL)])
+    tokens = Tokens.from_ids([1, 2], [int(Origin.USER), int(Origin.MODEL)])
     parts = () if reward is None else (RewardPart("r", reward, primary=True),)
     turn = Turn(0, "assistant", ({"role": "assistant", "content": name},), 0, 2)
     return Episode(

@@ -34,7 +34,7 @@ def episode(
     errors: int = 0,
 ) -> Episode:
     """A prompt of one token, an assistant turn of `sampled` tokens, its calls and their results."""
-    tokens = Tokens.given([1] * (1 + sampled), [Origin.USER, *[Origin.MODEL] * sampled])
+    tokens = Tokens.from_ids([1] * (1 + sampled), [Origin.USER, *[Origin.MODEL] * sampled])
     made = tuple(ToolCall(f"c{n}", "f", {}, "") for n in range(calls))
     results = tuple(ToolResult("", error="exception" if n < errors else None) for n in range(calls))
     turns = [

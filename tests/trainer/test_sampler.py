@@ -227,7 +227,7 @@ def test_records_fade() -> None:
 def episode(
     name: str, sampled: int, reason: StopReason = StopReason.STOP, outcome: Outcome | None = None
 ) -> Episode:
-    tokens = Tokens.given([1] * (10 + sampled), [Origin.USER] * 10 + [Origin.MODEL] * sampled)
+    tokens = Tokens.from_ids([1] * (10 + sampled), [Origin.USER] * 10 + [Origin.MODEL] * sampled)
     turns = (
         Turn(0, "user", (), 0, 10),
         Turn(1, "assistant", (), 10, 10 + sampled, stop_reason=reason),

@@ -423,7 +423,7 @@ async def test_the_screen_says_what_else_failed_so_and_how_the_task_went_by_step
 
 def test_best_is_the_most_pushed_of_the_solved_and_never_of_a_skipped_group(tmp_path: Path) -> None:
     def tried(name: str, weight: float, p: float, **changes: Any) -> None:
-        tokens = Tokens.given(list(range(6)), [Origin.USER] * 2 + [Origin.MODEL] * 4)
+        tokens = Tokens.from_ids(list(range(6)), [Origin.USER] * 2 + [Origin.MODEL] * 4)
         part = (RewardPart("r", 1.0, primary=True),)
         episode = Episode(
             name, "t", turns=(Turn(0, "assistant", (), 0, 6),), tokens=tokens, reward_parts=part,

@@ -29,7 +29,7 @@ def signals(n: int, **arrays: list[float]) -> TrainSignals:
 
 
 def model_tokens(origin: list[int], logp: list[float] | None = None) -> Tokens:
-    given = Tokens.given(list(range(len(origin))), np.asarray(origin, np.int8))
+    given = Tokens.from_ids(list(range(len(origin))), np.asarray(origin, np.int8))
     known = given.logp_policy if logp is None else np.asarray(logp, np.float32)
     return Tokens(given.ids, given.origin, known, known, known, given.top_ids, given.top_logps)
 
@@ -117,7 +117,7 @@ def view_of(text: str, width: int, **options: object) -> tuple[episode_view.Epis
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
     turn = Turn(0, "assistant", (), 0, len(ids))
-    tokens = Tokens.given(ids, [Origin.MODEL] * len(ids))
+    tokens = Tokens.from_ids(ids, [Origin.MODEL] * len(ids))
     view = episode_view.make_view(
         Episode("e", "t", turns=(turn,), tokens=tokens), TokenTexts(tokenizer.json)
     )

@@ -204,14 +204,14 @@ def _answer_tokens(
     """Return the tokens of a turn: the forced beginning, the sampled ids, and the rest of the turn's end."""
     ids = generation.ids.tolist()
     closing = chat.close_turn(generation.stop_reason, ids) if request.prompt is None else []
-    sampled = Tokens.sampled(generation) if exact else _forced_tokens(ids)
+    sampled = Tokens.from_generation(generation) if exact else _forced_tokens(ids)
     if not (how.forced or closing):
         return sampled
     return Tokens.concat([_forced_tokens(how.forced), sampled, _forced_tokens(closing)])
 
 
 def _forced_tokens(ids: Sequence[int]) -> Tokens:
-    return Tokens.given(list(ids), [int(Origin.FORCED)] * len(ids))
+    return Tokens.from_ids(list(ids), [int(Origin.FORCED)] * len(ids))
 
 
 def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:

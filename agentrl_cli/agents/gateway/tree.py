@@ -220,7 +220,7 @@ class MessageTree:
         piece = Piece(
             "user",
             ({"role": "user", "content": text},),
-            Tokens.given(new, [int(Origin.USER)] * len(new)),
+            Tokens.from_ids(new, [int(Origin.USER)] * len(new)),
         )
         return Context(at, (((), (piece,)),) if new else (), (*ids, *new), len(ids), raw=True)
 
@@ -273,7 +273,7 @@ class MessageTree:
         """Return an assistant message that this episode's model did not write as it stands: context, never trained."""
         opened = self.chat.decode(ids[-TAIL:]).rstrip().endswith(THINK)
         written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
-        tokens = Tokens.given(written, [int(Origin.FORCED)] * len(written))
+        tokens = Tokens.from_ids(written, [int(Origin.FORCED)] * len(written))
         spoken = Spoken((key_of(message),), message.get("reasoning_content") or "")
         return Piece("assistant", (message,), tokens, spoken, calls=_written_calls(message))
 

@@ -137,7 +137,7 @@ class AgentAttempt(Attempt):
             record = partial(_keep_turn, turns) if remote else self._record
             door = await server.open(self._session(policy, record))
             try:
-                with self.clock.paused():
+                with self.clock.pause():
                     end = await self._run(door, policy, clock, unix)
             except AgentLost as lost:
                 if not left:

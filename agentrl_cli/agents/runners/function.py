@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrl_cli.agents.emit import CURRENT, AgentCall, reward_value
 from agentrl_cli.agents.runners.base import Ended, exception_names
-from agentrl_cli.errors import ConfigError, EnvError, raised
-from agentrl_cli.hooks.threads import contained, in_thread, is_async
+from agentrl_cli.errors import ConfigError, EnvError, describe_error
+from agentrl_cli.hooks.threads import contain, in_thread, is_async
 from agentrl_cli.registry import resolve
 from agentrl_cli.tasks import AgentSpec
 
@@ -44,12 +44,12 @@ class FunctionRunner:
         given = {name: getattr(call, name) for name in self._names}
         token = CURRENT.set(call)
         try:
-            with contained("The agent"):
+            with contain("The agent"):
                 answer = await self._answer(given)
         except EnvError as error:
             return Ended(error=error.message, raised=exception_names(error.__cause__ or error))
         except Exception as error:  # noqa: BLE001 - an agent may raise anything: it ends its own episode alone
-            return Ended(error=raised(error)[:2000], raised=exception_names(error))
+            return Ended(error=describe_error(error)[:2000], raised=exception_names(error))
         finally:
             CURRENT.reset(token)
         if answer is None:

@@ -61,7 +61,7 @@ class EpisodePolicy:
             sampling = replace(
                 sampling, max_new_tokens=min(sampling.max_new_tokens, room)
             )  # a hook may ask for more
-            with self._clock.paused():
+            with self._clock.pause():
                 return await self._policy.generate(
                     self._slot(key), ids, sampling, group=self._job.group_id or ""
                 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl_cli.plugins.lightning.modules import register
 
-OFFERS: dict[str, dict[str, Any]] = {}
+OFFERS: dict[str, dict[str, Any]] = {"tables": {"lightning": f"{__name__}.records:TABLE"}}
 
 register(__name__)
 

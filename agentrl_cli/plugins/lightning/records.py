@@ -14,6 +14,16 @@ from pydantic_core import PydanticSerializationError
 from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.types import Attempt, ResourcesUpdate, Rollout, Worker
 from agentrl_cli.store import Store
+from agentrl_cli.store.plugin_tables import PluginPart
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS lightning (
+    kind TEXT NOT NULL, id TEXT NOT NULL, rollout_id TEXT NOT NULL, status TEXT NOT NULL, n INTEGER NOT NULL,
+    data TEXT NOT NULL, PRIMARY KEY (kind, id)
+) STRICT;
+CREATE INDEX IF NOT EXISTS lightning_rollout ON lightning (kind, rollout_id);
+CREATE INDEX IF NOT EXISTS lightning_status ON lightning (kind, status, n);
+"""
 
 KINDS: dict[str, type[BaseModel]] = {
     "rollouts": Rollout,
@@ -113,14 +123,16 @@ class MemoryRecords:
             return self._counters[rollout_id]
 
 
-class SqliteRecords:
+class SqliteRecords(PluginPart):
     """Records as JSON in a store file; other processes may use it at the same time."""
 
+    table = "lightning"
     shared = True
 
     def __init__(self, path: Path | str) -> None:
         """Raises StoreError."""
         self.store = Store.open(path)
+        super().__init__(self.store)
 
     def atomic(self) -> contextlib.AbstractContextManager[Any]:
         return self.store.transaction()

@@ -14,5 +14,6 @@ OFFERS = {
         )
     },
     "screens": {"optimize": f"{HERE}.screen:PromptsScreen"},
+    "tables": {"prompts": f"{HERE}.store:TABLE"},
     "searches": {"apo": f"{HERE}.apo:search_by"},
 }

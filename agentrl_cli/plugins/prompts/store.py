@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl_cli.store.codec import dumps, loads
-from agentrl_cli.store.file import Part
+from agentrl_cli.store.plugin_tables import PluginPart
 from agentrl_cli.store.rows import build
 
+TABLE = """
+CREATE TABLE IF NOT EXISTS prompts (
+    n INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id) ON DELETE CASCADE, id TEXT NOT NULL,
+    parent_id TEXT, origin TEXT NOT NULL, parts TEXT NOT NULL, scores TEXT NOT NULL, at REAL NOT NULL,
+    UNIQUE (run_id, id), FOREIGN KEY (run_id, parent_id) REFERENCES prompts(run_id, id)
+) STRICT;
+"""
+"""A store that an early version wrote has it without the foreign key for parents."""
 _GET = "SELECT run_id, id, parent_id, origin, parts, scores, at FROM prompts"
 
 
@@ -30,8 +38,10 @@ class PromptRow:
     at: float = 0.0
 
 
-class Prompts(Part):
+class Prompts(PluginPart):
     """Writing and reading candidates."""
+
+    table = "prompts"
 
     def add(self, row: PromptRow) -> None:
         """Store a candidate; one that is known stays as it is."""
@@ -61,5 +71,7 @@ class Prompts(Part):
 
     def all(self, run_id: str) -> list[PromptRow]:
         """Return the candidates of a run, oldest first."""
+        if not self.exists:
+            return []
         rows = self.file.select(f"{_GET} WHERE run_id=? ORDER BY rowid", (run_id,))
         return [build(PromptRow, row, parts=loads(row[4]), scores=loads(row[5])) for row in rows]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import ConfigError, EnvError, raised
+from agentrl_cli.errors import ConfigError, EnvError, describe_error
 from agentrl_cli.hooks.threads import call
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards.adapt import accept_arguments
@@ -73,7 +73,7 @@ def _make(where: str, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
     except Exception as error:
-        raise EnvError(f"{where}: the environment raised {raised(error)}") from error
+        raise EnvError(f"{where}: the environment raised {describe_error(error)}") from error
 
 
 class MethodTool(Tool):

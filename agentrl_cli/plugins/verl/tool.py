@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl_cli.chat.media import frames_of, image_bytes
 from agentrl_cli.envs.user_simulator import kwargs_of
-from agentrl_cli.errors import ConfigError, EnvError, raised
+from agentrl_cli.errors import ConfigError, EnvError, describe_error
 from agentrl_cli.plugins.verl.stand_ins import OpenAIFunctionToolSchema, wants_verl
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.types import ToolResult
@@ -56,7 +56,7 @@ class VerlTool(Tool):
         try:
             return cls(kind(config=dict(config), tool_schema=read))
         except Exception as error:
-            raise EnvError(f"{where}: {kind.__name__} raised {raised(error)}") from error
+            raise EnvError(f"{where}: {kind.__name__} raised {describe_error(error)}") from error
 
     async def create(self, ctx: ToolContext) -> Instance:
         given = {} if ctx.task is None else kwargs_of(ctx.task, "tools_kwargs").get(self.name)

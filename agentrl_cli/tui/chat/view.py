@@ -156,7 +156,7 @@ def token_text(event: dict[str, Any], decoder: TokenTexts, lens: str, width: int
 def turn_view(event: dict[str, Any], decoder: TokenTexts) -> EpisodeView:
     """Return a turn's tokens as a view of their own."""
     n = len(event["ids"])
-    given = Tokens.given(event["ids"], event["origin"])
+    given = Tokens.from_ids(event["ids"], event["origin"])
     logp = np.asarray([math.nan if value is None else value for value in event["logp"]], np.float32)
     tokens = Tokens(
         given.ids, given.origin, logp, logp, given.entropy, given.top_ids, given.top_logps

@@ -144,7 +144,7 @@ def fit_tokens(tokens: Tokens) -> Tokens:
     """Tokens whose arrays all have the length of `ids`, whatever was stored."""
     n = len(tokens.ids)
     arrays = {spec.name: getattr(tokens, spec.name) for spec in fields(tokens)}
-    given = Tokens.given(tokens.ids, np.zeros(n, np.int8))
+    given = Tokens.from_ids(tokens.ids, np.zeros(n, np.int8))
     wrong = [name for name, array in arrays.items() if array is None or len(array) != n]
     blank = {name: getattr(given, name) for name in wrong}
     return replace(tokens, **_fill_from(blank, arrays)) if wrong else tokens

@@ -72,8 +72,8 @@ async def an_episode() -> Episode:
     generation = await policy.generate(
         "k", CHAT.tokenizer.encode("Go."), Config().rollout.sampling()
     )
-    prompt = Tokens.given(CHAT.tokenizer.encode("Go."), [Origin.USER] * 3)
-    said = Tokens.sampled(generation)
+    prompt = Tokens.from_ids(CHAT.tokenizer.encode("Go."), [Origin.USER] * 3)
+    said = Tokens.from_generation(generation)
     call = ToolCall("c1", "add", {"a": 1, "b": [None, "\ud800"]}, "raw")
     result = ToolResult(
         "3", metrics={"n": float("inf")}, images=(b"png",), seconds=0.5, level="ns", done=True
