@@ -58,7 +58,7 @@ def start(
     config: ConfigOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Serve the project's model on the loopback, with what training with it needs; Ctrl-C ends it.
+    """Serve the project's model on the loopback, ready to train with; Ctrl-C ends it.
 
     Prints the address. `agentrl train --set engine.start=true` starts one that ends with the run.
     """
@@ -68,7 +68,7 @@ def start(
 
 async def _serve(context: Context, port: int) -> None:
     from agentrl_cli.models.load import model_folder
-    from agentrl_cli.plugins.engines.server import KEY, started
+    from agentrl_cli.plugins.engines.server import KEY, run_server
 
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     folder = model_folder(context.config.model.name, context.config, base=context.project)
@@ -77,7 +77,7 @@ async def _serve(context: Context, port: int) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, ending.set)
     narrate(f"Starting vLLM for {context.config.model.name}; its log: {log}")
-    entered = started(context.config, folder, log, port)
+    entered = run_server(context.config, folder, log, port)
     opening = asyncio.ensure_future(entered.__aenter__())
     await asyncio.wait([opening, serving], return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():

@@ -35,7 +35,7 @@ STARTING = 900.0
 STOPPING = 20.0
 """Seconds that it may take to end."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank."""
+"""Values of --max-lora-rank that vLLM takes."""
 TAIL = 12
 """Lines of the log that a message about its end repeats."""
 LOOK = 0.5
@@ -166,13 +166,13 @@ class Server:
 
     async def _supervise(self) -> None:
         try:
-            await self._ended()
+            await self._wait_for_end()
             self._starting = True
             _LOG.warning("%s\nIt is started again.", self._report())
             await self._start("ab")
             self._starting = False
             _LOG.warning("The vLLM server is back.")
-            await self._ended()
+            await self._wait_for_end()
             text = self._report()
         except EnvironmentProblem as error:
             text = error.message
@@ -180,7 +180,7 @@ class Server:
             Unreachable(f"{text}\nIt had been started again before.", hint=f"Its log: {self.log}")
         )
 
-    async def _ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         assert self._process is not None
         while self._process.poll() is None:
             await asyncio.sleep(LOOK)
@@ -211,7 +211,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def started(config: Config, folder: Path, log: Path, port: int = 0) -> AsyncIterator[Server]:
+async def run_server(
+    config: Config, folder: Path, log: Path, port: int = 0
+) -> AsyncIterator[Server]:
     """Yield a server of the model in `folder` until the block ends.
 
     Raises EnvironmentProblem without an environment, or if the server does not start.
@@ -258,7 +260,7 @@ async def start_for_run(
 
     print("Starting a vLLM server for this run …", file=sys.stderr, flush=True)
     folder = model_folder(config.model.name, config, base=base)
-    async with started(config, folder, logs / f"engine-{os.getpid()}.log") as server:
+    async with run_server(config, folder, logs / f"engine-{os.getpid()}.log") as server:
         yield server
 
 

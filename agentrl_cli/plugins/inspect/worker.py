@@ -63,7 +63,7 @@ class InspectTask:
         return {"reward": value_to_float()(value)}
 
     def rehearse(self) -> None:
-        """Run a task of one question, with a model that always says the same, for what Inspect imports late."""
+        """Run a task of one question, with a constant model, so that Inspect does its late imports now."""
         from inspect_ai import Task
         from inspect_ai.dataset import MemoryDataset, Sample
         from inspect_ai.scorer import match

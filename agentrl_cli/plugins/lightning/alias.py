@@ -12,7 +12,7 @@ from agentrl_cli.plugins.lightning.modules import HERE, register
 from agentrl_cli.plugins.lightning.semconv import AGENTLIGHTNING as NAME
 
 SAME = (
-    "types litagent runner store adapter adapter.base adapter.triplet adapter.messages tracer algorithm algorithm.base"
+    "types litagent runner store adapter tracer algorithm algorithm.base"
     " algorithm.apo algorithm.verl emitter llm_proxy trainer env_var semconv execution utils utils.otel"
 ).split()
 """Modules that have the same name there and here."""

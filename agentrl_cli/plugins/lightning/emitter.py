@@ -1,4 +1,4 @@
-"""Emitters: what an agent reports of itself, as spans of the running attempt."""
+"""Emitters: an agent reports on itself, as spans of the running attempt."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _emit(
 
 
 def emit_annotation(annotation: dict[str, Any], propagate: bool = True) -> SpanCoreFields:
-    """Attributes of your own. Raises RuntimeError outside of an attempt, ValueError for values no span can have."""
+    """Emit attributes of your own. Raises RuntimeError outside an attempt, ValueError for values that no span has."""
     flat = flatten_attributes(annotation)
     check_attributes_sanity(flat)
     return _emit(AGL_ANNOTATION, sanitize_attributes(flat), None, propagate)
@@ -70,7 +70,7 @@ def emit_reward(
     attributes: dict[str, Any] | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """Return a reward; of several, by name, the primary one is trained on.
+    """Emit a reward; of several, by name, the primary one is trained on.
 
     Raises TypeError, ValueError, RuntimeError.
     """
@@ -100,7 +100,7 @@ def emit_reward(
 def emit_message(
     message: str, attributes: dict[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """A text."""
+    """Emit a text."""
     if not isinstance(message, str):
         raise TypeError(f"Message must be a string, got: {type(message)}.")
     _emit(AGL_MESSAGE, {NAMES.MESSAGE_BODY.value: message}, attributes, propagate, code=None)
@@ -109,7 +109,7 @@ def emit_message(
 def emit_object(
     object: Any, attributes: dict[str, Any] | None = None, propagate: bool = True
 ) -> SpanCoreFields:
-    """Return a plain value, bytes, or what JSON can hold. Raises RuntimeError for anything else."""
+    """Emit a plain value, bytes, or a JSON value. Raises RuntimeError for anything else."""
     kind = type(object).__name__
     if isinstance(object, bytes):
         held = {NAMES.OBJECT_LITERAL.value: base64.b64encode(object).decode()}
@@ -129,7 +129,7 @@ def emit_object(
 def emit_exception(
     exception: BaseException, attributes: dict[str, Any] | None = None, propagate: bool = True
 ) -> None:
-    """An exception that was caught."""
+    """Emit an exception that was caught."""
     if not isinstance(exception, BaseException):
         raise TypeError(f"Expected a BaseException instance, got: {type(exception)}.")
     _emit(AGL_EXCEPTION, format_exception_attributes(exception), attributes, propagate)
@@ -198,8 +198,8 @@ def find_final_reward(spans: Sequence[Span]) -> float | None:
 
 
 def reward(fn: F) -> F:
-    """Decorator of Agent-Lightning 0.1: what the function returns is emitted as a reward."""
-    return _wrapped(fn, lambda *args, **kwargs: contextlib.nullcontext(emit_reward))
+    """Decorate a function (Agent-Lightning 0.1): its return value is emitted as a reward."""
+    return _wrap(fn, lambda *args, **kwargs: contextlib.nullcontext(emit_reward))
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -228,13 +228,13 @@ class OperationContext:
         return self._recording.get_recorded_span()
 
     def set_input(self, *args: Any, **kwargs: Any) -> None:
-        """What went in."""
+        """Record the inputs."""
         self._set(
             {NAMES.OPERATION_INPUT.value: {**({"args": list(args)} if args else {}), **kwargs}}
         )
 
     def set_output(self, output: Any) -> None:
-        """What came out."""
+        """Record the output."""
         self._set({NAMES.OPERATION_OUTPUT.value: output})
 
     def _set(self, nested: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ class OperationContext:
                 inner._set({NAMES.OPERATION_INPUT.value: given})
                 yield inner.set_output
 
-        return _wrapped(fn, around)
+        return _wrap(fn, around)
 
 
 def operation(
@@ -277,7 +277,7 @@ def operation(
     return made if fn is None else made(fn)
 
 
-def _wrapped(
+def _wrap(
     fn: F, around: Callable[..., contextlib.AbstractContextManager[Callable[[Any], Any]]]
 ) -> F:
     """Return a function, sync or async, inside `around(*args, **kwargs)`, whose value is called

@@ -8,27 +8,30 @@ from enum import Enum
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
-class LightningEnvVar(Enum):
-    """The variables that are read. `AGL_EMITTER_DEBUG` logs every span at level DEBUG."""
-
-    AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
-    AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
-    AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
-    AGL_SERVER_HOST = "AGL_SERVER_HOST"
-    AGL_SERVER_PORT = "AGL_SERVER_PORT"
+LightningEnvVar = Enum(
+    "LightningEnvVar",
+    {
+        "AGL_EMITTER_DEBUG": "AGL_EMITTER_DEBUG",
+        "AGL_MANAGED_STORE": "AGL_MANAGED_STORE",
+        "AGL_CURRENT_ROLE": "AGL_CURRENT_ROLE",
+        "AGL_SERVER_HOST": "AGL_SERVER_HOST",
+        "AGL_SERVER_PORT": "AGL_SERVER_PORT",
+    },
+)
+"""The variables that are read. `AGL_EMITTER_DEBUG` logs every span at level DEBUG."""
 
 
 def resolve_str_env_var(
     env_var: LightningEnvVar, override: str | None = None, fallback: str | None = None
 ) -> str | None:
-    """`override`, else the variable, else `fallback`."""
+    """Return `override`, else the variable, else `fallback`."""
     return override if override is not None else os.environ.get(env_var.value, fallback)
 
 
 def resolve_int_env_var(
     env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
 ) -> int | None:
-    """As a number. Raises ValueError."""
+    """Return it as a number. Raises ValueError."""
     text = os.environ.get(env_var.value)
     if override is not None or text is None:
         return override if override is not None else fallback
@@ -41,7 +44,7 @@ def resolve_int_env_var(
 def resolve_bool_env_var(
     env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
 ) -> bool | None:
-    """As yes or no. Raises ValueError."""
+    """Return it as yes or no. Raises ValueError."""
     text = os.environ.get(env_var.value)
     if override is not None or text is None:
         return override if override is not None else fallback

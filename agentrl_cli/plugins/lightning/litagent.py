@@ -51,6 +51,7 @@ class LitAgent(Generic[T]):
 
     def set_trainer(self, trainer: Any) -> None:
         """Called by the trainer."""
+        # Weak: the trainer holds the agent, and no cycle shall keep its model alive.
         self._trainer_ref = weakref.ref(trainer)
 
     def get_trainer(self) -> Any:
@@ -88,7 +89,7 @@ class LitAgent(Generic[T]):
         """After an attempt. Deprecated: use a Hook."""
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """One attempt at a task."""
+        """Make one attempt at a task."""
         raise NotImplementedError("Agents must implement the `rollout` method.")
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
@@ -150,16 +151,16 @@ class FunctionalLitAgent(LitAgent[T]):
         """Call the function. Raises RuntimeError for a coroutine function."""
         if self.is_async():
             raise RuntimeError(f"{self._rollout_func} is asynchronous. Use rollout_async instead.")
-        return self._rollout_func(task, **self._wanted(resources, rollout))
+        return self._rollout_func(task, **self._arguments_for(resources, rollout))
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
         """Await the function. Raises RuntimeError for another function."""
         if not self.is_async():
             raise RuntimeError(f"{self._rollout_func} is synchronous. Use rollout instead.")
-        return await self._rollout_func(task, **self._wanted(resources, rollout))
+        return await self._rollout_func(task, **self._arguments_for(resources, rollout))
 
-    def _wanted(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
-        """What the function's parameters name. Raises ValueError if a resource is missing."""
+    def _arguments_for(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
+        """Return the arguments that the function names. Raises ValueError if a resource is missing."""
         found: dict[str, Any] = {"rollout": rollout} if "rollout" in self._names else {}
         for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
             if name in self._names:
@@ -182,16 +183,16 @@ class FunctionalLitAgent(LitAgent[T]):
 
 def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
     """`(task, llm[, rollout])` as an agent."""
-    return _decorated(func, "llm", strip_proxy)
+    return _make_agent(func, "llm", strip_proxy)
 
 
 def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
     """`(task, prompt_template[, rollout])` as an agent."""
-    return _decorated(func, "prompt_template", True)
+    return _make_agent(func, "prompt_template", True)
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent[Any]:
-    """`(task, …)` as an agent; what it gets follows from the names of its parameters. Raises NotImplementedError."""
+    """`(task, …)` as an agent; its arguments follow from the names of its parameters. Raises NotImplementedError."""
     for wanted in ("llm", "prompt_template"):
         if not _wrong(func, wanted):
             return FunctionalLitAgent(func)
@@ -201,9 +202,9 @@ def rollout(func: Callable[..., Any]) -> FunctionalLitAgent[Any]:
     )
 
 
-def _decorated(func: Callable[..., Any] | None, wanted: str, strip_proxy: bool) -> Any:
+def _make_agent(func: Callable[..., Any] | None, wanted: str, strip_proxy: bool) -> Any:
     if func is None:
-        return functools.partial(_decorated, wanted=wanted, strip_proxy=strip_proxy)
+        return functools.partial(_make_agent, wanted=wanted, strip_proxy=strip_proxy)
     if problem := _wrong(func, wanted):
         raise ValueError(problem)
     return FunctionalLitAgent(func, strip_proxy=strip_proxy)

@@ -20,7 +20,7 @@ from agentrl_cli.plugins.lightning.types import LLM, ProxyLLM
 from agentrl_cli.types import Tokens, Turn
 
 BACKENDS = {"hosted_vllm": "vllm", "openai": "openai"}
-"""LiteLLM's prefix of a model that a server samples for → what it is here (`remote.backend`)."""
+"""LiteLLM's prefix of a model that a server samples for → `remote.backend`."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -48,7 +48,7 @@ class LLMProxy:
         middlewares: Sequence[Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> None:
-        """One model is served. What is LiteLLM's own has no effect, and is named in the log if it is given."""
+        """Serves one model. LiteLLM's own arguments have no effect; those that are given are named in the log."""
         self.store, self.model_list = store, list(model_list or ())
         self._host, self._port = host or "127.0.0.1", port or 0
         given = {
@@ -90,6 +90,7 @@ class LLMProxy:
             )
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._serve(ready))
+        # Whichever is first: the address, or the error of a model that could not be loaded.
         both: set[asyncio.Future[Any]] = {self._task, ready}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
@@ -180,11 +181,11 @@ class LLMProxy:
             ):
                 writing = asyncio.ensure_future(add(core, self.store))
                 self._writing.add(writing)
-                writing.add_done_callback(self._written)
+                writing.add_done_callback(self._end_write)
 
         return write
 
-    def _written(self, task: asyncio.Future[None]) -> None:
+    def _end_write(self, task: asyncio.Future[None]) -> None:
         self._writing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.warning("a span was not kept: %s", error)

@@ -11,6 +11,7 @@ HERE = "agentrl_cli.plugins.lightning"
 OTHER = {
     **dict.fromkeys(("tracer.agentops", "tracer.base", "tracer.otel", "tracer.dummy"), "tracer"),
     **dict.fromkeys(("store.base", "store.memory", "store.threading", "store.sqlite"), "store"),
+    **dict.fromkeys(("adapter.base", "adapter.messages", "adapter.triplet"), "adapter"),
     **dict.fromkeys(("types.core", "types.resources"), "types"),
     **dict.fromkeys(("litagent.decorator", "litagent.litagent"), "litagent"),
     **dict.fromkeys(("algorithm.decorator", "algorithm.fast", "algorithm.utils"), "algorithm.base"),

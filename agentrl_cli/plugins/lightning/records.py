@@ -41,7 +41,7 @@ class Records(Protocol):
     """Whether other processes see them."""
 
     def atomic(self) -> contextlib.AbstractContextManager[Any]:
-        """What is written inside is written at once."""
+        """Return a block whose writes take effect at once."""
         ...
 
     def get(self, kind: str, key: str) -> Any: ...

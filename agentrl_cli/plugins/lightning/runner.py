@@ -1,4 +1,4 @@
-"""Runners: they take rollouts, run the agent inside a trace, and keep what it left behind."""
+"""Runners: they take rollouts, run the agent inside a trace, and keep its spans."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class LitAgentRunner(Runner[T]):
         self._tracer.init_worker(worker_id, store)
 
     def teardown_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
-        """The worker ends."""
+        """End the worker."""
         self.worker_id = None
         self._tracer.teardown_worker(worker_id)
 
@@ -256,7 +256,7 @@ class LitAgentRunner(Runner[T]):
     async def _call(
         self, event: str, rollout: Rollout, spans: Sequence[Span] | None = None
     ) -> None:
-        """Call the hooks. What one raises is logged."""
+        """Call the hooks; their errors are logged."""
         given = {
             "agent": self.get_agent(),
             "runner": self,
@@ -269,7 +269,7 @@ class LitAgentRunner(Runner[T]):
             if method is None:
                 continue
             try:
-                answer = method(**_named(method, given))
+                answer = method(**_select_arguments(method, given))
                 if inspect.isawaitable(answer):
                     await answer
             except Exception:  # noqa: BLE001 - a hook's error ends no rollout, and is logged
@@ -283,7 +283,7 @@ class LitAgentRunner(Runner[T]):
             await asyncio.sleep(self._beat)
 
 
-def _named(method: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _select_arguments(method: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a method names; all but the task if it takes any."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -17,56 +17,57 @@ AGL_VIRTUAL = "agentlightning.virtual"
 LLM_CALL = "openai.chat.completion"
 """Name of the span of a model call."""
 
+LightningResourceAttributes = Enum(
+    "LightningResourceAttributes",
+    {
+        "ROLLOUT_ID": "agentlightning.rollout_id",
+        "ATTEMPT_ID": "agentlightning.attempt_id",
+        "SPAN_SEQUENCE_ID": "agentlightning.span_sequence_id",
+        "TRACER_NAME": "agentlightning.tracer.name",
+    },
+)
+"""Attributes of a span's resource."""
 
-class LightningResourceAttributes(Enum):
-    """Attributes of a span's resource."""
+SpanNames = StrEnum(
+    "SpanNames",
+    {
+        "REWARD": "agentlightning.reward",
+        "MESSAGE": "agentlightning.message",
+        "OBJECT": "agentlightning.object",
+        "EXCEPTION": "agentlightning.exception",
+        "VIRTUAL": "agentlightning.virtual",
+        "ROLLOUT_ID": "agentlightning.rollout_id",
+        "ATTEMPT_ID": "agentlightning.attempt_id",
+        "SPAN_SEQUENCE_ID": "agentlightning.span_sequence_id",
+    },
+)
+"""Names of spans and of resource attributes; older than this module's constants."""
 
-    ROLLOUT_ID = "agentlightning.rollout_id"
-    ATTEMPT_ID = "agentlightning.attempt_id"
-    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
-    TRACER_NAME = "agentlightning.tracer.name"
+SpanAttributeNames = StrEnum("SpanAttributeNames", {"MESSAGE": "message", "OBJECT": "object"})
+"""The attributes of 0.1."""
 
+LightningSpanAttributes = Enum(
+    "LightningSpanAttributes",
+    {
+        "REWARD": "agentlightning.reward",
+        "LINK": "agentlightning.link",
+        "TAG": "agentlightning.tag",
+        "MESSAGE_BODY": "agentlightning.message.body",
+        "OBJECT_TYPE": "agentlightning.object.type",
+        "OBJECT_LITERAL": "agentlightning.object.literal",
+        "OBJECT_JSON": "agentlightning.object.json",
+        "OPERATION_NAME": "agentlightning.operation.name",
+        "OPERATION_INPUT": "agentlightning.operation.input",
+        "OPERATION_OUTPUT": "agentlightning.operation.output",
+    },
+)
+"""Attributes that emitters write."""
 
-class SpanNames(StrEnum):
-    """Names of spans and of resource attributes; older than this module's constants."""
+RewardAttributes = Enum("RewardAttributes", {"REWARD_NAME": "name", "REWARD_VALUE": "value"})
+"""Parts of one dimension of a reward."""
 
-    REWARD = AGL_REWARD
-    MESSAGE = AGL_MESSAGE
-    OBJECT = AGL_OBJECT
-    EXCEPTION = AGL_EXCEPTION
-    VIRTUAL = AGL_VIRTUAL
-    ROLLOUT_ID = "agentlightning.rollout_id"
-    ATTEMPT_ID = "agentlightning.attempt_id"
-    SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
-
-
-class SpanAttributeNames(StrEnum):
-    """The attributes of 0.1."""
-
-    MESSAGE = "message"
-    OBJECT = "object"
-
-
-class LightningSpanAttributes(Enum):
-    """Attributes that emitters write."""
-
-    REWARD = "agentlightning.reward"
-    LINK = "agentlightning.link"
-    TAG = "agentlightning.tag"
-    MESSAGE_BODY = "agentlightning.message.body"
-    OBJECT_TYPE = "agentlightning.object.type"
-    OBJECT_LITERAL = "agentlightning.object.literal"
-    OBJECT_JSON = "agentlightning.object.json"
-    OPERATION_NAME = "agentlightning.operation.name"
-    OPERATION_INPUT = "agentlightning.operation.input"
-    OPERATION_OUTPUT = "agentlightning.operation.output"
-
-
-class RewardAttributes(Enum):
-    """Parts of one dimension of a reward."""
-
-    REWARD_NAME = "name"
-    REWARD_VALUE = "value"
+LinkAttributes = Enum("LinkAttributes", {"KEY_MATCH": "key_match", "VALUE_MATCH": "value_match"})
+"""Parts of a link to other spans."""
 
 
 class RewardPydanticModel(BaseModel):
@@ -74,13 +75,6 @@ class RewardPydanticModel(BaseModel):
 
     name: str
     value: float
-
-
-class LinkAttributes(Enum):
-    """Parts of a link to other spans."""
-
-    KEY_MATCH = "key_match"
-    VALUE_MATCH = "value_match"
 
 
 class LinkPydanticModel(BaseModel):

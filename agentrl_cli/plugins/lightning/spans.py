@@ -1,4 +1,4 @@
-"""Spans: what an attempt leaves behind. They have OpenTelemetry's fields; the package itself is not needed."""
+"""Spans: the record of an attempt. They have OpenTelemetry's fields; the package itself is not needed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Link(BaseModel):
 
 
 class OtelResource(BaseModel):
-    """What made a span."""
+    """The maker of a span."""
 
     attributes: Attributes
     schema_url: str

@@ -19,9 +19,9 @@ from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.store_rules import (
     HEAL,
     contains,
-    filtered,
     is_in,
     page,
+    select_rows,
     span_key,
 )
 from agentrl_cli.plugins.lightning.types import NamedResources, PaginatedResult, ResourcesUpdate
@@ -118,7 +118,7 @@ class LightningStore(LightningQueue):
         }
         tests = [is_in(key, None if value is None else [value]) for key, value in equal.items()]
         tests += [contains(key, value) for key, value in within.items()]
-        return page(filtered(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
+        return page(select_rows(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
 
     # --- resources ---------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class LightningStore(LightningQueue):
         exact = None if resources_id is None else [resources_id]
         tests = [is_in("resources_id", exact), contains("resources_id", resources_id_contains)]
         return page(
-            filtered(self._records.select("resources"), tests, "and"),
+            select_rows(self._records.select("resources"), tests, "and"),
             sort_by,
             sort_order,
             limit,

@@ -2,8 +2,8 @@
 
     POST /v1/agl/{method} {"arguments": …}      200 {"result": …}, or 4xx {"error": TYPE, "message": …}
 
-Records travel as `{"record": TYPE, "data": …}` and dictionaries as `{"dict": …}`, so that each side has what the other
-had; values that JSON cannot hold are refused. Off the loopback AGENTRL_TOKEN is the bearer token of both sides.
+Arguments and results travel as the annotations of the method say, so that both sides have the same; values that JSON
+cannot hold are refused. Off the loopback AGENTRL_TOKEN is the bearer token of both sides.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, get_type_hints
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -28,22 +29,9 @@ from agentrl_cli.agents.gateway.guard import PageGuard, bearer, is_loopback, is_
 from agentrl_cli.agents.gateway.http import json_body
 from agentrl_cli.agents.gateway.listen import listening
 from agentrl_cli.agents.gateway.request import RequestError
-from agentrl_cli.plugins.lightning.spans import Span
+from agentrl_cli.plugins.lightning import types, work_queue
 from agentrl_cli.plugins.lightning.store import LightningStore
 from agentrl_cli.plugins.lightning.store_rules import given_only
-from agentrl_cli.plugins.lightning.types import (
-    LLM,
-    Attempt,
-    AttemptedRollout,
-    EnqueueRolloutRequest,
-    PaginatedResult,
-    PromptTemplate,
-    ProxyLLM,
-    ResourcesUpdate,
-    Rollout,
-    RolloutConfig,
-    Worker,
-)
 
 TOKEN = "AGENTRL_TOKEN"
 PORT = 4747
@@ -64,61 +52,23 @@ ERRORS: dict[str, type[Exception]] = {
     "RuntimeError": RuntimeError,
     "TypeError": TypeError,
 }
-RECORDS: dict[str, type[BaseModel]] = {
-    record.__name__: record
-    for record in (
-        *(AttemptedRollout, Rollout, Attempt, RolloutConfig, EnqueueRolloutRequest, Span, Worker),
-        *(ResourcesUpdate, ProxyLLM, LLM, PromptTemplate),
-    )
-}
+KINDS = {**vars(types), **vars(work_queue), "Unset": None, "LightningStoreStatistics": Any}
+"""Names in the annotations of a store's methods. An argument that is unset is not sent."""
 
 
-def to_wire(value: Any) -> Any:
+@cache
+def form_of(method: str, name: str = "return") -> TypeAdapter[Any]:
+    """Return the form of an argument of a store's method, or of its result, between objects and JSON."""
+    hints = get_type_hints(getattr(LightningStore, method), KINDS)
+    return TypeAdapter(hints[name])
+
+
+def to_wire(method: str, name: str, value: Any) -> Any:
     """Return a value as JSON holds it. Raises ValueError if it cannot."""
-    if isinstance(value, PaginatedResult):
-        return {
-            "page": [to_wire(item) for item in value.items],
-            "of": [value.limit, value.offset, value.total],
-        }
-    if isinstance(value, BaseModel):
-        if type(value).__name__ not in RECORDS:
-            raise ValueError(f"{type(value).__name__} cannot be sent to a store.")
-        try:
-            return {
-                "record": type(value).__name__,
-                "data": value.model_dump(mode="json", serialize_as_any=True),
-            }
-        except PydanticSerializationError as error:
-            raise ValueError(
-                f"{type(value).__name__} cannot be sent to a store: {error}"
-            ) from error
-    if isinstance(value, Mapping):
-        return {"dict": {str(name): to_wire(one) for name, one in value.items()}}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
-        return [to_wire(one) for one in value]
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise ValueError(
-        f"A {type(value).__name__} cannot be sent to a store: give what JSON can hold."
-    )
-
-
-def from_wire(value: Any) -> Any:
-    """What `to_wire` was given. Raises ValueError for anything else."""
-    if isinstance(value, list):
-        return [from_wire(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if isinstance(value.get("dict"), dict):
-        return {name: from_wire(one) for name, one in value["dict"].items()}
-    if isinstance(value.get("page"), list):
-        limit, offset, total = value["of"]
-        return PaginatedResult(
-            items=from_wire(value["page"]), limit=limit, offset=offset, total=total
-        )
-    if value.get("record") in RECORDS:
-        return RECORDS[value["record"]].model_validate(value["data"])
-    raise ValueError(f"No record of a store: {sorted(value)}")
+    try:
+        return form_of(method, name).dump_python(value, mode="json", serialize_as_any=True)
+    except PydanticSerializationError as error:
+        raise ValueError(f"The {name} of {method} cannot be sent to a store: {error}") from error
 
 
 class LightningStoreServer(LightningStore):
@@ -164,20 +114,20 @@ class LightningStoreServer(LightningStore):
         if self._token and not is_token(
             self._token, bearer(request.headers.get("authorization", ""))
         ):
-            return _failed("ValueError", "The token is missing or wrong.", 401)
+            return _error_response("ValueError", "The token is missing or wrong.", 401)
         if name not in METHODS:
-            return _failed("ValueError", f"A store has no method {name!r}.", 404)
+            return _error_response("ValueError", f"A store has no method {name!r}.", 404)
         try:
-            given = from_wire((await json_body(request, MOST)).get("arguments"))
-            bound = METHODS[name].bind(self, **given)
-            result = await getattr(self.store, name)(*bound.args[1:], **bound.kwargs)
-            return JSONResponse({"result": to_wire(result)})
+            sent = dict((await json_body(request, MOST)).get("arguments") or {})
+            given = {key: form_of(name, key).validate_python(one) for key, one in sent.items()}
+            result = await getattr(self.store, name)(**given)
+            return JSONResponse({"result": to_wire(name, "return", result)})
         except RequestError as error:
-            return _failed("ValueError", error.message, error.status)
+            return _error_response("ValueError", error.message, error.status)
         except (ValidationError, KeyError, AttributeError) as error:
-            return _failed("ValueError", f"{name}: {error}", 400)
+            return _error_response("ValueError", f"{name}: {error}", 400)
         except tuple(ERRORS.values()) as error:
-            return _failed(
+            return _error_response(
                 next(kind for kind, one in ERRORS.items() if isinstance(error, one)),
                 str(error),
                 400,
@@ -185,7 +135,7 @@ class LightningStoreServer(LightningStore):
 
 
 class LightningStoreClient(LightningStore):
-    """The store of a `LightningStoreServer`. Raises what the server's store raises, and ConnectionError."""
+    """The store of a `LightningStoreServer`. Raises the errors of the server's store, and ConnectionError."""
 
     def __init__(self, server_address: str, *, request_timeout: float | None = None) -> None:
         """`request_timeout`: seconds for an answer; None waits, as `wait_for_rollouts` may."""
@@ -197,7 +147,7 @@ class LightningStoreClient(LightningStore):
 
     @property
     def capabilities(self) -> Any:
-        """As every store's; other processes see what it holds."""
+        """As every store's; other processes see its records."""
         return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": False}
 
     async def close(self) -> None:
@@ -207,12 +157,14 @@ class LightningStoreClient(LightningStore):
 
     async def ask(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Call a method of the server's store."""
+        # A connection belongs to the event loop that opened it, and each runner has a loop of its own.
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
             client = self._clients[loop] = httpx2.AsyncClient(
                 headers=self._headers, timeout=self._timeout, trust_env=False
             )
-        url, body = f"{self.server_address}{PATH}/{method}", {"arguments": to_wire(arguments)}
+        sent = {name: to_wire(method, name, value) for name, value in arguments.items()}
+        url, body = f"{self.server_address}{PATH}/{method}", {"arguments": sent}
         for pause in (*CONNECTING, None):
             try:
                 answer = await client.post(url, json=body)
@@ -230,7 +182,7 @@ class LightningStoreClient(LightningStore):
         try:
             said = answer.json()
             if answer.is_success:
-                return from_wire(said["result"])
+                return form_of(method).validate_python(said["result"])
             kind, message = ERRORS.get(said["error"], RuntimeError), said["message"]
         except (KeyError, TypeError, ValueError) as problem:
             text = (
@@ -259,7 +211,7 @@ def serving(store: LightningStore, host: str, port: int) -> Iterator[None]:
         loop.close()
 
 
-def _failed(kind: str, message: str, status: int) -> Response:
+def _error_response(kind: str, message: str, status: int) -> Response:
     return JSONResponse({"error": kind, "message": message}, status)
 
 

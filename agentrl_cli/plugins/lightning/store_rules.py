@@ -40,7 +40,7 @@ UNSET: Any = Unset()
 
 
 class Rules:
-    """What the methods of a store are made of. Callers hold `records.atomic()`."""
+    """The steps of a store's methods. Callers hold `records.atomic()`."""
 
     def __init__(self, records: Records | None = None, heal: float = HEAL) -> None:
         self._records = MemoryRecords() if records is None else records
@@ -97,7 +97,7 @@ class Rules:
             raise ValueError(f"Attempt {attempt_id} not found for rollout {rollout_id}")
         return found
 
-    def _attempted(self, rollout: Rollout) -> Rollout:
+    def _with_attempt(self, rollout: Rollout) -> AttemptedRollout | Rollout:
         """Return the rollout with its last attempt, if it had any."""
         latest = self._latest(rollout.rollout_id)
         return rollout if latest is None else AttemptedRollout(**dict(rollout), attempt=latest)
@@ -128,7 +128,7 @@ class Rules:
         return attempt
 
     def _alive(self, attempt: Attempt) -> None:
-        """A sign of life: the attempt and its rollout run."""
+        """Note a sign of life: the attempt and its rollout run."""
         changes: dict[str, Any] = {"last_heartbeat_time": time.time()}
         if attempt.status in ("preparing", "unresponsive"):
             changes["status"] = "running"
@@ -175,7 +175,7 @@ class Rules:
         return worker
 
     def _sync(self, attempt: Attempt) -> None:
-        """The worker of an attempt is busy with it, or idle after it; lost with it, its state is unknown."""
+        """Set the worker of an attempt busy with it, idle after it, or unknown if the attempt was lost."""
         if not attempt.worker_id:
             return
         now = time.time()
@@ -215,7 +215,7 @@ def idle(now: float) -> dict[str, Any]:
 
 
 def span_key(span: Span) -> str:
-    """What a span is known by."""
+    """Return the key of a span."""
     return f"{span.rollout_id}/{span.attempt_id}/{span.span_id}"
 
 
@@ -237,7 +237,7 @@ def contains(field: str, text: str | None) -> Test:
     return None if text is None else lambda row: text in (getattr(row, field) or "")
 
 
-def filtered(rows: list[T], tests: Sequence[Test], logic: str) -> list[T]:
+def select_rows(rows: list[T], tests: Sequence[Test], logic: str) -> list[T]:
     """Return the rows that pass all tests, or any of them."""
     real, enough = [test for test in tests if test is not None], any if logic == "or" else all
     return [row for row in rows if enough(test(row) for test in real)] if real else rows

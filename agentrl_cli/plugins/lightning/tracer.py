@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field
+
 from agentrl_cli.agents.emit import CURRENT
 from agentrl_cli.plugins.lightning.calls import call_spans
 from agentrl_cli.plugins.lightning.env_var import LightningEnvVar, resolve_bool_env_var
@@ -85,6 +87,7 @@ class Trace:
     async def flush(self, store: Any) -> None:
         """Write what is new to the store, with its sequence ids."""
         self.look()
+        # Counted before the first await: the periodic writer and the end of the trace may flush at once.
         new, start = self.spans[self.written :], self.written
         if store is None or not new or not self.rollout_id:
             return
@@ -99,16 +102,14 @@ class Trace:
         await store.add_many_spans(numbered)
 
 
-class Recording:
+class Recording(SpanCoreFields):
     """A span that is being recorded."""
 
-    def __init__(
-        self, name: str, attributes: Attributes | None = None, start_time: float | None = None
-    ) -> None:
-        self.name, self.attributes = name, dict(attributes or {})
-        self.start_time, self.end_time = start_time or time.time(), 0.0
-        self.status = TraceStatus(status_code="UNSET")
-        self.span_id = secrets.token_hex(8)
+    status: TraceStatus = TraceStatus(status_code="UNSET")
+    attributes: Attributes = Field(default_factory=dict)
+    start_time: float | None = Field(default_factory=time.time)
+    end_time: float | None = None
+    span_id: str = Field(default_factory=lambda: secrets.token_hex(8))
 
     def record_attributes(self, attributes: Attributes) -> None:
         """Add attributes."""
@@ -131,13 +132,7 @@ class Recording:
         """Return the span. Raises ValueError before its end."""
         if not self.end_time:
             raise ValueError("The span has not ended.")
-        return SpanCoreFields(
-            name=self.name,
-            attributes=self.attributes,
-            status=self.status,
-            start_time=self.start_time,
-            end_time=self.end_time,
-        )
+        return SpanCoreFields(**self.model_dump(exclude={"span_id"}))
 
 
 _TRACE: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default=None)
@@ -147,6 +142,9 @@ _ACTIVE: ContextVar[Any] = ContextVar("agentlightning_tracer", default=None)
 
 class Tracer(ParallelWorkerBase):
     """Collects spans. A subclass may override `trace_context`, `create_span` and `get_last_trace`."""
+
+    _status: StatusCode = "UNSET"
+    _keeps = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,12 +198,11 @@ class Tracer(ParallelWorkerBase):
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
         """Return a span without duration, added to the running trace."""
-        at = timestamp or time.time()
-        ended = status or TraceStatus(status_code="UNSET")
+        at, ended = timestamp or time.time(), status or TraceStatus(status_code=self._status)
         core = SpanCoreFields(
             name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended
         )
-        if (trace := _TRACE.get()) is not None and _ACTIVE.get() is not None:
+        if self._keeps and (trace := _running()) is not None:
             trace.add(core, parent_id=_PARENT.get())
         return core
 
@@ -218,8 +215,8 @@ class Tracer(ParallelWorkerBase):
         end_time: float | None = None,
     ) -> Iterator[Recording]:
         """Yield a span around what runs inside."""
-        recording = Recording(name, attributes, start_time)
-        above = _PARENT.get()
+        began, above = start_time or time.time(), _PARENT.get()
+        recording = Recording(name=name, attributes=dict(attributes or {}), start_time=began)
         token = _PARENT.set(recording.span_id)
         try:
             yield recording
@@ -229,7 +226,7 @@ class Tracer(ParallelWorkerBase):
         finally:
             _PARENT.reset(token)
             recording.end_time = end_time or time.time()
-            if (trace := _TRACE.get()) is not None and _ACTIVE.get() is not None:
+            if (trace := _running()) is not None:
                 trace.add(recording.get_recorded_span(), recording.span_id, above)
 
     def start_as_current_span(
@@ -291,18 +288,13 @@ class AgentOpsTracer(Tracer):
 class DummyTracer(Tracer):
     """Makes spans that belong to no trace."""
 
-    def create_span(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        timestamp: float | None = None,
-        status: TraceStatus | None = None,
-    ) -> SpanCoreFields:
-        """Return a span; nothing keeps it."""
-        at, ended = timestamp or time.time(), status or TraceStatus(status_code="OK")
-        return SpanCoreFields(
-            name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended
-        )
+    _status = "OK"
+    _keeps = False
+
+
+def _running() -> Trace | None:
+    """Return the trace that spans belong to now; after its end it is kept for `get_last_trace` alone."""
+    return _TRACE.get() if _ACTIVE.get() is not None else None
 
 
 def get_active_tracer() -> Tracer | None:
@@ -320,7 +312,7 @@ def set_active_tracer(tracer: Tracer) -> None:
 
 
 def clear_active_tracer() -> None:
-    """The opposite."""
+    """Undo `set_active_tracer`."""
     _ACTIVE.set(None)
 
 

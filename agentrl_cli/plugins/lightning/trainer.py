@@ -66,31 +66,26 @@ class Trainer:
         """
         for old, new in OLD.items():
             if locals()[old] is not None:
-                warnings.warn(
-                    f"`{old}` is deprecated. Please use `{new}`.", DeprecationWarning, stacklevel=2
-                )
+                text = f"`{old}` is deprecated. Please use `{new}`."
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
         self._dev, self.daemon, self.port, self.project = dev, daemon, port, project
         wanted = n_runners if n_runners is not None else n_workers
         self.max_rollouts = max_rollouts if max_rollouts is not None else max_tasks
         self.initial_resources, self.agent = initial_resources, agent
         self.tracer = build_component(tracer, Tracer, OtelTracer)
-        self.adapter: Any = build_component(
-            adapter or triplet_exporter, object, TracerTraceToTriplet
-        )
+        exporter = adapter or triplet_exporter
+        self.adapter: Any = build_component(exporter, object, TracerTraceToTriplet)
         self.algorithm = build_component(algorithm, Algorithm, None)
-        count = {"n_runners": wanted or 1}
         named = ALIASES.get(strategy, strategy) if isinstance(strategy, str) else strategy
-        self.strategy = build_component(
-            named, ExecutionStrategy, ClientServerExecutionStrategy, count
-        )
+        named, count = named or ClientServerExecutionStrategy, {"n_runners": wanted or 1}
+        self.strategy = build_component(named, ExecutionStrategy, None, count)
         self.n_runners = wanted if wanted is not None else self.strategy.n_runners
         self.store = build_component(store, LightningStore, InMemoryLightningStore)
         given = {"tracer": self.tracer, "max_rollouts": self.max_rollouts, "poll_interval": 0.05}
         self.runner = build_component(runner, Runner, LitAgentRunner, given)
         self.llm_proxy = build_component(llm_proxy, object, None, {"store": self.store})
-        self.hooks: Sequence[Any] = (
-            () if hooks is None else (hooks,) if _is_hook(hooks) else tuple(hooks)
-        )
+        single = isinstance(hooks, Hook) or not isinstance(hooks, Sequence)
+        self.hooks = tuple(one for one in ((hooks,) if single else hooks) if one is not None)
 
     @property
     def agent_name(self) -> str:
@@ -115,7 +110,7 @@ class Trainer:
         return self._execute(self.algorithm, train_dataset, val_dataset)
 
     def dev(self, agent: Any = None, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
-        """Run at most ten tasks and log what they leave; nothing is learnt. Raises TypeError for a slow algorithm."""
+        """Run at most ten tasks and log their spans; nothing is learnt. Raises TypeError for a slow algorithm."""
         train_dataset = self._take(agent, train_dataset)
         algorithm = self.algorithm if self.algorithm is not None else Baseline()
         if not isinstance(algorithm, FastAlgorithm):
@@ -161,7 +156,7 @@ class Trainer:
         async def learn(store: LightningStore, event: Any) -> None:
             if algorithm is None:
                 while not event.is_set():
-                    await _nap()
+                    await asyncio.sleep(0.1)
                 return
             answer = algorithm.run(train_dataset=train_dataset, val_dataset=val_dataset)
             if inspect.isawaitable(answer):
@@ -186,7 +181,7 @@ def build_component(
     default: Callable[..., Any] | None,
     optional: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What a specification means; `optional` arguments are given to what takes them. Raises TypeError."""
+    """Return the component of a specification, made with those `optional` arguments that it takes. Raises TypeError."""
     spec = default if spec is None else spec
     arguments: dict[str, Any] = {}
     if isinstance(spec, Mapping):
@@ -212,11 +207,3 @@ def _first(dataset: Any, count: int) -> list[Any] | None:
     return (
         None if dataset is None else [dataset[index] for index in range(min(count, len(dataset)))]
     )
-
-
-def _is_hook(value: Any) -> bool:
-    return isinstance(value, Hook) or not isinstance(value, Sequence)
-
-
-async def _nap() -> None:
-    await asyncio.sleep(0.1)

@@ -1,6 +1,6 @@
 """The data models of Agent-Lightning 0.x: rollouts, attempts, resources, triplets, hooks. Spans are in spans.py."""
 
-# ruff: noqa: PLC0414  # the names of spans.py are found here, too
+# ruff: noqa: F401  # the names of spans.py are found here, too
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -8,21 +8,22 @@ from typing import Annotated, Any, Generic, Literal, Protocol, SupportsIndex, Ty
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from agentrl_cli.plugins.lightning.semconv import SpanAttributeNames as SpanAttributeNames
-from agentrl_cli.plugins.lightning.semconv import SpanNames as SpanNames
-from agentrl_cli.plugins.lightning.spans import Attributes as Attributes
-from agentrl_cli.plugins.lightning.spans import AttributeValue as AttributeValue
-from agentrl_cli.plugins.lightning.spans import Event as Event
-from agentrl_cli.plugins.lightning.spans import Link as Link
-from agentrl_cli.plugins.lightning.spans import OtelResource as OtelResource
-from agentrl_cli.plugins.lightning.spans import Span as Span
-from agentrl_cli.plugins.lightning.spans import SpanContext as SpanContext
-from agentrl_cli.plugins.lightning.spans import SpanCoreFields as SpanCoreFields
-from agentrl_cli.plugins.lightning.spans import SpanLike as SpanLike
-from agentrl_cli.plugins.lightning.spans import SpanRecordingContext as SpanRecordingContext
-from agentrl_cli.plugins.lightning.spans import StatusCode as StatusCode
-from agentrl_cli.plugins.lightning.spans import TraceState as TraceState
-from agentrl_cli.plugins.lightning.spans import TraceStatus as TraceStatus
+from agentrl_cli.plugins.lightning.semconv import SpanAttributeNames, SpanNames
+from agentrl_cli.plugins.lightning.spans import (
+    Attributes,
+    AttributeValue,
+    Event,
+    Link,
+    OtelResource,
+    Span,
+    SpanContext,
+    SpanCoreFields,
+    SpanLike,
+    SpanRecordingContext,
+    StatusCode,
+    TraceState,
+    TraceStatus,
+)
 
 T_co = TypeVar("T_co", covariant=True)
 T_item = TypeVar("T_item")
@@ -115,7 +116,7 @@ class EnqueueRolloutRequest(BaseModel):
 
 
 class Worker(BaseModel):
-    """What is known of a runner."""
+    """The state of a runner."""
 
     worker_id: str
     status: WorkerStatus = "unknown"
@@ -132,7 +133,7 @@ class Worker(BaseModel):
 
 
 class Resource(BaseModel):
-    """What an agent is given to work with, and an algorithm tunes."""
+    """A resource of agents that an algorithm may tune."""
 
     resource_type: Any
 
@@ -224,7 +225,7 @@ class Dataset(Protocol, Generic[T_co]):
 
 
 class ParallelWorkerBase:
-    """What has a life of its own in each worker."""
+    """Something with a life of its own in each worker."""
 
     def __init__(self) -> None:
         self.worker_id: int | None = None
@@ -269,7 +270,7 @@ class Hook(ParallelWorkerBase):
         """An attempt has ended, well or not."""
 
 
-class PaginatedResult(BaseModel, Sequence[T_item]):
+class PaginatedResult(BaseModel, Sequence[T_item], Generic[T_item]):
     """A page of a query."""
 
     items: Sequence[T_item]

@@ -15,11 +15,11 @@ from agentrl_cli.plugins.lightning.store_rules import (
     Rules,
     Unset,
     contains,
-    filtered,
     given_only,
     idle,
     is_in,
     page,
+    select_rows,
 )
 from agentrl_cli.plugins.lightning.types import (
     Attempt,
@@ -41,7 +41,7 @@ POLL = 0.05
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do."""
+    """The abilities of a store."""
 
     thread_safe: bool
     async_safe: bool
@@ -66,7 +66,7 @@ class LightningQueue(Rules):
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        """What it can do."""
+        """Its abilities."""
         return {
             "thread_safe": True,
             "async_safe": True,
@@ -118,7 +118,7 @@ class LightningQueue(Rules):
     async def enqueue_many_rollouts(
         self, rollouts: Sequence[EnqueueRolloutRequest]
     ) -> Sequence[Rollout]:
-        """Rollouts for runners to take, in order."""
+        """Queue rollouts for runners, in order."""
         with self._records.atomic():
             return [self._new(request) for request in rollouts]
 
@@ -157,7 +157,7 @@ class LightningQueue(Rules):
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        """Change what is given."""
+        """Change the given fields."""
         given = dict(
             input=input,
             mode=mode,
@@ -178,7 +178,7 @@ class LightningQueue(Rules):
         last_heartbeat_time: float | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Attempt:
-        """Change what is given; the rollout's status follows that of its last attempt."""
+        """Change the given fields; the rollout's status follows that of its last attempt."""
         given = dict(
             status=status,
             worker_id=worker_id,
@@ -201,8 +201,8 @@ class LightningQueue(Rules):
         offset: int = 0,
         status: Sequence[RolloutStatus] | None = None,
         rollout_ids: Sequence[str] | None = None,
-    ) -> PaginatedResult[Rollout]:
-        """Rollouts with their last attempts. `status` and `rollout_ids` are the old names of two filters."""
+    ) -> PaginatedResult[AttemptedRollout | Rollout]:
+        """Return rollouts with their last attempts. `status` and `rollout_ids` are the old names of two filters."""
         self._heal()
         states = status_in if status_in is not None else status
         ids = rollout_id_in if rollout_id_in is not None else rollout_ids
@@ -211,8 +211,8 @@ class LightningQueue(Rules):
             is_in("rollout_id", ids),
             contains("rollout_id", rollout_id_contains),
         ]
-        rows = [self._attempted(rollout) for rollout in self._records.select("rollouts")]
-        return page(filtered(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
+        rows = [self._with_attempt(rollout) for rollout in self._records.select("rollouts")]
+        return page(select_rows(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
 
     async def query_attempts(
         self,
@@ -229,11 +229,11 @@ class LightningQueue(Rules):
             self._records.select("attempts", rollout_id), sort_by, sort_order, limit, offset
         )
 
-    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """Return a rollout with its last attempt."""
         self._heal()
         found = self._records.get("rollouts", rollout_id)
-        return None if found is None else self._attempted(found)
+        return None if found is None else self._with_attempt(found)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """Return the last attempt at a rollout."""
@@ -242,7 +242,7 @@ class LightningQueue(Rules):
 
     async def wait_for_rollouts(
         self, *, rollout_ids: list[str], timeout: float | None = None
-    ) -> list[Rollout]:
+    ) -> list[AttemptedRollout | Rollout]:
         """Return those that have ended, at the latest after `timeout` seconds; 0 only looks."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -253,7 +253,7 @@ class LightningQueue(Rules):
             ]
             known = sum(rollout is not None for rollout in found)
             if len(ended) == known or (deadline is not None and time.monotonic() >= deadline):
-                return [self._attempted(rollout) for rollout in ended]
+                return [self._with_attempt(rollout) for rollout in ended]
             await asyncio.sleep(POLL)
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -271,11 +271,11 @@ class LightningQueue(Rules):
     ) -> PaginatedResult[Worker]:
         """Return the runners that were heard of."""
         tests = [is_in("status", status_in), contains("worker_id", worker_id_contains)]
-        rows = filtered(self._records.select("workers"), tests, filter_logic)
+        rows = select_rows(self._records.select("workers"), tests, filter_logic)
         return page(rows, sort_by, sort_order, limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        """One of them."""
+        """Return one of them; None if unknown."""
         found: Worker | None = self._records.get("workers", worker_id)
         return found
 

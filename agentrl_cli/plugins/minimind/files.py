@@ -121,7 +121,7 @@ def adapt_reward(
 
 
 def _decode_turn(episode: Episode, turn: Turn, ctx: RewardContext) -> str:
-    """Return what the model wrote in a turn, its tags included."""
+    """Return the text that the model wrote in a turn, with its tags."""
     if ctx.decode is None:
         return content_text(turn.messages[0].get("content"))
     tokens = zip(

@@ -59,11 +59,11 @@ def load_candidates(store: Store, name: str) -> Candidates:
     best = max(scored, key=lambda row: row.scores["validation"]).id if scored else ""
     budget = int(plans[-1]["budget"]) if plans else 0
     return Candidates(
-        run, tuple(ordered(found)), best, episodes, len(spent), budget, tuple(sorted(points))
+        run, tuple(sort_by_parent(found)), best, episodes, len(spent), budget, tuple(sorted(points))
     )
 
 
-def ordered(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
+def sort_by_parent(rows: list[PromptRow]) -> list[tuple[PromptRow, int]]:
     """Return each candidate with its depth, after its parent; one whose parent is unknown is a root."""
     below: dict[str | None, list[PromptRow]] = {}
     known: set[str] = set()
@@ -85,7 +85,7 @@ def head_line(found: Candidates) -> str:
 
 
 def plain_lines(found: Candidates, width: int) -> list[str]:
-    """What the screen shows: the candidates, the curve, and the best one against its parent."""
+    """Return the screen as text: the candidates, the curve, and the best one against its parent."""
     rows = {row.id: row for row, _ in found.rows}
     lines = tree_lines(found, "", width)
     if found.points:

@@ -22,12 +22,12 @@ MOST = 1024
 
 
 def reflection(named: str, model: str, loaded: Loaded, seed: int, base: Path) -> Reflect:
-    """What `--reflect-with` names: `served`, an address (with the model's name there), or file.py:function.
+    """Open the model of `--reflect-with`: `served`, an address (with the model's name there), or file.py:function.
 
     Raises ConfigError or NotFound.
     """
     if named == "served":
-        return _served(loaded, seed)
+        return _ask_served(loaded, seed)
     if named.startswith(("http://", "https://")):
         if not model:
             raise ConfigError(
@@ -62,7 +62,7 @@ def _function(found: Callable[[str], Any], named: str) -> Reflect:
     return call
 
 
-def _served(loaded: Loaded, seed: int) -> Reflect:
+def _ask_served(loaded: Loaded, seed: int) -> Reflect:
     """Return the policy itself, without tools."""
     numbers = itertools.count()
     chat: Chat = loaded.chat

@@ -1,4 +1,4 @@
-"""What both searches stand on: candidates as rows, evaluations as episodes, a budget, a reflection model.
+"""The base of both searches: candidates as rows, evaluations as episodes, a budget, a reflection model.
 
 A search is a function of its seed and of what evaluations and reflections answer, and both are in the store. So one
 that was killed is run again from its start, and what it had already comes from rows, at no cost.
@@ -49,11 +49,11 @@ def id_of(parts: Mapping[str, str]) -> str:
 
 
 class Trials(Protocol[T_contra]):
-    """What a search by reflection needs: candidates, a reflection model, and evaluations at items of some data."""
+    """The surroundings of a search by reflection: candidates, a reflection model, and evaluations."""
 
     seed: int
     stronger: str
-    """What a user does about a reflection model that gives no usable text."""
+    """Advice to the user about a reflection model that gives no usable text."""
     useless: int
     """Answers in a row that had no usable text."""
 
@@ -192,7 +192,7 @@ class Search:
             group = f"{candidate}/{task.id}"
             jobs.append(
                 Job(
-                    prompted(task, self.pack, pack),
+                    with_prompt(task, self.pack, pack),
                     seed,
                     0,
                     group,
@@ -236,7 +236,7 @@ def score(episode: Episode) -> float:
     return float(episode.primary or 0.0)
 
 
-def prompted(task: Task, old: Pack, new: Pack) -> Task:
+def with_prompt(task: Task, old: Pack, new: Pack) -> Task:
     """Return a task with the new pack's system message where it has the old one's, and its template."""
     messages = templated(list(task.prompt), new.template, old.template)
     first = messages[0]
@@ -248,7 +248,7 @@ def prompted(task: Task, old: Pack, new: Pack) -> Task:
 
 
 def feedback(episode: Episode) -> dict[str, str]:
-    """What the reflection model sees of an attempt: what was asked, what was done, and how it went."""
+    """Return an attempt as the reflection model reads it: the task, the actions, and how it went."""
     said: list[str] = []
     asked = ""
     for turn in episode.turns:

@@ -114,7 +114,7 @@ class Adapter:
     def make_reflective_dataset(
         self, candidate: Parts, eval_batch: Any, components_to_update: Sequence[str]
     ) -> Mapping[str, Sequence[Mapping[str, str]]]:
-        """What the reflection model sees of the attempts."""
+        """Return the attempts as the reflection model reads them."""
         episodes: Sequence[Episode] = eval_batch.trajectories
         return {name: [feedback(each) for each in episodes] for name in components_to_update}
 

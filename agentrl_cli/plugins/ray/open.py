@@ -1,4 +1,4 @@
-"""Opens the workers of a run, and checks what must hold before they make episodes."""
+"""Opens the workers of a run, and checks their nodes before they make episodes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def open_pool(
 def make_setup(
     config: Config, base: Path, loaded: Loaded, spec: str | None, trainable: bool
 ) -> Setup:
-    """Return what workers are made from. Raises ConfigError for weights that they cannot be given."""
+    """Return the setup of the workers. Raises ConfigError for weights that they cannot be given."""
     import torch
 
     cluster, policy = config.section(ClusterConfig), loaded.policy
@@ -104,7 +104,7 @@ def make_setup(
 
 
 def differences(packs: Mapping[str, Pack], other: Hello) -> list[str]:
-    """Return how a node differs from this process in what could change an episode."""
+    """Return how a node differs from this process so that an episode could change."""
     here, there = describe_node(packs).facts, other.facts
     names = [*here, *(name for name in there if name not in here)]
     return [

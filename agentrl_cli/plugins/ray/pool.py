@@ -1,6 +1,6 @@
 """The workers of a run: gives out jobs, again when a worker is lost, brings weights, replaces workers.
 
-The only writer to the store is this process: what a worker records arrives as messages. A job's seeds are in the job,
+The only writer to the store is this process: the records of workers arrive as messages. A job's seeds are in the job,
 so it does not matter which worker makes it. A worker that is lost costs the turns that it was making: its jobs are
 given again with the same seeds, at most twice, then the episode is an `env_error`; a fresh worker takes its place.
 """

@@ -1,6 +1,6 @@
 """Workers as Ray actors, on any number of nodes. Ray is an extra, imported only here.
 
-The project folder goes to every node as the runtime environment's working directory, without `runs/`; what lies outside
+The project folder goes to every node as the runtime environment's working directory, without `runs/`; files outside
 it (a model, other packs) must be where every node sees it. Weights go into the object store once for each version.
 One placement group reserves room for all workers before any starts. A lost actor is not restarted by Ray but made again
 by the pool; if its node is lost, Ray moves its bundle to whatever node has room: also to one that came back.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXCLUDED = ["runs", ".git", ".venv", "venv", "__pycache__", "node_modules"]
-"""What of a project no worker needs."""
+"""Parts of a project that no worker needs."""
 REACHABLE = 10.0
 """Seconds in which a cluster's address must answer."""
 RESERVED = 30.0
@@ -154,7 +154,7 @@ def open_links(config: Config, base: Path) -> Iterator[tuple[list[Callable[[], L
 
 
 def require_inside(config: Config) -> None:
-    """Raise ConfigError for what workers would look for beside the project folder, which is all that they get."""
+    """Raise ConfigError for paths outside the project folder, which is all that workers get."""
     named = {"task.packs": config.task.packs, "model.name": [config.model.name]}
     for key, names in named.items():
         for name in names:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 BEAT = 1.0
 """Seconds between two signs of life."""
 PACKAGES = ("agentrl-cli", "torch", "transformers", "tokenizers", "peft", "numpy", "ray")
-"""What must have the same version everywhere, if it is installed."""
+"""Packages that must have the same version everywhere, if installed."""
 
 Call = tuple[int, str, tuple[Any, ...]]
 """To a worker: the number of the call, a method of `Service` (or `cancel` or `close`), its arguments."""
@@ -52,7 +52,7 @@ None: the weights of the model's own files.
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker is made from."""
+    """The setup of a worker."""
 
     config: Config
     base: Path
@@ -66,12 +66,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Where a worker runs, and with what."""
+    """The node and versions of a worker."""
 
     node: str
     pid: int
     facts: Mapping[str, str]
-    """Versions, and the hash of each pack's code: what must be the same everywhere."""
+    """Versions, and the hash of each pack's code: all must be the same everywhere."""
 
 
 @runtime_checkable
@@ -93,7 +93,7 @@ class Following(Protocol):
 
 
 def describe_node(packs: Mapping[str, Pack]) -> Hello:
-    """Return where this process runs, and with what."""
+    """Return the node and versions of this process."""
     facts = {"Python": platform.python_version().rpartition(".")[0]}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

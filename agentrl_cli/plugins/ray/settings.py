@@ -49,7 +49,7 @@ class ClusterConfig(Section):
 
     @field_validator("kind")
     @classmethod
-    def _known(cls, kind: str) -> str:
+    def _check_kind(cls, kind: str) -> str:
         known = ("here", *LINKS)
         if kind not in known and ":" not in kind and kind not in names("workers", LINKS):
             problem = NotFound.of("kind of worker", kind, known)

@@ -28,7 +28,7 @@ STATE = "environment"
 FORM = Form(lambda row: False, own)
 """Its rows are ours without an `id`, and recognised as such."""
 REWARDS = {"environment": {"primary": True, "function": "environment"}}
-"""What a pack is scored by that names no reward, if its environment has `get_reward`."""
+"""The reward of a pack that names none, if its environment has `get_reward`."""
 
 
 def environment_tools(where: str, value: Any, folder: Path) -> list[Tool]:
@@ -188,7 +188,7 @@ async def _reward_of(state: MutableMapping[str, Any]) -> Any:
 
 
 def _text(said: Any) -> str:
-    """Return what `reset` adds to the task, a text or blocks of text. Raises EnvError for an image."""
+    """Return the addition of `reset` to the task, a text or blocks of text. Raises EnvError for an image."""
     if said is None or isinstance(said, str):
         return said or ""
     if isinstance(said, list) and all(

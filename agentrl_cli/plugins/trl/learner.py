@@ -7,13 +7,11 @@ waits until TRL asks for the next. https://huggingface.co/docs/trl/grpo_trainer
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,10 +27,9 @@ from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import segments_of
 from agentrl_cli.learning.protocols import Update
-from agentrl_cli.learning.settings import aggregation_name
+from agentrl_cli.plugins.trl.grpo_config import FIXED, arguments, check
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.policies.load import Loaded
-from agentrl_cli.registry import require_package
 from agentrl_cli.trainer.compute import LearnerMaker, needed_folder
 from agentrl_cli.trainer.memory_plan import checkpoints, row_tokens, sets_aside
 from agentrl_cli.types import Episode
@@ -42,158 +39,8 @@ LOST = (
     " trained, seq_mean divides by all episodes of a step and counts those left out as 0, and replay has no per-token"
     " numbers of training."
 )
-LOSS_TYPES = {"token_mean": "dapo", "seq_mean": "grpo", "seq_mean_norm": "dr_grpo"}
-SCALES = {"grpo": "group", "dr_grpo": "none"}
-UNSUPPORTED = {
-    "rollout.async_staleness": 0,
-    "algo.epochs": 1,
-    "algo.minibatches": 1,
-    "algo.kl_in": "loss",
-    "algo.kl": "k3",
-    "algo.kl_target": None,
-    "algo.kl_unbiased": False,
-    "algo.entropy_target": None,
-    "algo.off_policy_mask": None,
-    "algo.entropy_share": 1.0,
-    "algo.bypass": False,
-    "algo.reject": "none",
-    "algo.ref_ema": 0.0,
-    "rollout.replay_truncation": False,
-}
-"""Settings that TRL cannot follow at any other value than these."""
-OWN = {
-    *(
-        "output_dir",
-        "max_steps",
-        "num_generations",
-        "generation_batch_size",
-        "steps_per_generation",
-        "num_iterations",
-    ),
-    *(
-        "gradient_accumulation_steps",
-        "temperature",
-        "learning_rate",
-        "seed",
-        "save_strategy",
-        "use_vllm",
-        "report_to",
-    ),
-}
-"""Fields of GRPOConfig that follow from other settings and cannot be given in `trainer.options`."""
-FIXED: Mapping[str, Any] = {
-    **{"report_to": "none", "logging_steps": 1, "logging_nan_inf_filter": False},
-    **{"disable_tqdm": True, "dataloader_pin_memory": False, "bf16": False},
-}
 NAMES = ("loss", "grad_norm", "entropy", "kl")
 """Metrics of TRL that screens show under the same name; `clip_ratio/…`, too. The others are stored as `trl/…`."""
-
-
-def arguments(config: Config) -> dict[str, Any]:
-    """Fields of GRPOConfig for a configuration. Raises ConfigError for a setting that TRL cannot follow."""
-    algo, train, rollout = config.algo, config.train, config.rollout
-    for key, only in UNSUPPORTED.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
-        if value not in (only, None):
-            raise _unsupported(key, value, only)
-    for key, value, known in (
-        ("algo.advantage", algo.advantage.name, SCALES),
-        ("algo.loss", algo.loss.name, {"ppo_clip": ""}),
-        ("algo.aggregation", aggregation_name(algo), LOSS_TYPES),
-        ("train.optimizer", train.optimizer, {"adamw": "", "adamw8bit": ""}),
-        ("algo.correction", algo.correction, {"auto": "", "none": ""}),
-    ):
-        if value not in known:
-            raise _unsupported(key, value, " or ".join(known))
-    if rollout.truncates:
-        raise ConfigError(
-            "TRL does not correct for truncated sampling (top_p, top_k, min_p, a penalty or bad tokens).",
-            hint="Remove them, or set trainer.kind: agentrl.",
-        )
-    if clash := sorted(OWN & config.section(TrainerConfig).options.keys()):
-        raise ConfigError(
-            f"trainer.options: {', '.join(clash)} follows from the other settings.",
-            hint="Remove it.",
-        )
-    total = rollout.prompts_per_step * rollout.group_size
-    fitting = [
-        n
-        for n in range(1, total + 1)
-        if not total % n and n * rollout.max_tokens <= train.token_budget
-    ]
-    given: dict[str, Any] = {
-        "per_device_train_batch_size": max(fitting, default=1),
-        "num_generations": rollout.group_size,
-        "temperature": rollout.temperature,
-        "loss_type": LOSS_TYPES[aggregation_name(algo)],
-        "max_completion_length": rollout.max_tokens,
-        "scale_rewards": SCALES[algo.advantage.name],
-        "epsilon": getattr(algo.loss, "clip_low", 0.2),
-        "epsilon_high": getattr(algo.loss, "clip_high", 0.2),
-        "delta": getattr(algo.loss, "clip_dual", None),
-        "beta": algo.kl_coef,
-        "entropy_coef": algo.entropy_coef,
-        "max_grad_norm": train.max_grad_norm,
-        "gradient_checkpointing": train.checkpointing == "on",
-        **config.section(TrainerConfig).options,
-    }
-    size = given["per_device_train_batch_size"]
-    if not isinstance(size, int) or size < 1 or total % size:
-        raise ConfigError(
-            f"trainer.options: per_device_train_batch_size {size} does not divide the {total} episodes of a step."
-        )
-    if algo.entropy_coef:
-        _require_one_bonus(config, size, total)
-    return given | {"gradient_accumulation_steps": total // size}
-
-
-def _require_one_bonus(config: Config, size: int, total: int) -> None:
-    """Raise ConfigError where TRL's entropy bonus, a mean over a micro-batch's tokens, is not that of a step."""
-    if (name := aggregation_name(config.algo)) != "token_mean":
-        raise _unsupported("algo.aggregation with algo.entropy_coef", name, "token_mean")
-    if size < total:
-        raise ConfigError(
-            f"TRL takes the entropy bonus as a mean over each of the {total // size} micro-batches of {size} episodes,"
-            " which weights their tokens differently.",
-            hint=f"--set train.token_budget={total * config.rollout.max_tokens} (one micro-batch), or"
-            " trainer.kind: agentrl.",
-        )
-
-
-def _unsupported(key: str, value: object, only: object) -> ConfigError:
-    return ConfigError(
-        f"trainer.kind trl cannot follow {key}: {value}; with TRL it is {only}.",
-        hint=f"Set {key} to that, or trainer.kind: agentrl.",
-    )
-
-
-def check(config: Config) -> None:
-    """Raise MissingDependency or ConfigError if TRL cannot train with this configuration."""
-    require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
-    arguments(config)
-    require_fields(config.section(TrainerConfig).options)
-    if config.algo.kl_coef and config.adapter.path is not None:
-        raise ConfigError(
-            "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",
-            hint="Set algo.kl_coef=0, or trainer.kind: agentrl.",
-        )
-
-
-def require_fields(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that are not fields of the installed GRPOConfig."""
-    from trl import GRPOConfig
-
-    fields = [field.name for field in dataclasses.fields(GRPOConfig) if field.init]
-    for name in options:
-        if name not in fields:
-            near = ", ".join(get_close_matches(name, fields, 3))
-            raise ConfigError(
-                f"trainer.options: {name} is not a field of TRL's GRPOConfig.",
-                hint=f"Did you mean {near}?"
-                if near
-                else "Remove it; TRL's documentation lists the fields.",
-            )
 
 
 class _Ended(BaseException):
@@ -256,7 +103,7 @@ class TRLLearner:
         self._wait()
         self.compute.end()
         result.metrics = {
-            name if _shared(name) else f"trl/{name}": value for name, value in self._logs.items()
+            name if _is_shared(name) else f"trl/{name}": value for name, value in self._logs.items()
         }
         result.metrics["learning_rate"] = lr
         for episode, advantage in zip(self._episodes, self._given, strict=True):
@@ -269,7 +116,7 @@ class TRLLearner:
         return self.compute.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Restore a value of `state`."""
         self.compute.load_state(state)
 
     def close(self) -> None:
@@ -331,7 +178,7 @@ class TRLLearner:
         for weight in given:
             weight.grad = None  # a step without gradients changes nothing
 
-    def logged(self, logs: Mapping[str, Any]) -> None:
+    def keep_logs(self, logs: Mapping[str, Any]) -> None:
         """Metrics of a finished step."""
         self._logs = {
             name: float(value) for name, value in logs.items() if isinstance(value, int | float)
@@ -343,7 +190,7 @@ def stored_reward(stored_reward: list[float | None], **_: object) -> list[float 
     return stored_reward
 
 
-def _shared(name: str) -> bool:
+def _is_shared(name: str) -> bool:
     return name in NAMES or name.startswith("clip_ratio/")
 
 
@@ -375,24 +222,19 @@ def _row(
 def make_trainer(learner: TRLLearner) -> Any:
     """TRL's trainer for a learner; it makes only the updates."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module=r"(transformers|trl)\."
-    )  # of one about the other
-    logging.getLogger("trl.trainer.grpo_trainer").setLevel(
-        logging.ERROR
-    )  # it warns of each ungraded row
+    # The two packages warn of each other, and TRL of each ungraded row.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     from datasets import Dataset
     from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     class Logs(TrainerCallback):
-        """Hands TRL's metrics on, and looks at its gradients."""
-
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             learner.require_finite()
 
         def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            learner.logged(given["logs"])
+            learner.keep_logs(given["logs"])
 
     config, model = learner.config, learner.loaded.model
     try:
@@ -420,15 +262,13 @@ def make_trainer(learner: TRLLearner) -> Any:
         rollout_func=learner.rollouts,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
-    if "ref" in getattr(
-        model, "peft_config", {}
-    ):  # the base is the reference, as in our own trainer
+    if "ref" in getattr(model, "peft_config", {}):  # the base is the reference, as in our trainer
         model.delete_adapter("ref")
     return trainer
 
 
 def make_learner(config: Config) -> LearnerMaker | None:
-    """Return what makes TRL's learner, or None unless `trainer.kind` is trl.
+    """Return a maker of TRL's learner, or None unless `trainer.kind` is trl.
 
     Raises MissingDependency or ConfigError if TRL cannot train with this configuration.
     """

@@ -70,7 +70,7 @@ class Taskset:
         return self.tasks[place] if place < len(self.tasks) else None
 
     async def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Play one episode; return the mean reward of what the environment lets train."""
+        """Play one episode; return the mean reward of its trainable parts."""
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
 

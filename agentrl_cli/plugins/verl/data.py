@@ -120,7 +120,7 @@ def read_rows(folder: str, files: list[str], config: Mapping[str, Any]) -> list[
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without what verl's loader adds for its own batches."""
+    """Return a row without the columns that verl's loader adds for its batches."""
     row = {
         key: value for key, value in item.items() if not type(value).__module__.startswith("torch")
     }

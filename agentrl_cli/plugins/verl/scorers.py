@@ -122,7 +122,7 @@ def math_boxed(text: str) -> str | None:
 
 
 def math_unbox(boxed: str) -> str:
-    r"""Return what stands in a `\boxed`. Raises ValueError for another form."""
+    r"""Return the content of a `\boxed`. Raises ValueError for another form."""
     for left, right in (("\\boxed ", ""), ("\\boxed{", "}")):
         if left in boxed:
             if boxed.startswith(left) and boxed.endswith(right):

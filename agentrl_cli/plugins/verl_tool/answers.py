@@ -36,7 +36,7 @@ SHOWN = 80
 """Characters of an answer that a message repeats."""
 
 
-def decoded(data: bytes) -> Answer:
+def read_object(data: bytes) -> Answer:
     """Return a body as a JSON object."""
     try:
         answer = json.loads(data)
@@ -46,7 +46,7 @@ def decoded(data: bytes) -> Answer:
 
 
 def schemas(answer: Answer) -> list[ToolSchema]:
-    """What the server offers."""
+    """Return the schemas of the server's tools."""
     tools = [_object(tool, "a tool") for tool in _list(answer.get("tools"), "`tools`")]
     for tool in tools:
         if not isinstance(_object(tool.get("function"), "a tool's function").get("name"), str):
@@ -55,7 +55,7 @@ def schemas(answer: Answer) -> list[ToolSchema]:
 
 
 def opening(answer: Answer) -> list[str]:
-    """What tools want the model to read with its task."""
+    """Return text that tools add to the task's prompt."""
     return [str(text) for text in _list(answer.get("opening", []), "`opening`")]
 
 

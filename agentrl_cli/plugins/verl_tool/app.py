@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.agents.gateway.guard import bearer, is_foreign, is_served, is_token, sent_unasked
@@ -49,6 +49,14 @@ Route = Callable[["web.Request"], Awaitable["web.Response"]]
 
 class Busy(AgentRLError):
     """More concurrent calls than the server accepts; nothing was run."""
+
+
+STATUSES: dict[type[AgentRLError], int] = {
+    **{Busy: 429, NotFound: 404, UsageError: 400},
+    EnvError: 422,  # caused by the task or its tools: a retry would not help
+    AgentRLError: 500,
+}
+"""Class of an error to the status of its answer; the first that fits counts."""
 
 
 class ToolServer:
@@ -88,7 +96,8 @@ class ToolServer:
 
     async def call(self, body: Mapping[str, Any]) -> Any:
         calls = [bodies.call(item) for item in bodies.items(body, "calls")]
-        return {"results": await self._admitted(calls)}
+        with self._slots(len(calls)):
+            return {"results": await asyncio.gather(*map(self._answer, calls))}
 
     async def rewards(self, body: Mapping[str, Any]) -> Any:
         names = [str(name) for name in bodies.items(body, "trajectories")]
@@ -97,11 +106,6 @@ class ToolServer:
     async def close(self, body: Mapping[str, Any]) -> Any:
         names = [str(name) for name in bodies.items(body, "trajectories")]
         return {"closed": [name for name in names if await self.trajectories.close(name)]}
-
-    async def _admitted(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
-        """Return the calls' answers, in order."""
-        with self._slots(len(calls)):
-            return list(await asyncio.gather(*map(self._answer, calls)))
 
     @contextlib.contextmanager
     def _slots(self, count: int) -> Iterator[None]:
@@ -123,12 +127,13 @@ class ToolServer:
     async def _answer(self, call: Call) -> dict[str, Any]:
         try:
             return await self.trajectories.call(call)
+        except UsageError as error:
+            kind, message = "usage_error", error.message
+        except EnvironmentProblem as error:
+            kind, message = "sandbox_error", error.message
         except AgentRLError as error:
-            kinds = {UsageError: "usage_error", EnvironmentProblem: "sandbox_error"}
-            kind = next(
-                (name for cls, name in kinds.items() if isinstance(error, cls)), "env_error"
-            )
-            return {"fault": kind, "message": error.message}
+            kind, message = "env_error", error.message
+        return {"fault": kind, "message": message}
 
     # -- verl-tool's --------------------------------------------------------------------------------------------------
 
@@ -145,12 +150,11 @@ class ToolServer:
             rows = await asyncio.gather(
                 *map(self._observe, map(str, names), map(str, actions), fields)
             )
-        took = (time.perf_counter() - started) * 1000
         return {
             "observations": [row[0] for row in rows],
             "dones": [row[1] for row in rows],
             "valids": [row[2] for row in rows],
-            "processing_time_ms": took,
+            "processing_time_ms": (time.perf_counter() - started) * 1000,
             "queue_time_ms": 0.0,  # a call runs at once, or its request is refused
         }
 
@@ -160,33 +164,21 @@ class ToolServer:
         """(observation, done, valid) of one action."""
         if field.get("finish"):
             await self.trajectories.close(name)
-            answer = _boxed(action)
+            answer = _read_boxed(action)
             return ("" if answer is None else answer.strip()), True, True
-        if not field.get(
-            "key"
-        ):  # verl-tool's ids begin again after a finish; with a key it may be a late retry
+        if not field.get("key"):  # the id begins again after a finish; with a key it may be a retry
             self.trajectories.journal.forget_closed(name)
-        if not self.trajectories.journal.known(name):
+        if not self.trajectories.journal.is_known(name):
             await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
-        parsed = await asyncio.to_thread(
-            parse_text, action, self._parser, schemas
-        )  # actions may be long
+        # Actions may be long: read in a thread.
+        parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)
         if not parsed.calls:
             parsed = await asyncio.to_thread(parse_text, action, VERL_TOOL, schemas)
-        if not parsed.calls:
-            return (
-                {"obs": "", "invalid_reason": "no valid tool found for action"},
-                self._done_if_invalid,
-                False,
-            )
-        bad = [call for call in parsed.calls if call.error]
-        if bad:
-            return (
-                {"obs": str(bad[0].error), "invalid_reason": str(bad[0].error)},
-                self._done_if_invalid,
-                False,
-            )
+        wrong = next((str(call.error) for call in parsed.calls if call.error), "")
+        if wrong or not parsed.calls:
+            reason = wrong or "no valid tool found for action"
+            return {"obs": wrong, "invalid_reason": reason}, self._done_if_invalid, False
         key = str(field.get("key") or new_id())
         calls = [
             Call(name, f"{key}.{n}", call.name, call.arguments or {})
@@ -227,22 +219,25 @@ class ToolServer:
         return {"tools": [tool.schema for tool in self.trajectories.tools.values()]}
 
     def metrics(self) -> str:
-        """Metrics in Prometheus' text format."""
-        lines = ["# TYPE agentrl_tool_calls_total counter"]
-        for (tool, status), count in sorted(self.trajectories.counts.items()):
-            lines.append(f'agentrl_tool_calls_total{{tool="{tool}",status="{status}"}} {count}')
-        lines.append("# TYPE agentrl_tool_seconds_total counter")
-        for tool, seconds in sorted(self.trajectories.seconds.items()):
-            lines.append(f'agentrl_tool_seconds_total{{tool="{tool}"}} {seconds:.6f}')
-        for name, value in {
-            "agentrl_tool_calls_active": self.active,
-            "agentrl_tool_trajectories": len(self.trajectories),
-            "agentrl_tool_calls_refused_total": self.refused,
-        }.items():
-            lines += [
-                f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}",
-                f"{name} {value}",
-            ]
+        """Return the metrics in Prometheus' text format."""
+        calls, seconds = self.trajectories.counts, self.trajectories.seconds
+        families: dict[str, list[tuple[str, object]]] = {
+            "calls_total": [
+                (f'{{tool="{tool}",status="{status}"}}', count)
+                for (tool, status), count in sorted(calls.items())
+            ],
+            "seconds_total": [
+                (f'{{tool="{tool}"}}', f"{spent:.6f}") for tool, spent in sorted(seconds.items())
+            ],
+            "calls_active": [("", self.active)],
+            "trajectories": [("", len(self.trajectories))],
+            "calls_refused_total": [("", self.refused)],
+        }
+        lines = []
+        for name, values in families.items():
+            kind = "counter" if name.endswith("total") else "gauge"
+            lines.append(f"# TYPE agentrl_tool_{name} {kind}")
+            lines += [f"agentrl_tool_{name}{labels} {value}" for labels, value in values]
         return "\n".join(lines) + "\n"
 
     # -- HTTP -------------------------------------------------------------------------------------------------------
@@ -259,7 +254,7 @@ class ToolServer:
             raise MissingDependency("The tool server needs aiohttp.", hint=hint) from error
 
         async def metrics(request: web.Request) -> web.Response:
-            if not self._allowed(request):
+            if not self._is_allowed(request):
                 return _problem(401, UsageError("The token is missing or wrong."))
             return web.Response(text=self.metrics(), content_type="text/plain")
 
@@ -278,7 +273,7 @@ class ToolServer:
         app.router.add_get("/metrics", metrics)
         return app
 
-    def _allowed(self, request: web.Request) -> bool:
+    def _is_allowed(self, request: web.Request) -> bool:
         return not self._token or is_token(
             self._token, bearer(request.headers.get("Authorization", ""))
         )
@@ -292,37 +287,26 @@ class ToolServer:
 
         async def answer(request: web.Request) -> web.Response:
             started = time.perf_counter()
-            response = await handled(request)
+            response = await handle_request(request)
             response.headers["X-Process-Time"] = f"{time.perf_counter() - started:.6f}"
             return response
 
-        async def handled(request: web.Request) -> web.Response:
-            known = self._allowed(request)
+        async def handle_request(request: web.Request) -> web.Response:
+            known = self._is_allowed(request)
             if not known and everyone is None:
-                return _problem(
-                    401,
-                    UsageError("The token is missing or wrong.", hint="Authorization: Bearer …"),
-                )
+                hint = "Authorization: Bearer …"
+                return _problem(401, UsageError("The token is missing or wrong.", hint=hint))
             if self.draining and everyone is None:
-                return _problem(
-                    503,
-                    Busy("The tool server is shutting down.", hint="Try again after its restart."),
-                )
+                hint = "Try again after its restart."
+                return _problem(503, Busy("The tool server is shutting down.", hint=hint))
             try:
                 body = bodies.json_object(await request.read()) if request.method == "POST" else {}
                 return web.json_response(
                     await (handler if known or everyone is None else everyone)(body)
                 )
-            except Busy as error:
-                return _problem(429, error)
-            except NotFound as error:
-                return _problem(404, error)
-            except UsageError as error:
-                return _problem(400, error)
-            except EnvError as error:  # caused by the task or its tools: a retry would not help
-                return _problem(422, error)
             except AgentRLError as error:
-                return _problem(500, error)
+                kind = next(kind for kind in STATUSES if isinstance(error, kind))
+                return _problem(STATUSES[kind], error)
 
         return answer
 
@@ -348,7 +332,7 @@ def _guard(names: Collection[str] | None) -> Any:
     return guard
 
 
-def _boxed(action: str) -> str | None:
+def _read_boxed(action: str) -> str | None:
     r"""Return the content of an answer's first non-empty \boxed{}; None if absent."""
     start = action.find(BOXED)
     end = action.find("}", start + len(BOXED) + 1) if start >= 0 else -1

@@ -50,7 +50,7 @@ class RemoteServer:
     async def ask(
         self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]
     ) -> T:
-        """What `read` makes of the answer; if it raises ValueError, the request is sent again."""
+        """Return `read` of the answer; if that raises ValueError, the request is sent again."""
         return await self._request("POST", path, body, read)
 
     async def schemas(self) -> list[ToolSchema]:
@@ -72,7 +72,7 @@ class RemoteServer:
             try:
                 async with self._session.request(method, self._base + path, json=body) as response:
                     if response.status == 200:
-                        return read(answers.decoded(await response.read()))
+                        return read(answers.read_object(await response.read()))
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
@@ -179,13 +179,13 @@ class RemoteTool(Tool):
         ctx.remote.users += 1
         if self.opens and not ctx.remote.read:
             ctx.remote.read = True
-            await self._opened(ctx)
+            await self._open_once(ctx)
             ctx.opening += ctx.remote.opened.result()
         return ctx
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
         ctx: ToolContext = state
-        trajectory = await self._opened(ctx)
+        trajectory = await self._open_once(ctx)
         trajectory.calls += 1
         call = {
             "trajectory": trajectory.id,
@@ -210,7 +210,7 @@ class RemoteTool(Tool):
         if trajectory.users == 0 and trajectory.opened is not None:
             await self._server.post("/v1/close", {"trajectories": [trajectory.id]})
 
-    async def _opened(self, ctx: ToolContext) -> _Trajectory:
+    async def _open_once(self, ctx: ToolContext) -> _Trajectory:
         """Return the episode's trajectory, opened at the first call: an episode without calls costs no request.
 
         If tools add text to the task, it is opened earlier.

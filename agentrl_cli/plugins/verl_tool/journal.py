@@ -111,7 +111,7 @@ class Journal:
         spec: dict[str, Any] = json.loads(found[0])
         return spec
 
-    def known(self, trajectory: str) -> bool:
+    def is_known(self, trajectory: str) -> bool:
         """Whether it was ever opened."""
         return (
             self._db.execute("SELECT 1 FROM trajectories WHERE id=?", (trajectory,)).fetchone()

@@ -43,21 +43,27 @@ class VerlToolActions:
         calls: list[ToolCall] = []
         for kind, names in KINDS.items():
             name = next((name for name in names if name in offered), None)
-            found = _between(text, re.compile(f"<{kind}>"), f"</{kind}>")
+            found = _find_blocks(text, re.compile(f"<{kind}>"), f"</{kind}>")
             if not found and kind in _FENCED:
-                found = _between(text, _FENCED[kind], "```")
+                found = _find_blocks(text, _FENCED[kind], "```")
             if name is None or not found:
                 continue
             blocks = [block.strip() for block in found]
             if kind in ("python", "bash"):
                 blocks = [
                     "\n".join(
-                        [*_stdin(kind, _between(text, re.compile("```input\n"), "\n```")), *blocks]
+                        [
+                            *_stdin(kind, _find_blocks(text, re.compile("```input\n"), "\n```")),
+                            *blocks,
+                        ]
                     )
                 ]
             argument = _argument(offered[name])
             calls += [call(name, {argument: block}, raw=block) for block in blocks]
-        calls += [_named(raw) for raw in _between(text, re.compile("<mcp_call>"), "</mcp_call>")]
+        calls += [
+            _read_mcp_call(raw)
+            for raw in _find_blocks(text, re.compile("<mcp_call>"), "</mcp_call>")
+        ]
         return ParsedText(text if not calls else "", tuple(calls))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -69,7 +75,7 @@ class VerlToolActions:
         )
 
 
-def _between(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
+def _find_blocks(text: str, opening: re.Pattern[str], closing: str) -> list[str]:
     """Return the blocks of a text, in time proportional to it: after one that is not closed, none can be."""
     found: list[str] = []
     at = 0
@@ -97,7 +103,7 @@ def _argument(function: Mapping[str, Any]) -> str:
     return str(required[0])
 
 
-def _named(raw: str) -> ToolCall:
+def _read_mcp_call(raw: str) -> ToolCall:
     value, error = read_json(raw.strip())
     name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
     arguments = value.get("arguments", value.get("args", {})) if isinstance(value, dict) else None

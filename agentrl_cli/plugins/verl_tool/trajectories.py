@@ -114,7 +114,7 @@ class Trajectories:
         task = live.running.get(call.key)
         if task is None:
             if call.name not in live.env.tools:
-                return _answer(refuse(_made(call.name, {}), live.env.tools), {})
+                return _answer(refuse(_tool_call(call.name, {}), live.env.tools), {})
             if entry is not None and self.tools[call.name].external:
                 raise EnvError(
                     f"A call to {call.name} was in flight when the tool server stopped: whether it took effect is not "
@@ -200,7 +200,7 @@ class Trajectories:
             if tool.external or tool.pure:
                 live.env.context.state.update(entry.result["state"])
                 continue
-            again = await live.env.call(_made(entry.name, entry.arguments))
+            again = await live.env.call(_tool_call(entry.name, entry.arguments))
             was = entry.result["result"]
             if (again.text, again.error) != (was["text"], was["error"]):
                 raise EnvError(
@@ -214,7 +214,7 @@ class Trajectories:
         answer = self._cache.get(key)
         if answer is None:
             try:
-                result = await live.env.call(_made(entry.name, entry.arguments))
+                result = await live.env.call(_tool_call(entry.name, entry.arguments))
             except (SandboxFault, asyncio.CancelledError):
                 self.journal.forget(entry.number)
                 raise
@@ -252,7 +252,7 @@ def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
     )
 
 
-def _made(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+def _tool_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     """Return a ToolCall without source text."""
     return ToolCall(id="", name=name, arguments=dict(arguments), raw="")
 

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, PolicyError
-from agentrl_cli.plugins.engines.server import KEY, install, started
+from agentrl_cli.plugins.engines.server import KEY, install, run_server
 from agentrl_cli.policies.remote.policy import HttpPolicy
 from agentrl_cli.policies.remote.wires import VLLM
 from tests.helpers.remote import StandIn, server
@@ -66,7 +66,7 @@ def settings_of(folder: Path, **sections: Any) -> Config:
 
 async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) -> None:
     config = settings_of(tmp_path, adapter={"enabled": True, "r": 12}, rollout={"max_tokens": 300})
-    async with started(config, tmp_path / "model", tmp_path / "logs" / "log") as found:
+    async with run_server(config, tmp_path / "model", tmp_path / "logs" / "log") as found:
         remote = found.config.remote
         assert remote.api_key_env == KEY and remote.processed_logprobs and not config.remote.url
         given = ask(remote.url)
@@ -87,7 +87,7 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
 async def test_a_server_that_dies_is_named_and_started_again_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with started(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
+    async with run_server(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
         url = found.config.remote.url
         policy = HttpPolicy(VLLM, url, "base", retries=0)
         policy.endpoint.starting = found.starting
@@ -144,7 +144,7 @@ async def test_what_fails_is_one_sentence(tmp_path: Path) -> None:
         (exposed, "engine.options has --host=0.0.0.0: the server listens on 127.0.0.1"),
     ):
         with pytest.raises((ConfigError, EnvironmentProblem), match=match):
-            async with started(config, tmp_path, tmp_path / "log"):
+            async with run_server(config, tmp_path, tmp_path / "log"):
                 pass
     os.environ.pop(KEY, None)
 

@@ -45,7 +45,7 @@ def signature(function: Any) -> list[Any]:
 def names(agl: Any) -> dict[str, Any]:
     """Every public name, and the signatures of functions, constructors and methods."""
     found: dict[str, Any] = {
-        "all": sorted(name for name in vars(agl) if name[0] != "_" and name[0] != name[0].lower())
+        "all": sorted(name for name in dir(agl) if name[0] != "_" and name[0] != name[0].lower())
     }
     found |= {name: signature(getattr(agl, name)) for name in FUNCTIONS}
     for name in CLASSES:

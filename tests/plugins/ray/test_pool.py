@@ -125,8 +125,13 @@ async def run(store: Store, pool: WorkerPool, jobs: list[Job]) -> list[Episode]:
         store.flush()
 
 
-async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failed_before_its_prompt", [False, True])
+async def test_an_episode_arrives_as_the_store_would_return_it(
+    failed_before_its_prompt: bool,
+) -> None:
     episode = await an_episode()
+    if failed_before_its_prompt:
+        episode = episode.with_(turns=(), tokens=Tokens.empty())
     sent: list[Message] = []
     relay, delivery = Relay(1, sent.append), Delivery(None)
     relay.start(episode, "train", "")
@@ -134,14 +139,11 @@ async def test_an_episode_arrives_as_the_store_would_return_it(tmp_path: Path) -
     for _, name, values in pickle.loads(pickle.dumps(sent)):
         delivery.take(name, *values)
     arrived = delivery.ended
-    assert arrived is not None and not delivery.episode_id
-    assert arrived.turns == episode.turns and arrived.with_(
-        turns=(), tokens=episode.tokens
-    ) == episode.with_(turns=())
+    assert arrived is not None and not delivery.episode_id and arrived.turns == episode.turns
+    assert arrived.with_(turns=(), tokens=episode.tokens) == episode.with_(turns=())
     for name in ("ids", "origin", "logp_sampled", "logp_policy", "entropy", "top_ids", "top_logps"):
-        assert getattr(arrived.tokens, name).tobytes() == getattr(episode.tokens, name).tobytes(), (
-            name
-        )
+        found, wanted = getattr(arrived.tokens, name), getattr(episode.tokens, name)
+        assert found.tobytes() == wanted.tobytes() and found.dtype == wanted.dtype, name
 
 
 async def test_a_lost_job_is_given_again_and_counted_once(tmp_path: Path) -> None:

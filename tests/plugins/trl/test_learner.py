@@ -14,7 +14,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state
-from agentrl_cli.plugins.trl import learner
+from agentrl_cli.plugins.trl import grpo_config, learner
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
 from agentrl_cli.types import Fact, Sampling
@@ -57,7 +57,7 @@ def test_what_trl_cannot_follow_is_refused_in_a_sentence(
     sections: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        learner.arguments(
+        grpo_config.arguments(
             Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections}))
         )
 
@@ -67,7 +67,7 @@ def test_settings_become_fields_of_trl() -> None:
     config = Config.model_validate(
         settings(Path("m"), algo=algo, trainer={**TRL, "options": {"loss_type": "cispo"}})
     )
-    given = learner.arguments(config)
+    given = grpo_config.arguments(config)
     assert (given["scale_rewards"], given["epsilon_high"], given["beta"], given["loss_type"]) == (
         *("none", 0.3, 0.04),
         "cispo",
@@ -83,7 +83,7 @@ def test_an_absent_package_and_another_version_are_named_with_the_line_that_inst
         require_package("numpy", "0.1", "trl")
     if not INSTALLED:
         with pytest.raises(MissingDependency, match="The package trl is not installed"):
-            learner.check(Config.model_validate(settings(Path("m"), trainer=TRL)))
+            grpo_config.check(Config.model_validate(settings(Path("m"), trainer=TRL)))
 
 
 @needs_trl
@@ -140,7 +140,7 @@ async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, mod
         assert all(torch.equal(weight, after[name]) for name, weight in before.items())
         options = {**TRL, "options": {"loss_typ": "grpo"}}
         with pytest.raises(ConfigError, match="loss_typ is not a field") as caught:
-            learner.check(
+            grpo_config.check(
                 trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)})
             )
         assert "loss_type" in (caught.value.hint or "")

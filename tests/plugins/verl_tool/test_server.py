@@ -20,7 +20,7 @@ import pytest
 
 from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
-from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _boxed
+from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _read_boxed
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
@@ -745,7 +745,7 @@ async def test_an_answer_full_of_boxes_blocks_no_one(tmp_path: Path) -> None:
             answer = await session.post(f"{address}/get_observation", json=body, headers=head)
             return (await answer.json())["observations"][0]
 
-        assert exponent(lambda count: _boxed("\\boxed{" * count), 2_000) < 1.5
+        assert exponent(lambda count: _read_boxed("\\boxed{" * count), 2_000) < 1.5
         assert await observe("\\boxed{" * 110_000) == "", (
             "a finish without an answer, as in verl-tool"
         )

@@ -115,7 +115,7 @@ class APO(Algorithm, Generic[T]):
         )
 
     def keep(self, mean: float, template: PromptTemplate) -> None:
-        """A candidate's mean on the whole validation data; the first of equals stays."""
+        """Keep the best mean on the whole validation data; the first of equals stays."""
         if self._best is None or mean > self._best[0]:
             self._best = mean, template
 
@@ -137,7 +137,7 @@ class _Queue:
     def add(self, parts: Parts, parent: Parts | None) -> str:
         return _id_of(parts)
 
-    def _made(self, parts: Parts) -> PromptTemplate:
+    def _template_of(self, parts: Parts) -> PromptTemplate:
         return self._template.model_copy(update={"template": parts[self._name]})
 
     async def ask(self, prompt: str) -> str:
@@ -159,7 +159,7 @@ class _Queue:
         if (candidate := _id_of(parts)) not in self._versions:
             held: NamedResources = {
                 **(self._algorithm.get_initial_resources() or {}),
-                self._name: self._made(parts),
+                self._name: self._template_of(parts),
             }
             self._versions[candidate] = (await store.add_resources(held)).resources_id
         queued = [
@@ -202,7 +202,7 @@ class _Queue:
     def keep_score(self, parts: Parts, name: str, episodes: Sequence[Episode]) -> float:
         mean = sum(episode.primary or 0.0 for episode in episodes) / len(episodes)
         self.narrate(f"prompt {_id_of(parts)}: {name} {mean:.3f}")
-        self._algorithm.keep(mean, self._made(parts))
+        self._algorithm.keep(mean, self._template_of(parts))
         return mean
 
 

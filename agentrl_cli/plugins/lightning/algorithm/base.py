@@ -1,4 +1,4 @@
-"""What an algorithm is given, `@algo`, and `Baseline`, which only runs the tasks and prints what they left."""
+"""`Algorithm`, `@algo`, and `Baseline`, which only runs the tasks and logs their spans."""
 
 from __future__ import annotations
 
@@ -30,46 +30,36 @@ class Algorithm:
         return inspect.iscoroutinefunction(self.run)
 
     def set_trainer(self, trainer: Any) -> None:
-        """Set it."""
         self._trainer = trainer
 
     def set_llm_proxy(self, llm_proxy: Any) -> None:
-        """Set it."""
         self._llm_proxy = llm_proxy
 
     def set_adapter(self, adapter: Any) -> None:
-        """Set it."""
         self._adapter = adapter
 
     def set_store(self, store: Any) -> None:
-        """Set it."""
         self._store = store
 
     def set_initial_resources(self, resources: NamedResources) -> None:
-        """Set it."""
         self._initial_resources = resources
 
     def get_trainer(self) -> Any:
-        """Get it."""
-        return self._held("trainer")
+        return self._require("trainer")
 
     def get_adapter(self) -> Any:
-        """Get it."""
-        return self._held("adapter")
+        return self._require("adapter")
 
     def get_store(self) -> Any:
-        """Get it."""
-        return self._held("store")
+        return self._require("store")
 
     def get_llm_proxy(self) -> Any:
-        """Get it."""
         return self._llm_proxy
 
     def get_initial_resources(self) -> NamedResources | None:
-        """Get it."""
         return self._initial_resources
 
-    def _held(self, name: str) -> Any:
+    def _require(self, name: str) -> Any:
         found = getattr(self, f"_{name}")
         if found is None:
             raise ValueError(f"{name.capitalize()} has not been set for this algorithm.")
@@ -79,12 +69,12 @@ class Algorithm:
         return self.run(*args, **kwargs)
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
-        """Put rollouts into the store, and learn from what they leave."""
+        """Put rollouts into the store, and learn from their spans."""
         raise NotImplementedError("Subclasses must implement run().")
 
 
 class FunctionalAlgorithm(Algorithm):
-    """A function as an algorithm; it gets what its parameters name."""
+    """A function as an algorithm; it gets the arguments that its parameters name."""
 
     def __init__(self, algorithm_func: Callable[..., Any]) -> None:
         self._function = algorithm_func

@@ -1,15 +1,16 @@
-"""`MiniGRPO(model, tokenizer)`: GRPO on a model that the script has loaded, or names."""
+"""`MiniGRPO(model, tokenizer)`: GRPO on a model that the script has loaded, or names; `TRLTrainer` too."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO
+from agentrl_cli.rewards import Reward
 from agentrl_cli.store import RunRow
 
 
@@ -62,7 +63,7 @@ class MiniGRPO(GRPO):
         }
         return load_config((), (), os.environ, {**flags, "model.name": name})[0]
 
-    def trained(self, config: Config, run: RunRow) -> None:
+    def finish(self, config: Config, run: RunRow) -> None:
         """Give the script's model the trained weights."""
         if self._folder is None:
             return
@@ -70,3 +71,25 @@ class MiniGRPO(GRPO):
 
         load_weights(self.model, Path(run.dir) / "checkpoints" / "last")
         self._folder.cleanup()
+
+
+class TRLTrainer(MiniGRPO):
+    """`MiniGRPO` whose updates TRL makes. It needs the extra `trl`."""
+
+    name = "trl"
+
+    def __init__(
+        self,
+        model: Any = "tiny",
+        tokenizer: Any = None,
+        *,
+        reward_function: Callable[..., Any] | None = None,
+        **given: Any,
+    ) -> None:
+        """`reward_function`: with TRL's parameters, f(prompts, completions, <columns of the row>, **kwargs) → numbers,
+        or any other that a pack may name; None: the agent returns its reward. `given`: see `MiniGRPO`.
+        """
+        super().__init__(model, tokenizer, **given)
+        self.config["trainer"] = {"kind": "trl", **self.config.get("trainer", {})}
+        if reward_function is not None:
+            self.rewards = (Reward("reward", reward_function, primary=True),)

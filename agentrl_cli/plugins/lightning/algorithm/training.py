@@ -65,7 +65,7 @@ class GRPO(Algorithm):
 
     name = "lightning"
     rewards: tuple[Reward, ...] = ()
-    """What an episode is worth; empty: what the agent returns."""
+    """Rewards of an episode; empty: the agent returns it."""
     last: RunRow | None = None
     """The run, once it has ended."""
 
@@ -105,9 +105,9 @@ class GRPO(Algorithm):
             self.last = train(config, packs=[pack], project=trainer.project, narrate=narrate)
         finally:
             episodes.close()
-        self.trained(config, self.last)
+        self.finish(config, self.last)
 
-    def trained(self, config: Config, run: RunRow) -> None:
+    def finish(self, config: Config, run: RunRow) -> None:
         """Called with the run at its end."""
 
 
@@ -156,7 +156,7 @@ class Episodes:
 
 
 def plain(item: Any) -> Any:
-    """Return an item as JSON can hold it, for the store; what it cannot is kept as a text."""
+    """Return an item as JSON can hold it, for the store; other values become text."""
     if isinstance(item, BaseModel):
         item = item.model_dump()
     elif is_dataclass(item) and not isinstance(item, type):

@@ -1,4 +1,4 @@
-"""`VERL(config)`: verl's dictionary as settings of this package. What has no meaning here is named, not dropped.
+"""`VERL(config)`: verl's dictionary as settings of this package. Keys without a meaning here are named in the log.
 
 | verl | here |
 | --- | --- |

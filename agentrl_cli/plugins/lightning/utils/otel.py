@@ -19,7 +19,7 @@ PLAIN = (str, int, float, bool)
 def flatten_attributes(
     nested_data: dict[str, Any] | list[Any], *, expand_leaf_lists: bool = False
 ) -> dict[str, Any]:
-    """Nested values under dotted keys. A list of values of one type stays one, unless `expand_leaf_lists`."""
+    """Put nested values under dotted keys. A list of values of one type stays one, unless `expand_leaf_lists`."""
     flat: dict[str, Any] = {}
 
     def walk(value: Any, prefix: str) -> None:
@@ -135,7 +135,7 @@ def format_exception_attributes(exception: BaseException) -> Attributes:
 
 
 def make_tag_attributes(tags: list[str]) -> dict[str, Any]:
-    """Attributes that hold tags."""
+    """Return attributes that hold tags."""
     return flatten_attributes({LightningSpanAttributes.TAG.value: tags}, expand_leaf_lists=True)
 
 
@@ -146,7 +146,7 @@ def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
 
 
 def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
-    """Attributes that link to the spans with these attributes, or with this `trace_id` or `span_id`."""
+    """Return attributes that link to the spans with these attributes, or with this `trace_id` or `span_id`."""
     for key, value in links.items():
         if not isinstance(value, str):
             raise ValueError(f"Link value must be a string, got {type(value)} for key {key!r}")

@@ -123,7 +123,7 @@ def build() -> dict[str, list[Row]]:
 
 
 def solve(row: Row) -> list[dict[str, Any]]:
-    """Messages of a full solution, with what the tools answer."""
+    """Return the messages of a full solution, the tools' answers included."""
     messages: list[dict[str, Any]] = []
     for call in row["calls"]:
         messages.append(

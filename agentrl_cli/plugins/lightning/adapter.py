@@ -1,4 +1,4 @@
-"""Model calls of an attempt as triplets of prompt, response and reward."""
+"""Adapters: the spans of an attempt as training triplets, or as OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar
 
-from agentrl_cli.plugins.lightning.adapter.base import TraceAdapter
 from agentrl_cli.plugins.lightning.emitter import get_reward_value
 from agentrl_cli.plugins.lightning.semconv import (
     AGL_OPERATION,
@@ -21,6 +20,114 @@ from agentrl_cli.plugins.lightning.types import Triplet
 from agentrl_cli.plugins.lightning.utils.otel import filter_and_unflatten_attributes
 
 AGENT_KEYS = ("agent.name", "recipient_agent_type", "langchain.chain.type", "executor.id")
+
+
+T_from = TypeVar("T_from")
+T_to = TypeVar("T_to")
+
+
+class Adapter(Generic[T_from, T_to]):
+    """Turns one form into another."""
+
+    def __call__(self, source: T_from, /) -> T_to:
+        return self.adapt(source)
+
+    def adapt(self, source: T_from, /) -> T_to:
+        """Return the other form."""
+        raise NotImplementedError("Adapter.adapt() is not implemented")
+
+
+class OtelTraceAdapter(Adapter[Sequence[Any], T_to], Generic[T_to]):
+    """Adapts OpenTelemetry's spans."""
+
+
+class TraceAdapter(Adapter[Sequence[Span], T_to], Generic[T_to]):
+    """Adapts the spans of an attempt."""
+
+
+class OpenAIMessages(TypedDict):
+    """A conversation and the tools that were offered."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+
+
+class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
+    """One conversation for each model call, its answer included."""
+
+    def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
+        """Return the calls in the order of the spans. Raises ValueError unless messages are a list."""
+        found: list[OpenAIMessages] = []
+        for span in source:
+            parts = {
+                name: _read_nested(span.attributes, f"gen_ai.{name}")
+                for name in ("prompt", "completion", "request", "response")
+            }
+            if not any(parts.values()):
+                continue
+            for name in ("prompt", "completion"):
+                if not isinstance(parts[name] or [], list):
+                    raise ValueError(f"Extracted {name} from trace is not a list: {parts[name]}")
+            messages = [
+                _message(item) for item in [*(parts["prompt"] or []), *(parts["completion"] or [])]
+            ]
+            traced = [
+                _call(_read_nested(child.attributes, "tool"))
+                for child in source
+                if child.parent_id == span.span_id
+            ]
+            calls = [call for call in traced if call]
+            if calls and messages:
+                messages[-1]["tool_calls"] = calls
+            functions = (
+                (parts["request"] or {}).get("functions")
+                if isinstance(parts["request"], dict)
+                else None
+            )
+            found.append(
+                {
+                    "messages": messages,
+                    "tools": [_tool(item) for item in functions] if functions else None,
+                }
+            )
+        return found
+
+
+def _message(held: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": held["role"], "content": held.get("content", "")}
+    if calls := held.get("tool_calls"):
+        made["tool_calls"] = [
+            {
+                "id": c.get("id", ""),
+                "type": "function",
+                "function": {"name": c["name"], "arguments": c["arguments"]},
+            }
+            for c in calls
+        ]
+        made["content"] = made["content"] or None
+    if held["role"] == "tool":
+        made["tool_call_id"] = held.get("tool_call_id", "")
+    return made
+
+
+def _call(held: Any) -> dict[str, Any] | None:
+    """Return a call that a tracer has put into a span of its own."""
+    if not isinstance(held, dict) or not held:
+        return None
+    call = held["call"]
+    function = {"name": held["name"], "arguments": held["parameters"]}
+    return {"id": call["id"], "type": call["type"], "function": function}
+
+
+def _tool(held: dict[str, Any]) -> dict[str, Any]:
+    parameters = held["parameters"]
+    parameters = json.loads(parameters) if isinstance(parameters, str) else parameters
+    function = {
+        "name": held["name"],
+        "description": held.get("description", ""),
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
 
 
 class RewardMatchPolicy(StrEnum):
@@ -181,18 +288,18 @@ def triplet(span: Span, agent: str) -> Triplet:
     held = span.attributes
     response = {
         "token_ids": _ids(held, "response_token_ids", "llm.hosted_vllm.response_token_ids"),
-        "raw_content": _nested(held, "gen_ai.completion"),
+        "raw_content": _read_nested(held, "gen_ai.completion"),
     }
     if isinstance(held.get("logprobs.content"), str):
         response["logprobs"] = json.loads(held["logprobs.content"])
     prompt = {
         "token_ids": _ids(held, "prompt_token_ids", "llm.hosted_vllm.prompt_token_ids"),
-        "raw_content": _nested(held, "gen_ai.prompt"),
+        "raw_content": _read_nested(held, "gen_ai.prompt"),
         "image_urls": [],
     }
     more = {
-        "request": _nested(held, "gen_ai.request"),
-        "response": _nested(held, "gen_ai.response"),
+        "request": _read_nested(held, "gen_ai.request"),
+        "response": _read_nested(held, "gen_ai.response"),
     }
     name = held.get("gen_ai.response.id") or held.get("llm.hosted_vllm.id")
     return Triplet(
@@ -230,7 +337,7 @@ def _ids(held: dict[str, Any], *keys: str) -> list[int]:
     return []
 
 
-def _nested(held: dict[str, Any], prefix: str) -> Any:
+def _read_nested(held: dict[str, Any], prefix: str) -> Any:
     return filter_and_unflatten_attributes(held, prefix) or None
 
 
