@@ -62,7 +62,7 @@ def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str 
     value = dict(arguments)
     try:
         found = list(islice(_errors(parameters, value), MOST_ERRORS))
-        return _text(_first(found, value)) if found else None
+        return _describe(_first(found, value)) if found else None
     except RecursionError:
         return "the arguments are nested too deeply"
     except Exception as error:  # noqa: BLE001  (a schema comes from anywhere: it can make the library raise anything)
@@ -71,7 +71,7 @@ def validate_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> str 
 
 
 def example_arguments(schema: ToolSchema) -> dict[str, Any]:
-    """Arguments of the right shape, with placeholder values: the required ones, or all if none is required."""
+    """Return arguments of the right shape, with placeholder values: the required ones, or all if none is required."""
     parameters = parameters_of(schema)
     properties = parameters.get("properties", {})
     names = [name for name in properties if name in parameters.get("required", ())] or list(
@@ -153,23 +153,23 @@ def _first(errors: Iterable[ValidationError], value: Any) -> ValidationError:
     return min(errors, key=place)
 
 
-def _text(error: ValidationError) -> str:
-    path, value, wanted = _path(error.absolute_path), error.instance, error.validator_value
+def _describe(error: ValidationError) -> str:
+    path, value, wanted = _write_path(error.absolute_path), error.instance, error.validator_value
     name = f'argument "{path}"' if path else "the arguments"
     match error.validator:
         case "type":
             names = [wanted] if isinstance(wanted, str) else list(wanted)
-            return f"{name} must be {' or '.join(_article(type_) for type_ in names)}, not {_given(value)}"
+            return f"{name} must be {' or '.join(_article(type_) for type_ in names)}, not {_describe_value(value)}"
         case "const":
             return f"{name} must be {_json(wanted)}"
         case "enum":
             return f"{name} must be one of {', '.join(map(_json, wanted))}"
         case "additionalProperties" if wanted is False:
-            return _unknown(path, value, error.schema)
+            return _describe_unknown(path, value, error.schema)
         case "required":
-            return f'argument "{_join(path, _missing(value, error.schema)[0])}" is missing'
+            return f'argument "{_join_path(path, _missing(value, error.schema)[0])}" is missing'
         case "anyOf" | "oneOf" if error.context:
-            inner = _text(
+            inner = _describe(
                 _first([one for one in error.context if one.relative_schema_path[0] == 0], value)
             )
             return inner if len(wanted) == 1 else f"{name} fits none of its types: {inner}"
@@ -178,7 +178,7 @@ def _text(error: ValidationError) -> str:
     return f"{name}: {error.message[:MAX_MESSAGE]}"
 
 
-def _unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+def _describe_unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return the error for the first argument that the schema does not name, with the nearest name or all of them."""
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     first = next(
@@ -188,7 +188,7 @@ def _unknown(path: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> 
     )
     close = nearest(str(first), _missing(value, schema) or properties, n=1)
     known = ", ".join(f'"{key}"' for key in properties) or "none"
-    return f'unknown argument "{_join(path, first)}"' + (
+    return f'unknown argument "{_join_path(path, first)}"' + (
         f', did you mean "{close[0]}"?' if close else f"; there are: {known}"
     )
 
@@ -197,7 +197,7 @@ def _missing(value: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     return [key for key in schema.get("required", ()) if key not in value]
 
 
-def _given(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     shown = _json(value)
     return f"{kind(value)} ({shown})" if len(shown) <= 40 else kind(value)
 
@@ -210,12 +210,12 @@ def _article(name: str) -> str:
     return "null" if name == "null" else f"{'an' if name[0] in 'aio' else 'a'} {name}"
 
 
-def _path(parts: Iterable[str | int]) -> str:
+def _write_path(parts: Iterable[str | int]) -> str:
     path = ""
     for part in parts:
-        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, part)
+        path = f"{path}[{part}]" if isinstance(part, int) else _join_path(path, part)
     return path
 
 
-def _join(path: str, name: Any) -> str:
+def _join_path(path: str, name: Any) -> str:
     return f"{path}.{name}" if path else str(name)

@@ -1,6 +1,6 @@
 """The template audit behind `agentrl doctor --template`: whether a template can be trained with, and its oddities.
 
-It plays conversations: a scripted model writes exactly what the template would, deltas are appended, and the result is
+It plays conversations: a scripted model writes exactly the template's own text, deltas are appended, and the result is
 compared with full renderings. So it finds what would happen in training, for any template.
 """
 
@@ -18,7 +18,7 @@ from agentrl_cli.chat.rendered import Rendered
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.template_syntax import Tools
-from agentrl_cli.chat.thinking import family_thinking, has_thinking, spaced, squeezed
+from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines, family_thinking, has_thinking
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Episode, Message, Origin, Tokens, Turn
 
@@ -28,7 +28,7 @@ _SHOWN = re.compile(r": (?:it asks with|a full rendering has) ")
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """What the conversations of a pack can contain. A template is judged by these, not by all possible ones."""
+    """Contents that the conversations of a pack can have. A template is judged by these, not by all possible ones."""
 
     users: bool = True
     """A second user message: from a simulated user, or from an environment."""
@@ -43,7 +43,7 @@ class Conversations:
 
     @property
     def lacking(self) -> str:
-        """What they cannot contain, in words."""
+        """The contents that they cannot have, in words."""
         has = {
             "a second user message": self.users,
             "a system text": self.system,
@@ -78,7 +78,9 @@ class AuditReport:
     first_difference: tuple[str, str] | None = None
     """(full rendering, appended) from the first difference on; None if they are equal."""
     append_only_without: str = ""
-    """What conversations must lack to extend by appending; empty if they do anyway, or if nothing helps."""
+    """Return the contents that conversations must lack to extend by appending; empty if they do anyway, or if
+    nothing helps.
+    """
     would_skip: tuple[str, ...] = ()
     """What a model may write around a call that would make training skip the episode (rollout/rehearse.py)."""
 
@@ -160,7 +162,9 @@ def _audit(chat: Chat, which: Conversations) -> AuditReport:
 
 
 def append_only_without(chat: Chat) -> str:
-    """What conversations must lack to extend by appending; empty if they do anyway, or if nothing helps."""
+    """Return the contents that conversations must lack to extend by appending; empty if they do anyway, or if
+    nothing helps.
+    """
     if audit(chat).append_only:
         return ""
     fewer = (Conversations(users=False), Conversations(users=False, system=False))
@@ -205,7 +209,7 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
 
 
 def _lacking(chat: Chat) -> list[str]:
-    """What the adapter writes in place of the template (template_adapter.py), and calls that the parser cannot read."""
+    """Return notes on texts that the adapter writes (template_adapter.py), and on calls that the parser cannot read."""
     able, name = chat.able, chat.parser.name
     lacks = {
         "no system role: the system text is put before the first user message": able.system,
@@ -222,7 +226,7 @@ def _lacking(chat: Chat) -> list[str]:
 
 
 def _plays() -> list[tuple[str, list[Message], Conversations]]:
-    """Name, conversation, and what a pack must contain for it."""
+    """Return probes: a name, the conversation, and the contents that a pack must have for it."""
     nothing, called = Conversations(False, False, False), Conversations(users=False, system=False)
     spoken, talked = replace(nothing, system=True), Conversations(system=False)
     tools_twice = [user("one"), _calls(), tool("r"), _calls(first=1), tool("s", "c00000001")]
@@ -275,7 +279,7 @@ def _play(
     if both[0] == both[1]:
         return "", None  # the same text in other tokens: not the template's fault
     if has_thinking("".join(both)) and any(
-        bare(both[0]) == bare(both[1]) for bare in (squeezed, spaced)
+        bare(both[0]) == bare(both[1]) for bare in (drop_empty, drop_empty_lines)
     ):
         return "", None  # empty blocks of thinking depend on the position of a turn: by design
     return (
@@ -312,7 +316,7 @@ def _play_answer(
 
 
 def _trait(chat: Chat, appended: Rendered, at: int, asked: int) -> str:
-    """What the template does, if its rendering differs from the appended ids at token `at`.
+    """Name the template's habit that makes its rendering differ from the appended ids at token `at`.
 
     `asked`: where the prompt's messages end and the first generation prompt begins.
     """

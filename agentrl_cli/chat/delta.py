@@ -1,4 +1,4 @@
-"""What a template writes between the model's stop token and the next generation.
+"""Deltas: a template's text between the model's stop token and the next generation.
 
 That is the separator after the stop token (`\\n` after `<|im_end|>`), the new messages and
 the generation prompt. It is found by rendering a short dummy conversation that ends in a marked assistant turn,
@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl_cli.chat.encode import Encoder
-from agentrl_cli.chat.escaping import Hidden
 from agentrl_cli.chat.rendered import Rendered
-from agentrl_cli.chat.spans import locate, shared_prefix
+from agentrl_cli.chat.spans import find_ends, locate
 from agentrl_cli.chat.template_probe import MARK, assistant, user
 from agentrl_cli.chat.template_syntax import TemplateSyntax, Tools
 from agentrl_cli.errors import TemplateError
@@ -42,12 +41,14 @@ def render_delta(
     if not ids or ids[0] != stop_id:
         raise TemplateError(f"The tokenizer does not keep the stop token {stop!r} in one piece.")
     regions = locate(text, messages, lambda other: _after_turn(syntax, other, tools))
-    ends = _ends(syntax, text, safe, safe_tools, hidden)
+    ends = find_ends(
+        text, safe, lambda n: hidden.reveal(_after_turn(syntax, safe[:n], safe_tools, False))[0]
+    )
     # Header style: the template's stop token begins the next message. Keep it if another one was sampled.
     keep = not syntax.stops.closing and last_id is not None and last_id != stop_id
     if not keep:
         ids, offsets = ids[1:], offsets[1:]
-    return encoder.rendered(
+    return encoder.render(
         ids, offsets, messages, regions, ends, text if keep else text[len(stop) :]
     )
 
@@ -82,21 +83,3 @@ def _after_turn(
             "The chat template writes no stop token between an assistant turn and what follows."
         )
     return text[min(places) :]
-
-
-def _ends(
-    syntax: TemplateSyntax, text: str, new: list[Message], tools: Tools, hidden: Hidden
-) -> list[int]:
-    """Return where each message ends in `text` (characters): the prefix shared with a delta of the
-    messages up to it.
-    """
-    ends: list[int] = []
-    for count in range(1, len(new)):
-        if new[count].get("role") != new[count - 1].get("role"):
-            part = hidden.reveal(_after_turn(syntax, new[:count], tools, False))[0]
-            ends.append(shared_prefix(part, text))
-        else:
-            ends.append(
-                ends[-1] if ends else 0
-            )  # spans join messages of one role: this end is not used
-    return [*ends, len(text)]

@@ -1,15 +1,15 @@
-"""Drift: where the ids of an episode differ from what the chat template would write.
+"""Drift: where the ids of an episode differ from the chat template's own rendering.
 
 The ids are trained either way; this finds and classifies the differences. Four kinds, mildest first:
 
 - `resegmented`: the same text in other tokens. A model may sample any segmentation.
 - `reserialised`: the same meaning, written differently: spaces in a call's JSON, trimmed content.
-- `by_design`: the template drops or rewrites what the model wrote (earlier thinking, text beside a call), or cannot
+- `by_design`: the template drops or rewrites the model's own text (earlier thinking, text beside a call), or cannot
   render this conversation at all.
 - `structural`: a separator, a role or a stop token is missing or different. The model would train on something that it
   never sees again: this raises an alert, and such episodes are skipped unless `drift.structural: train`.
 
-`check_delta` compares one turn and what was appended after it, at a cost that does not grow with the conversation;
+`check_delta` compares one turn and the delta after it, at a cost that does not grow with the conversation;
 `check_episode` renders the whole conversation once, or each branch of it. `DriftGuard` (drift_guard.py) does both for a
 running episode.
 """
@@ -88,9 +88,9 @@ def check_delta(
     """
     got = [int(id_) for id_ in (*turn_ids, *delta_ids)]
     try:
-        expected = chat.continuation([*_as_sampled(chat, [message]), *new_messages], tools)
+        expected = chat.continuation([*_drop_moved_texts(chat, [message]), *new_messages], tools)
     except TemplateError as error:
-        return [_refused(error, turn, position)]
+        return [_refusal(error, turn, position)]
     if expected == got:
         return []
     model = [index < len(turn_ids) for index in range(len(got))]
@@ -116,17 +116,20 @@ def check_episode(
     for branch in episode.sequences:
         own = others.get(branch.turns[0], tools) if branch.turns else tools
         for drift in _check_chain(episode.chain(branch), chat, own):
-            turn, position = _at(branch.turns, drift.turn), _at(branch.positions, drift.position)
+            turn, position = (
+                _number_in_episode(branch.turns, drift.turn),
+                _number_in_episode(branch.positions, drift.position),
+            )
             found.setdefault(
                 (drift.kind, turn, position), replace(drift, turn=turn, position=position)
             )
     return list(found.values())
 
 
-def _as_sampled(chat: Chat, messages: Sequence[Message]) -> Sequence[Message]:
+def _drop_moved_texts(chat: Chat, messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages without the texts that the template would move away from the calls beside them.
 
-    What the model wrote there stays where it is. It differs by design, and all that follows is compared.
+    The model's own text stays where it is. It differs by design, and all that follows is compared.
     """
     if not chat.moves_text:
         return messages
@@ -135,7 +138,7 @@ def _as_sampled(chat: Chat, messages: Sequence[Message]) -> Sequence[Message]:
     ]
 
 
-def _at(places: Sequence[int] | Int64, index: int) -> int:
+def _number_in_episode(places: Sequence[int] | Int64, index: int) -> int:
     """Return a branch's number in the episode's; one past the end is one past the last; −1 stays."""
     if index < 0 or not len(places):
         return index
@@ -150,10 +153,10 @@ def _check_chain(episode: Episode, chat: Chat, tools: Tools) -> list[Drift]:
     try:
         open_end = messages[-1].get("role") != "assistant"
         expected = chat.rendered_ids(
-            _as_sampled(chat, messages), tools, add_generation_prompt=open_end
+            _drop_moved_texts(chat, messages), tools, add_generation_prompt=open_end
         )
     except TemplateError as error:
-        return [_refused(error, -1, 0)]
+        return [_refusal(error, -1, 0)]
     if expected[: len(got)] == got:
         return []
     model = _model_mask(episode.tokens.origin)
@@ -202,16 +205,19 @@ def _segments(
     return segments
 
 
+def _cut(chat: Chat, ids: Sequence[int], inside: bool) -> list[_Segment]:
+    """Return the segments of ids that this chat's control tokens end."""
+    # Markers of calls and thinking are the model's own words even where they are control tokens.
+    markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
+    control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
+    return _segments(ids, control, chat.tokenizer.encode(chat.stops.next_message), inside)
+
+
 def _differences(
     chat: Chat, expected: Sequence[int], got: Sequence[int], model: Sequence[bool]
 ) -> Iterator[tuple[str, int, int]]:
     """(kind, position in expected, position in got) of every block that differs."""
-    markers = {chat.tokenizer.id_of(text) for text in (*chat.parser.markers, *MARKERS)}
-    control = frozenset(chat.tokenizer.special_ids | set(chat.stop_ids)) - markers
-    between = chat.tokenizer.encode(chat.stops.next_message)
-    theirs, ours = (
-        _segments(ids, control, between, inside=bool(model and model[0])) for ids in (expected, got)
-    )
+    theirs, ours = (_cut(chat, ids, bool(model and model[0])) for ids in (expected, got))
     swapped = {
         chat.tokenizer.id_of(text)
         for text in (chat.stops.texts[0], chat.stops.history)
@@ -275,10 +281,10 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
         return "by_design"  # a malformed call is content, unchanged; the template decides what surrounds it
     if calls[0] != calls[1]:
         return "by_design" if same_but_thinking(theirs.content, ours.content) else "structural"
-    if _squeezed(theirs.content) == _squeezed(ours.content):
+    if _without_spaces(theirs.content) == _without_spaces(ours.content):
         return (
             "reserialised"
-            if _squeezed(theirs.thinking) == _squeezed(ours.thinking)
+            if _without_spaces(theirs.thinking) == _without_spaces(ours.thinking)
             else "by_design"
         )
     if calls[0] or same_but_thinking(theirs.content, ours.content):
@@ -286,7 +292,7 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
     return "structural"
 
 
-def _squeezed(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
@@ -314,5 +320,5 @@ def _drift(
     )
 
 
-def _refused(error: TemplateError, turn: int, position: int) -> Drift:
+def _refusal(error: TemplateError, turn: int, position: int) -> Drift:
     return Drift("by_design", turn, position, f"(no rendering: {error.message})", "")

@@ -38,7 +38,7 @@ class DriftGuard:
     ) -> list[Drift]:
         """Check assistant turn number `turn`, which begins at `position`, and the delta after it.
 
-        `messages` are the parsed assistant message and the new ones. Returns what was found and adds it to `found`.
+        `messages` are the parsed assistant message and the new ones. Returns new drifts and adds them to `found`.
         """
         found = check_delta(
             self.chat,
@@ -55,7 +55,7 @@ class DriftGuard:
             replace(drift, turn=turn + 1) if drift.position >= end else drift for drift in found
         ]
         if self.chat.append_only and not self.exact_turns:
-            found = [_accepted(drift) for drift in found]
+            found = [_accept(drift) for drift in found]
         self.found += found
         return found
 
@@ -74,18 +74,18 @@ class DriftGuard:
     def end(
         self, episode: Episode, others: Mapping[int, Tools] = MappingProxyType({})
     ) -> list[Drift]:
-        """Check the whole episode. Returns what no turn had shown and adds it to `found`.
+        """Check the whole episode. Returns drifts that no turn had, and adds them to `found`.
 
         `others`: tools of the contexts that have other ones than the first, by the index of their first turn.
         """
         known = {(drift.kind, drift.turn) for drift in self.found}
         found = check_episode(episode, self.chat, self.tools, others=others)
         if self.chat.append_only and not audit(self.chat).append_only:
-            found = [_accepted(drift) for drift in found]
+            found = [_accept(drift) for drift in found]
         found = [drift for drift in found if (drift.kind, drift.turn) not in known]
         self.found += found
         return found
 
 
-def _accepted(drift: Drift) -> Drift:
+def _accept(drift: Drift) -> Drift:
     return replace(drift, kind="by_design") if drift.kind == "structural" else drift

@@ -14,7 +14,7 @@ from agentrl_cli.types.content import images_of
 
 
 class Encoder:
-    """A tokenizer, and what the model must know of images if it reads them.
+    """A tokenizer, and the placeholders of images if the model reads them.
 
     Everywhere `plain` are the character ranges without markup, and `messages` are those that the text renders.
     """
@@ -26,7 +26,7 @@ class Encoder:
     def encode(
         self, text: str, plain: Sequence[Range], messages: Sequence[Message]
     ) -> tuple[list[int], Offsets]:
-        """Ids and offsets; each image is spelt as the model's processor writes it."""
+        """Return ids and offsets; each image is spelt as the model's processor writes it."""
         if self.images is None:
             return self.tokenizer.encode_offsets(text, plain)
         return self.images.spell(text, plain, messages, self.tokenizer)
@@ -34,11 +34,11 @@ class Encoder:
     def encode_after(
         self, stop: str, text: str, plain: Sequence[Range], messages: Sequence[Message] = ()
     ) -> list[int]:
-        """Ids of a text that follows `stop`: some tokenizers put a space at the start of a text."""
+        """Return the ids of a text that follows `stop`: some tokenizers put a space at the start of a text."""
         shifted = [(start + len(stop), end + len(stop)) for start, end in plain]
         return self.encode(stop + text, shifted, messages)[0][1:]
 
-    def rendered(
+    def render(
         self,
         ids: list[int],
         offsets: Offsets,

@@ -5,7 +5,7 @@ and put back afterwards as a *plain* range, in which the tokenizer recognises no
 ordinary words, so trimming, JSON escaping and joining work as usual; a conversation without such text (nearly all of
 them) takes exactly the path of a plain rendering.
 
-What is escaped depends on who wrote the text:
+Which texts are escaped depends on their author:
 
 - user and tool: control tokens, and added words that the template or the parser uses as markup (`<tool_call>`).
 - system text and tool schemas: control tokens. A pack's author may write `<tool_call>` in a system prompt and it is
@@ -47,7 +47,7 @@ class Guard:
     def hide(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> tuple[list[Message], list[ToolSchema] | None, Hidden]:
-        """Copies of messages and tools with placeholders in place of escaped text."""
+        """Return copies of messages and tools with placeholders in place of escaped text."""
         hidden = Hidden(self._prefix)
         safe = [self._message(message, hidden) for message in messages]
         return safe, hidden.replace(list(tools), self._author) if tools else None, hidden

@@ -1,4 +1,4 @@
-"""Images in a conversation: what a chat must know of a vision model, and tool results with images as messages.
+"""Images in a conversation: the placeholders of a vision model, and tool results with images as messages.
 
 The template writes one placeholder token for an image; the model needs as many as its processor makes of the image.
 Counts are in the message (`types/content.py`), so a conversation renders to the same ids without the bytes.
@@ -36,7 +36,7 @@ REFUSED = (
 class Images:
     """A model that reads images.
 
-    `token`: id of the placeholder, one for every patch of an image; `written`: what a template writes for an image,
+    `token`: id of the placeholder, one for every patch of an image; `written`: the template's text for an image,
     if that is another token.
     """
 
@@ -51,7 +51,7 @@ class Images:
         messages: Sequence[Message],
         tokenizer: BaseTokenizer,
     ) -> tuple[list[int], Offsets]:
-        """Ids of a rendering, each image as its processor writes it; offsets are those in `text`.
+        """Return the ids of a rendering, each image as its processor writes it; offsets are those in `text`.
 
         Raises TemplateError unless the rendering has one place for each image of the messages.
         """
@@ -75,7 +75,7 @@ class Images:
         if all(new == written for new in spelt):
             ids, offsets = tokenizer.encode_offsets(text, plain)
         else:
-            ids, offsets = _replaced(text, plain, places, spelt, tokenizer)
+            ids, offsets = _encode_replaced(text, plain, places, spelt, tokenizer)
         counts = iter([count for layout in pieces for _, count in layout if count])
         times = [next(counts, 1) if token == self.token else 1 for token in ids]
         return (
@@ -83,10 +83,10 @@ class Images:
             list(chain.from_iterable(map(repeat, offsets, times))),
         )
 
-    def shown(
+    def shows(
         self, extend: Callable[[Sequence[Message], Sequence[Message]], Rendered], role: str = "tool"
     ) -> bool:
-        """True if a template writes the images of tool results, or of another role's messages; `extend`: see Chat."""
+        """Whether a template writes the images of tool results, or of another role's messages; `extend`: see Chat."""
         new = tool("") if role == "tool" else user("")
         before = [
             user("u"),
@@ -102,7 +102,7 @@ class Images:
     def mark(
         self, ids: Sequence[int], origins: Sequence[int], of: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Origins, those of the images filled in; `of`: (tokens, origin) of each image in order."""
+        """Return the origins, those of the images filled in; `of`: (tokens, origin) of each image in order."""
         marked = np.asarray(origins, np.int64)
         marked[np.asarray(ids) == self.token] = [
             origin for count, origin in of for _ in range(count)
@@ -110,14 +110,14 @@ class Images:
         return [int(origin) for origin in marked]
 
 
-def _replaced(
+def _encode_replaced(
     text: str,
     plain: Sequence[Range],
     places: Sequence[Range],
     spelt: Sequence[str],
     tokenizer: BaseTokenizer,
 ) -> tuple[list[int], Offsets]:
-    """Ids of a text with other texts at some places, and their offsets in the text as it was."""
+    """Return the ids of a text with other texts at some places, and their offsets in the text as it was."""
     parts: list[str] = []
     moves, at, done = [(0, 0)], 0, 0
     shifted = []
@@ -134,7 +134,7 @@ def _replaced(
     return ids, [(back(begin), back(stop)) for begin, stop in offsets]
 
 
-def pictured(
+def place_images(
     messages: Sequence[Message],
     results: Sequence[ToolResult],
     images: Images | None,
@@ -142,7 +142,7 @@ def pictured(
     *,
     in_results: bool = True,
 ) -> tuple[list[Message], tuple[bytes, ...]]:
-    """Messages whose images are named by hash and measured, and the images in order.
+    """Return the messages whose images are named by hash and measured, and the images in order.
 
     Those of tool results come before the text, or, unless the template shows them `in_results`, in a user
     message after the results. Paths are relative to `folder`. Raises PolicyError if a prompt has images and the
@@ -169,7 +169,7 @@ def pictured(
             else:
                 later += parts
         elif isinstance(content, list) and not all(map(is_text, content)):
-            message, found = _named(message, images, folder)
+            message, found = _measure_images(message, images, folder)
             pixels += found
         out.append(message)
     if any(result.images for result in results[number + 1 :]):
@@ -177,7 +177,7 @@ def pictured(
     return [*out, *([{"role": "user", "content": later}] if later else [])], tuple(pixels)
 
 
-def _named(
+def _measure_images(
     message: Message, images: Images | None, folder: Path | None
 ) -> tuple[Message, list[bytes]]:
     """Return a message whose images and frames are read and measured."""

@@ -47,14 +47,14 @@ def image_bytes(value: Any, folder: Path | None = None) -> bytes:
         found = next((value[name] for name in reversed(NAMES) if value.get(name) is not None), None)
         return image_bytes(found, folder)
     if isinstance(value, str | Path):
-        return _opened(str(value), folder)
+        return _read_link(str(value), folder)
     raise EnvError(
         f"An image is a {type(value).__name__}; give a PIL image, bytes, a path or a data: URL."
     )
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height. Raises EnvError for other bytes."""
+    """Return width and height. Raises EnvError for other bytes."""
     from PIL import Image
 
     try:
@@ -88,31 +88,31 @@ def video_link(value: Any) -> Any:
 
 
 def frames_of(value: Any, folder: Path | None = None, most: int = FRAMES) -> list[bytes]:
-    """At most so many frames of a video, evenly spaced: of a list of images, or of a file.
+    """Return at most so many frames of a video, evenly spaced: of a list of images, or of a file.
 
     Pillow reads animated GIF, WebP and PNG; other files need PyAV. Raises EnvError if it cannot be read.
     """
     most = min(most, MOST_FRAMES)
     if isinstance(value, list | tuple):
-        return [image_bytes(value[n], folder) for n in spaced(len(value), most)]
+        return [image_bytes(value[n], folder) for n in choose_frames(len(value), most)]
     data = image_bytes(value, folder)
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
             found = []
-            for n in spaced(getattr(opened, "n_frames", 1), most):
+            for n in choose_frames(getattr(opened, "n_frames", 1), most):
                 opened.seek(n)
                 found.append(image_bytes(opened.convert("RGB")))
             return found
     except UnidentifiedImageError:
-        return _decoded(data, most)
+        return _decode(data, most)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise EnvError(f"A video of {len(data)} bytes cannot be read: {error}") from error
 
 
-def spaced(count: int, most: int) -> list[int]:
-    """At most `most` numbers below `count`, evenly spaced, including the first and the last."""
+def choose_frames(count: int, most: int) -> list[int]:
+    """Return at most `most` numbers below `count`, evenly spaced, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [round(n * (count - 1) / max(most - 1, 1)) for n in range(most)]
@@ -127,7 +127,7 @@ def _from_array(value: Any) -> Any:
         raise EnvError(f"An array is not an image: {error}") from error
 
 
-def _opened(text: str, folder: Path | None) -> bytes:
+def _read_link(text: str, folder: Path | None) -> bytes:
     if text.startswith("data:"):
         head, _, body = text.partition(",")
         try:
@@ -173,8 +173,8 @@ def missing_file(link: str, folder: Path) -> str:
         return f"The image {link[:80]!r} is not a path: {error}."
 
 
-def _decoded(data: bytes, most: int) -> list[bytes]:
-    """Frames of an encoded video by PyAV."""
+def _decode(data: bytes, most: int) -> list[bytes]:
+    """Return frames of an encoded video by PyAV."""
     try:
         import av
     except ImportError as error:
@@ -185,7 +185,7 @@ def _decoded(data: bytes, most: int) -> list[bytes]:
     try:
         with av.open(io.BytesIO(data)) as opened:
             count = sum(1 for _ in opened.decode(video=0))
-        wanted = set(spaced(count, most))
+        wanted = set(choose_frames(count, most))
         with av.open(io.BytesIO(data)) as opened:
             return [
                 image_bytes(f.to_image())

@@ -1,6 +1,6 @@
 """The text of an assistant turn to a message with tool calls. A call that cannot be executed carries its error.
 
-A bad call never ends an episode: its `error` becomes the observation, with what was wrong and what is expected.
+A bad call never ends an episode: its `error`, with the form that is expected, becomes the observation.
 Calls inside the model's thinking do not count.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from agentrl_cli.chat.arguments import example_arguments, validate_arguments
-from agentrl_cli.chat.parsers import PARSERS, UNMARKED, Parser, candidates, load_parser
+from agentrl_cli.chat.parsers import Parser, all_parsers, candidates, is_unmarked
 from agentrl_cli.chat.thinking import THINK, THINK_END
 from agentrl_cli.errors import nearest
 from agentrl_cli.types import Message, ToolCall, ToolSchema
@@ -53,7 +53,7 @@ def parse_text(
     own = Counter(call.id for call in found.calls)
     calls = tuple(
         replace(
-            _explained(_checked(call, tools), parser, tools),
+            _explain(_check(call, tools), parser, tools),
             id=call.id if own[call.id] == 1 and call.id else call_id(turn, number),
         )
         for number, call in enumerate(found.calls)
@@ -76,12 +76,12 @@ def parse_text(
 
 
 def call_id(turn: int, number: int) -> str:
-    """Nine letters and digits, which is what Mistral's template asks for; the same for the same place."""
+    """Return nine letters and digits, as Mistral's template wants them; the same for the same place."""
     return f"c{turn % 10000:04d}{number % 10000:04d}"
 
 
 def is_malformed(call: ToolCall) -> bool:
-    """True if the call's syntax is wrong, as opposed to an unknown tool or bad arguments."""
+    """Whether the call's syntax is wrong, as opposed to an unknown tool or bad arguments."""
     return call.arguments is None
 
 
@@ -93,7 +93,7 @@ def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolS
     """
     if not _any_marker().search(text):
         return ""
-    others = [parser for parser in candidates(text) if parser.name not in (own.name, *UNMARKED)]
+    others = [p for p in candidates(text) if p.name != own.name and not is_unmarked(p)]
     found = [(parser.name, parse_text(text, parser, tools).calls) for parser in others]
     whole = [name for name, calls in found if any(call.arguments is not None for call in calls)]
     begun = [name for name, calls in found if calls and not parsed.calls]
@@ -102,10 +102,9 @@ def foreign_parser(text: str, parsed: Parsed, own: Parser, tools: Sequence[ToolS
 
 @cache
 def _any_marker() -> re.Pattern[str]:
-    marked = (load_parser(name) for name in PARSERS if name not in UNMARKED)
-    return re.compile(
-        "|".join(sorted({re.escape(marker) for parser in marked for marker in parser.markers}))
-    )
+    marked = (parser.markers for parser in all_parsers() if not is_unmarked(parser))
+    texts = sorted({re.escape(marker) for markers in marked for marker in markers})
+    return re.compile("|".join(texts))
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
@@ -122,7 +121,7 @@ def _split_thinking(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _checked(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
+def _check(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
     if call.error or tools is None:
         return call
     schemas = {tool["function"]["name"]: tool for tool in tools}
@@ -136,7 +135,7 @@ def _checked(call: ToolCall, tools: Sequence[ToolSchema] | None) -> ToolCall:
     return replace(call, error=problem) if problem else call
 
 
-def _explained(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
+def _explain(call: ToolCall, parser: Parser, tools: Sequence[ToolSchema] | None) -> ToolCall:
     """Return the error with its kind before it and the expected form after it."""
     if not call.error:
         return call

@@ -1,7 +1,7 @@
 """`Chat`: messages to token ids by the model's own template, as a prompt and as deltas; ids to tool calls.
 
 The rule (DESIGN 3): ids are the truth. A prompt is rendered once; afterwards only deltas are appended (`delta.py`).
-What the model sampled never passes through here; `parse` reads it and does not change it.
+Sampled ids never pass through here; `parse` reads them and does not change them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any
 
 from agentrl_cli.chat.delta import render_delta
 from agentrl_cli.chat.encode import Encoder
-from agentrl_cli.chat.escaping import Hidden
 from agentrl_cli.chat.families import family_of
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.parse import Parsed, parse_text
-from agentrl_cli.chat.rendered import Rendered, joined
-from agentrl_cli.chat.spans import locate, shared_prefix
+from agentrl_cli.chat.rendered import Rendered, join_renderings
+from agentrl_cli.chat.spans import find_ends, locate
 from agentrl_cli.chat.template import ModelTemplates
 from agentrl_cli.chat.template_syntax import Tools, find_syntax
 from agentrl_cli.chat.thinking import THINK
@@ -111,12 +110,12 @@ class Chat:
     @cached_property
     def shows_images(self) -> bool:
         """True if the model reads images and the template writes those of tool results."""
-        return self.images is not None and self.images.shown(self.extend)
+        return self.images is not None and self.images.shows(self.extend)
 
     @cached_property
     def reads_images(self) -> bool:
         """True if the model reads images and the template writes those of users."""
-        return self.images is not None and self.images.shown(self.extend, "user")
+        return self.images is not None and self.images.shows(self.extend, "user")
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Rendered:
         """Return the whole of `messages` and the generation prompt, ready for the model's first turn.
@@ -161,8 +160,10 @@ class Chat:
         regions = locate(
             text, messages, lambda other: self._syntax.text(other, tools, add_generation_prompt)
         )
-        ends = self._ends(text, safe, safe_tools, hidden)
-        return self._encoder.rendered(ids, offsets, messages, regions, ends, text)
+        ends = find_ends(
+            text, safe, lambda n: hidden.reveal(self._syntax.text(safe[:n], safe_tools, False))[0]
+        )
+        return self._encoder.render(ids, offsets, messages, regions, ends, text)
 
     def extend(
         self,
@@ -172,7 +173,7 @@ class Chat:
         *,
         last_id: int | None = None,
     ) -> Rendered:
-        """What to append after an assistant turn that ended by itself: separator, new messages, generation prompt.
+        """Return the delta after an assistant turn that ended by itself: separator, new messages, generation prompt.
 
         `messages_so_far` ends with the assistant's message and is not rendered again. `last_id` is the last token of
         the conversation so far; header-style templates (GLM) need it, because there the stop token already begins
@@ -189,7 +190,9 @@ class Chat:
         return render_delta(self._syntax, self._encoder, new_messages, tools, last_id)
 
     def close_turn(self, stop_reason: StopReason, ids: Sequence[int] = ()) -> list[int]:
-        """Tokens (origin FORCED) that close an assistant turn of `ids` which did not end with a stop token itself."""
+        """Return tokens (origin FORCED) that close an assistant turn of `ids` which did not end with a stop token
+        itself.
+        """
         if (
             stop_reason is StopReason.STOP
             or not self.stops.closing
@@ -232,7 +235,7 @@ class Chat:
     ) -> list[int]:
         """Return the template's own ids, after a generation prompt, for an assistant message and what follows it.
 
-        What a model sampled plus the deltas should equal this; the drift guard compares.
+        Sampled ids plus the deltas should equal this; the drift guard compares.
         Raises TemplateError if the template refuses, or begins assistant turns unlike its generation prompt.
         """
         text, plain = self._syntax.continuation(messages, tools, add_generation_prompt)
@@ -276,35 +279,21 @@ class Chat:
 
         Every assistant message counts as the model's. Without one it is the prompt.
         """
-        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-        first = turns[0] if turns else len(messages)
-        parts = [self.prompt(messages[:first], tools)]
-        for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-            opened = parts[-1].text.rstrip().endswith(THINK)
-            ids = self.assistant_ids(messages[at], tools, thinking=opened)
-            parts.append(
-                Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),))
-            )
-            if at + 1 < following:
-                parts.append(
-                    self.extend(
-                        messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]
-                    )
-                )
-        return joined(parts)
+        return _demonstrate(self, messages, tools)
 
-    def _ends(self, text: str, messages: list[Message], tools: Tools, hidden: Hidden) -> list[int]:
-        """Return where each message ends in `text` (characters): the prefix shared with a rendering
-        of those up to it.
-        """
-        ends: list[int] = []
-        for count in range(1, len(messages)):
-            if messages[count].get("role") == messages[count - 1].get("role"):  # `spans` joins them
-                ends.append(ends[-1] if ends else 0)
-                continue
-            try:
-                part = hidden.reveal(self._syntax.text(messages[:count], tools, False))[0]
-                ends.append(max([shared_prefix(part, text), *ends[-1:]]))
-            except TemplateError:
-                ends.append(ends[-1] if ends else 0)
-        return [*ends, len(text)]
+
+def _demonstrate(chat: Chat, messages: Sequence[Message], tools: Tools) -> Rendered:
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    first = turns[0] if turns else len(messages)
+    parts = [chat.prompt(messages[:first], tools)]
+    for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        opened = parts[-1].text.rstrip().endswith(THINK)
+        ids = chat.assistant_ids(messages[at], tools, thinking=opened)
+        parts.append(Rendered(ids, [int(Origin.MODEL)] * len(ids), (("assistant", 0, len(ids)),)))
+        if at + 1 < following:
+            parts.append(
+                chat.extend(
+                    messages[: at + 1], messages[at + 1 : following], tools, last_id=ids[-1]
+                )
+            )
+    return join_renderings(parts)

@@ -26,7 +26,7 @@ class Rendered:
     def by_role(
         self, messages: Sequence[Message]
     ) -> Iterator[tuple[str, tuple[Message, ...], Tokens]]:
-        """Role, messages and tokens of each span; `messages` are those of the whole rendering."""
+        """Yield role, messages and tokens of each span; `messages` are those of the whole rendering."""
         left = list(messages)
         for role, start, end in self.spans:
             count = next(
@@ -38,7 +38,7 @@ class Rendered:
     def with_images(
         self, messages: Sequence[Message], images: Sequence[bytes]
     ) -> Iterator[tuple[str, tuple[Message, ...], Tokens, tuple[bytes, ...]]]:
-        """`by_role` with the images of each span; `images` are those of all messages in order."""
+        """Yield `by_role` with the images of each span; `images` are those of all messages in order."""
         done = 0
         for role, own, tokens in self.by_role(messages):
             count = sum(len(images_of(message)) for message in own)
@@ -46,13 +46,13 @@ class Rendered:
             done += count
 
 
-def joined(parts: Sequence[Rendered]) -> Rendered:
-    """Renderings one after the other."""
+def join_renderings(parts: Sequence[Rendered]) -> Rendered:
+    """Return one rendering of several that follow each other."""
     ids: list[int] = []
     origin: list[int] = []
-    joined: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     for part in parts:
-        joined += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
+        spans += [(role, start + len(ids), end + len(ids)) for role, start, end in part.spans]
         ids += part.ids
         origin += part.origin
-    return Rendered(ids, origin, tuple(joined))
+    return Rendered(ids, origin, tuple(spans))

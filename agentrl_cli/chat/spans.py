@@ -6,6 +6,7 @@ trained. Found by rendering the conversation again with a marker in place of eac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -41,7 +42,7 @@ def locate(
     way.
     """
     contents: list[tuple[int, str]] = []
-    marked = [_marked(message, index, contents) for index, message in enumerate(messages)]
+    marked = [_mark(message, index, contents) for index, message in enumerate(messages)]
     try:
         pieces = re.split(rf"{MARK}(\d+){MARK}", render(marked))
     except TemplateError:
@@ -53,7 +54,7 @@ def locate(
     position = len(literals[0])
     for (index, content), literal in zip(contents, literals[1:], strict=True):
         found = next(
-            (v for v in _variants(content) if text.startswith(v + literal, position)), None
+            (v for v in _list_variants(content) if text.startswith(v + literal, position)), None
         )
         if found is None:
             return regions + _search(text, contents[len(regions) :], position)
@@ -62,7 +63,7 @@ def locate(
     return regions
 
 
-def _marked(message: Message, index: int, contents: list[tuple[int, str]]) -> Message:
+def _mark(message: Message, index: int, contents: list[tuple[int, str]]) -> Message:
     """Return the message with a marker in place of each text of its content; the texts are added to `contents`."""
 
     def mark(text: Any) -> Any:
@@ -81,7 +82,7 @@ def _marked(message: Message, index: int, contents: list[tuple[int, str]]) -> Me
 
 
 def origins(offsets: Offsets, regions: Sequence[Region], messages: Sequence[Message]) -> list[int]:
-    """Origin of each token: of the region it starts in, else TEMPLATE."""
+    """Return the origin of each token: of the region it starts in, else TEMPLATE."""
     result = np.full(len(offsets), Origin.TEMPLATE, np.int8)
     starts = np.array([start for start, _ in offsets], np.int64)
     for start, end, index in regions:
@@ -93,7 +94,7 @@ def origins(offsets: Offsets, regions: Sequence[Region], messages: Sequence[Mess
 def spans(
     messages: Sequence[Message], ends: Sequence[int], offsets: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, int, int], ...]:
-    """Token spans of consecutive messages of one role; `ends` are the messages' ends in characters."""
+    """Return the token spans of consecutive messages of one role; `ends` are the messages' ends in characters."""
     found: list[tuple[str, int, int]] = []
     token = 0
     for index, (message, end) in enumerate(zip(messages, ends, strict=True)):
@@ -108,8 +109,22 @@ def spans(
     return tuple(found)
 
 
+def find_ends(text: str, messages: Sequence[Message], render: Callable[[int], str]) -> list[int]:
+    """Return where each message ends in `text` (characters): the prefix shared with a rendering of those up to it.
+
+    `render` renders so many of the messages. `spans` joins messages of one role: ends between them are not used.
+    """
+    ends: list[int] = []
+    for count in range(1, len(messages)):
+        ends.append(ends[-1] if ends else 0)
+        if messages[count].get("role") != messages[count - 1].get("role"):
+            with contextlib.suppress(TemplateError):
+                ends[-1] = max(shared_prefix(render(count), text), ends[-1])
+    return [*ends, len(text)]
+
+
 def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Number of leading items (characters, tokens) that two sequences share."""
+    """Return the number of leading items (characters, tokens) that two sequences share."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # a binary search: slices compare fast
         middle = (low + high + 1) // 2
@@ -120,7 +135,7 @@ def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     return low
 
 
-def _variants(content: str) -> tuple[str, ...]:
+def _list_variants(content: str) -> tuple[str, ...]:
     """Return how templates may write a content: unchanged, trimmed, or as JSON text."""
     quoted = json.dumps(content, ensure_ascii=False)
     return (

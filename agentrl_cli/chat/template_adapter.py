@@ -1,7 +1,7 @@
 """Conversations for templates that lack something: a system role, tool schemas, calls or results.
 
 Gemma has no system role and no tools, Phi-3 and Llama-2 no tools, DeepSeek writes calls and results but no schemas.
-Rendering probes shows what a template can write. The rest is written in a role that it has, the same way in a prompt,
+Rendering probes shows the abilities of a template. The rest is written in a role that it has, the same way in a prompt,
 a delta and a full rendering, so that an episode still extends by appending:
 
 - a system message is put before the first user message,
@@ -45,7 +45,7 @@ To call a function, write exactly this, with its name and arguments:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a chat template writes by itself."""
+    """The parts of a conversation that a chat template writes by itself."""
 
     system: bool = True
     schemas: bool = True
@@ -92,28 +92,28 @@ def find_abilities(render: RenderText) -> Abilities:
     )
 
 
-def adapted(
+def adapt(
     messages: Sequence[Message], tools: Sequence[ToolSchema] | None, able: Abilities, parser: Parser
 ) -> tuple[list[Message], Sequence[ToolSchema] | None]:
-    """Messages and tools as a template of these abilities can write them."""
+    """Return messages and tools as a template of these abilities can write them."""
     if able.all:
         return list(messages), tools
     found = list(messages)
     if tools and not able.schemas:
-        found = _described(found, tools, parser)
+        found = _describe_tools(found, tools, parser)
         tools = None
     if able.results and not able.lone_results:
-        found = _lone_as_user(found)
+        found = _move_results(found, only_lone=True)
     if not able.calls:
-        found = [_written(message, parser) for message in found]
+        found = [_write_calls(message, parser) for message in found]
     if not able.results:
-        found = _as_user(found)
+        found = _move_results(found, only_lone=False)
     if not able.system:
-        found = _merged(found)
+        found = _merge_system(found)
     return found, tools
 
 
-def _described(
+def _describe_tools(
     messages: list[Message], tools: Sequence[ToolSchema], parser: Parser
 ) -> list[Message]:
     """Return the tools at the end of the system text."""
@@ -122,11 +122,11 @@ def _described(
     )
     text = TOOLS_TEXT.format(schemas=schemas, example=parser.example("NAME", {"ARGUMENT": "VALUE"}))
     if messages and messages[0].get("role") == "system":
-        return [_prefixed(messages[0], "", f"\n\n{text}"), *messages[1:]]
+        return [_surround(messages[0], "", f"\n\n{text}"), *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
-def _written(message: Message, parser: Parser) -> Message:
+def _write_calls(message: Message, parser: Parser) -> Message:
     """Return an assistant message with its calls written in its content."""
     calls = message.get("tool_calls")
     if not calls:
@@ -147,71 +147,52 @@ def _arguments(call: Message) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _as_user(messages: list[Message]) -> list[Message]:
-    """Results as user messages; those of one turn together."""
-    found: list[Message] = []
-    previous = ""
-    for message in messages:
-        role = str(message.get("role"))
-        if role == "tool":
-            message = {"role": "user", "content": _tagged(message.get("content") or "")}
-        joins = (
-            found
-            and found[-1]["role"] == "user" == message.get("role")
-            and "tool" in (role, previous)
-        )
-        if joins:
-            found[-1] = {
-                **found[-1],
-                "content": _joined(found[-1]["content"], "\n", message.get("content") or ""),
-            }
-        else:
-            found.append(message)
-        previous = role
-    return found
+def _move_results(messages: list[Message], only_lone: bool) -> list[Message]:
+    """Return results as user messages, those of one turn together.
 
-
-def _lone_as_user(messages: list[Message]) -> list[Message]:
-    """Results after a turn without calls as user messages: Gemma 4 does not show them, MiniMax refuses them."""
-    alone, found = False, []
+    `only_lone`: those after a turn without calls; Gemma 4 does not show them, MiniMax refuses them.
+    """
+    alone, previous, found = not only_lone, False, list[Message]()
     for message in messages:
-        if message.get("role") == "assistant":
+        if only_lone and message.get("role") == "assistant":
             alone = not message.get("tool_calls")
-        if not alone or message.get("role") != "tool":
-            found.append(message)
-            continue
-        text, joins = _tagged(message.get("content") or ""), found[-1].get("role") == "user"
-        if joins:
-            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], "\n", text)}
+        moves = alone and message.get("role") == "tool"
+        content = message.get("content") or ""
+        new = {"role": "user", "content": _tag_result(content)} if moves else message
+        beside = moves or (previous and not only_lone)
+        if beside and found and found[-1].get("role") == "user" == new.get("role"):
+            text = _join(found[-1]["content"], "\n", new.get("content") or "")
+            found[-1] = {**found[-1], "content": text}
         else:
-            found.append({"role": "user", "content": text})
+            found.append(new)
+        previous = moves
     return found
 
 
-def _tagged(content: Any) -> Any:
-    return _joined(_joined("<tool_response>\n", "", content), "", "\n</tool_response>")
+def _tag_result(content: Any) -> Any:
+    return _join(_join("<tool_response>\n", "", content), "", "\n</tool_response>")
 
 
-def _merged(messages: list[Message]) -> list[Message]:
+def _merge_system(messages: list[Message]) -> list[Message]:
     """Return the system text before the first user message, or as a user message of its own."""
     if not messages or messages[0].get("role") != "system":
         return messages
     text = messages[0].get("content") or ""
     if len(messages) > 1 and messages[1].get("role") == "user":
         return [
-            {**messages[1], "content": _joined(text, "\n\n", messages[1].get("content") or "")},
+            {**messages[1], "content": _join(text, "\n\n", messages[1].get("content") or "")},
             *messages[2:],
         ]
     return [{"role": "user", "content": text}, *messages[1:]]
 
 
-def _prefixed(message: Message, before: str, after: str) -> Message:
+def _surround(message: Message, before: str, after: str) -> Message:
     content = message.get("content") or ""
-    return {**message, "content": _joined(_joined(before, "", content), "", after)}
+    return {**message, "content": _join(_join(before, "", content), "", after)}
 
 
-def _joined(first: Any, between: str, second: Any) -> Any:
-    """Two contents joined: a text, or a list of parts if one of them is (images)."""
+def _join(first: Any, between: str, second: Any) -> Any:
+    """Return two contents as one: a text, or a list of parts if one of them is (images)."""
     if isinstance(first, str) and isinstance(second, str):
         return first + between + second
     parts: list[Message] = []

@@ -88,7 +88,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
         """`filters` besides Jinja's."""
-        super().__init__(finalize=self.written, **options)
+        super().__init__(finalize=self.check_output, **options)
         self.filters |= filters
         self._budget = _Budget()
         del self.globals["lipsum"]
@@ -116,12 +116,12 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             raise TooMuch(f"it takes more than {MOST_STEPS} steps")
         return True
 
-    def charged(self, value: Any) -> Any:
+    def charge(self, value: Any) -> Any:
         """Return the value, its length counted."""
         self.step(_length(value))
         return value
 
-    def written(self, value: Any) -> Any:
+    def check_output(self, value: Any) -> Any:
         """Return the value, if it is not too large to be written as text.
 
         Texts are counted as pieces of their output.
@@ -130,8 +130,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self.step(_written_length(value))
         return value
 
-    def joined(self, *values: Any) -> str:
-        """What the operator `~` makes."""
+    def join_texts(self, *values: Any) -> str:
+        """Return the values as one text, as the operator `~` does."""
         self._require(sum(map(_written_length, values)))
         return "".join(map(str, values))
 
@@ -145,7 +145,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(found)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self._require_items(*_grown(operator, left, right))
+        self._require_items(*_measure_operator(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,10 +155,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             if __obj.__name__ == "join" and args:
                 args = ([*args[0]],)
-                __self._require(_made("join", args[0], [owner]))
-            elif made := _made(__obj.__name__, owner, [*args, *kwargs.values()]):
+                __self._require(_measure_result("join", args[0], [owner]))
+            elif made := _measure_result(__obj.__name__, owner, [*args, *kwargs.values()]):
                 __self._require(made)
-        return __self.charged(super().call(__context, __obj, *args, **kwargs))
+        return __self.charge(super().call(__context, __obj, *args, **kwargs))
 
     def _require(self, length: int, new: int | None = None) -> None:
         """Raise TooMuch for a text of such a length, of which `new` characters are counted (None: all)."""
@@ -175,10 +175,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.step(items)
 
     def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that counts what it reads and writes."""
+        """Return a filter that counts its input and its output."""
 
         @wraps(function)
-        def limited(*args: Any, **kwargs: Any) -> Any:
+        def count_and_call(*args: Any, **kwargs: Any) -> Any:
             own = sum(isinstance(arg, Context | EvalContext | Environment) for arg in args[:1])
             if name == "join" and len(args) > own and not isinstance(args[own], str):
                 args = (*args[:own], [*args[own]], *args[own + 1 :])
@@ -186,28 +186,28 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             self.step(_length(value) + sum(map(_length, rest)))
             if rest and name not in _ANY_NUMBER and (number := max(map(_whole, rest))):
                 self._require_items(0, number, number if name == "round" else 0)
-            if made := _made(name, value, rest):
+            if made := _measure_result(name, value, rest):
                 self._require(made)
-            return self.charged(function(*args, **kwargs))
+            return self.charge(function(*args, **kwargs))
 
-        return limited
+        return count_and_call
 
     def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a test that counts what it reads."""
+        """Return a test that counts its input."""
 
         @wraps(function)
-        def limited(*args: Any) -> Any:
+        def count_and_call(*args: Any) -> Any:
             self.step(sum(map(_length, args)))
             return function(*args)
 
-        return limited
+        return count_and_call
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Counting().visit(source), *args, **kwargs)
 
 
 class _Counting(NodeTransformer):
-    """Adds the counts to a template: a step in every loop and macro, and the lengths of what operators read."""
+    """Adds the counts to a template: a step in every loop and macro, and the lengths of operands."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -226,7 +226,7 @@ class _Counting(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call(node, "joined", *node.nodes)
+        return _call(node, "join_texts", *node.nodes)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
@@ -234,13 +234,13 @@ class _Counting(NodeTransformer):
             if not isinstance(operand.expr, nodes.Const | nodes.List | nodes.Tuple) and (
                 "in" in operand.op or not isinstance(node.expr, nodes.Const)
             ):
-                operand.expr = _call(node, "charged", operand.expr)
+                operand.expr = _call(node, "charge", operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = _call(node, "charged", node.node)
+            node.node = _call(node, "charge", node.node)
         return node
 
 
@@ -262,7 +262,7 @@ def _whole(value: Any) -> int:
 def _written_length(value: Any) -> int:
     """Return the characters of a value as text, about; lists count with all that is inside. Raises TooMuch.
 
-    A list may hold another one many times, and so on inside: what is written grows with every mention.
+    A list may hold another one many times, and so on inside: the text grows with every mention.
     """
     if isinstance(value, str):
         return len(value)
@@ -279,8 +279,8 @@ def _written_length(value: Any) -> int:
     return length
 
 
-def _grown(operator: str, left: Any, right: Any) -> tuple[int, int, int]:
-    """Characters, items and bits of what an operator makes, at most."""
+def _measure_operator(operator: str, left: Any, right: Any) -> tuple[int, int, int]:
+    """Return characters, items and bits of an operator's result, at most."""
     if operator == "%" and isinstance(left, str):
         return _format_length(left, right if isinstance(right, tuple) else [right]), 0, 0
     if isinstance(left, int) and isinstance(right, int):
@@ -296,8 +296,8 @@ def _grown(operator: str, left: Any, right: Any) -> tuple[int, int, int]:
     return text, sum(len(value) for value in both if isinstance(value, list | tuple)), 0
 
 
-def _made(name: str, value: Any, args: Sequence[Any]) -> int:
-    """Characters of what a filter or a method makes of a value, at most; 0 if that is no longer than the value."""
+def _measure_result(name: str, value: Any, args: Sequence[Any]) -> int:
+    """Return the characters of a filter's or method's result, at most; 0 if that is no longer than the value."""
     most = max(map(_whole, args), default=0)
     text = value if isinstance(value, str) else ""
     match name:
@@ -328,7 +328,9 @@ def _made(name: str, value: Any, args: Sequence[Any]) -> int:
 
 
 def _format_length(text: str, args: Sequence[Any]) -> int:
-    """Characters of a format with its values: each place may take the longest value, or as many as a number says."""
+    """Return the characters of a format with its values: each place may take the longest value, or as many as a
+    number says.
+    """
     places = text.count("{") + text.count("%")
     widths = [int(number[:12]) for number in _NUMBER.findall(text)]
     values = [

@@ -1,4 +1,4 @@
-"""What a chat template writes at the end of an assistant turn, found by rendering probes, not by knowing families.
+"""How a chat template ends an assistant turn: found by rendering probes, not by knowing families.
 
 Two styles exist. *Closing*: the turn ends with a token of its own (`<|im_end|>`) that the model samples, and the next
 message brings its own header. *Header*: nothing closes the turn; the model stops by sampling the first token of the
@@ -85,21 +85,21 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     ]
     followed = render([user("u"), assistant(MARK), user("v")], None, False)
     alone = render([user("u"), assistant(MARK)], None, False)
-    found = _first(followed, control)
+    found = _find_first(followed, control)
     if found is None:
         raise TemplateError(
             "The chat template writes no control token after an assistant turn, so a model cannot learn to stop.",
             hint="Use the template of an instruction-tuned model: --set model.chat_template=FILE.",
         )
     stop, suffix = found
-    stop, suffix = _own_end(stop, suffix, (followed, alone), tokenizer)
-    stop, history = _sampled(stop, _first(alone, control), tokenizer)
-    closing = _first(alone, [stop]) is not None
+    stop, suffix = _find_own_end(stop, suffix, (followed, alone), tokenizer)
+    stop, history = _find_sampled(stop, _find_first(alone, control), tokenizer)
+    closing = _find_first(alone, [stop]) is not None
     after_call = ""
     try:
         call = [user("u"), assistant(MARK, [("c00000000", "probe")]), tool(RESULT)]
         text = render(call, [PROBE_TOOL], False).partition(RESULT)[0]
-        after = _first(text, [stop]) or _first(text, control)
+        after = _find_first(text, [stop]) or _find_first(text, control)
         after_call = after[0] if after else ""
     except TemplateError:
         pass  # no tools in this template: the audit reports it
@@ -109,7 +109,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     return Stops(texts, closing, suffix if closing else "", after_call, history, between)
 
 
-def _own_end(
+def _find_own_end(
     stop: str, suffix: str, texts: Sequence[str], tokenizer: BaseTokenizer
 ) -> tuple[str, str]:
     """Return the stop token and the text before it, where the model's own end token directly follows the first one.
@@ -125,10 +125,10 @@ def _own_end(
     return stop, suffix
 
 
-def _sampled(
+def _find_sampled(
     written: str, last: tuple[str, str] | None, tokenizer: BaseTokenizer
 ) -> tuple[str, str]:
-    """Return the stop token that a model samples, and what the history has instead (empty: the same).
+    """Return the stop token that a model samples, and the history's own in its place (empty: the same).
 
     They differ if the very last turn ends with another token than the turns before it, and only that one is an end
     token of the model.
@@ -150,23 +150,23 @@ def find_called(
     """
     call = assistant("", [("c00000000", "probe")])
     try:
-        return write(call) if write is not None else _added(render, call, ends)
+        return write(call) if write is not None else _find_added(render, call, ends)
     except TemplateError:
         pass
     try:
-        return _added(render, call, ends)
+        return _find_added(render, call, ends)
     except TemplateError:
         return ""
 
 
-def _added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> str:
+def _find_added(render: RenderText, call: Message, ends: re.Pattern[str] | None) -> str:
     before, whole = (render([user("u"), *more], [PROBE_TOOL], False) for more in ([], [call]))
     text = whole[shared_prefix(before, whole) :]
     end = ends.search(text) if ends is not None else None
     return text[: end.start()] if end else text
 
 
-def _first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
+def _find_first(text: str, candidates: Sequence[str]) -> tuple[str, str] | None:
     """Return the first of `candidates` after the last marker, and the text between; None if there is none."""
     start = text.rfind(MARK)
     if start < 0:

@@ -1,4 +1,4 @@
-"""A chat template together with a parser: how turns begin and end, and what the model itself writes in one.
+"""A chat template together with a parser: how turns begin and end, and the model's own text in one.
 
 The parser belongs to it because its markers are not stop tokens, must not be written by anyone but the model, and are
 how calls are written for a template that has none.
@@ -14,7 +14,7 @@ from agentrl_cli.chat.escaping import Guard, Range
 from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
 from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template import ModelTemplates
-from agentrl_cli.chat.template_adapter import Abilities, adapted, find_abilities
+from agentrl_cli.chat.template_adapter import Abilities, adapt, find_abilities
 from agentrl_cli.chat.template_probe import (
     MARK,
     PROBE_TOOL,
@@ -60,8 +60,8 @@ class TemplateSyntax:
         self.guard = Guard(tokenizer, templates.source + " ".join(parser.markers), ends)
 
     def text(self, messages: Sequence[Message], tools: Tools, ask: bool) -> str:
-        """Return the template's text of a conversation, adapted to what it can write."""
-        return self.templates.render(*adapted(messages, tools, self.able, self.parser), ask)
+        """Return the template's text of a conversation, adapted to its abilities."""
+        return self.templates.render(*adapt(messages, tools, self.able, self.parser), ask)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class TemplateSyntax:
 def find_syntax(
     tokenizer: BaseTokenizer, templates: ModelTemplates, parser: str, reserved: Sequence[str] = ()
 ) -> TemplateSyntax:
-    """Return the syntax with the parser of that name; with "auto" the first one that reads what the template writes.
+    """Return the syntax with the parser of that name; with "auto" the first one that reads the template's calls.
 
     If none does, the one that the template's text suggests.
     """

@@ -55,23 +55,25 @@ def without_given(start: str, full: str) -> str:
 
 
 def gives_empty(prompt: str) -> bool:
-    """True if a generation prompt writes an empty block of thinking, so that the model does not think."""
+    """Whether a generation prompt writes an empty block of thinking, so that the model does not think."""
     given = _GIVEN.search(prompt)
     return given is not None and any(given[0].rstrip().endswith(block[1]) for block in BLOCKS)
 
 
 def has_thinking(text: str) -> bool:
-    """True if a text contains a marker of thinking."""
+    """Whether a text contains a marker of thinking."""
     return _MARK.search(text) is not None
 
 
-def squeezed(text: str) -> str:
+def drop_empty(text: str) -> str:
     """Return a text without empty blocks of thinking and without unopened closing markers."""
     return _replace_empty(text, "")
 
 
-def spaced(text: str) -> str:
-    """`squeezed`, with the line breaks around them joined: MiniMax M2 keeps those beside a block that it drops."""
+def drop_empty_lines(text: str) -> str:
+    """Return `drop_empty` with the line breaks around them joined: MiniMax M2 keeps those beside a block that it
+    drops.
+    """
     return re.sub(r"\n+", "\n", _replace_empty(text, "\n"))
 
 
@@ -82,7 +84,7 @@ def _replace_empty(text: str, by: str) -> str:
 
 
 def same_but_thinking(a: str, b: str) -> bool:
-    """True if two texts of a turn differ only in thinking, its markers and white space."""
+    """Whether two texts of a turn differ only in thinking, its markers and white space."""
     return not _bare(a).isdisjoint(_bare(b))
 
 
@@ -93,7 +95,7 @@ def _bare(text: str) -> set[str]:
 
 
 def family_thinking(source: str) -> Callable[[str], str] | None:
-    """Writes a thought at the start of a turn as this template's family does; None if it has no markers for it."""
+    """Return the function that writes a thought as this template's family does; None if it has no markers for it."""
     if HARMONY[0] in source:
         return lambda text: f"{HARMONY[0]}{text}{HARMONY[1]}"
     block = next((block for block in BLOCKS if block[0] in source), None)

@@ -1,7 +1,8 @@
 """Text to token ids and back, from a model folder, by the `tokenizers` library alone (no transformers import).
 
-The rest of `chat` relies on two guarantees. `encode` never adds tokens of its own: what a chat template writes is what
-is encoded. And `encode_offsets` takes *plain* ranges, in which added tokens (`<|im_end|>` and the like) are not
+The rest of `chat` relies on two guarantees. `encode` never adds tokens of its own: the text of a chat template is
+encoded as it stands. And `encode_offsets` takes *plain* ranges, in which added tokens (`<|im_end|>` and the like) are
+not
 recognised, so text from a user or a tool cannot become markup. Plain ranges are still encoded in one piece with
 everything around them, so merges at their borders are the template's own.
 
@@ -18,10 +19,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.errors import ModelError, TemplateError
 
 if TYPE_CHECKING:
@@ -45,21 +46,8 @@ class AddedToken:
     """True for control tokens (`<|im_end|>`), False for words that were merely added (`<think>` in Qwen3)."""
 
 
-PARTS = """\
-{{%- macro parts(content) %}}
-    {{%- if content is string %}}{{{{- content }}}}{{%- else %}}
-        {{%- for part in content %}}{{{{- '{image}' if part.type == 'image' else part.text }}}}{{%- endfor %}}
-    {{%- endif %}}
-{{%- endmacro %}}
-"""
-"""A macro of templates that show images."""
-IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
-"""What a template of the Qwen family writes for an image."""
-
-
 class BaseTokenizer:
-    """What `Chat`, policies and screens need of a tokenizer; subclasses encode and decode.
+    """A tokenizer as `Chat`, policies and screens use it; subclasses encode and decode.
 
     `chat_template` is a Jinja text, or None. `tool_template` is the one to use with tools if a model ships two.
     """
@@ -78,7 +66,7 @@ class BaseTokenizer:
     def encode_offsets(
         self, text: str, plain: Sequence[tuple[int, int]] = ()
     ) -> tuple[list[int], Offsets]:
-        """Ids and offsets of `text`; inside the `plain` character ranges no added token is recognised."""
+        """Return ids and offsets of `text`; inside the `plain` character ranges no added token is recognised."""
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -90,7 +78,7 @@ class BaseTokenizer:
         raise NotImplementedError
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, added tokens recognised, nothing prepended or appended."""
+        """Return the ids of `text`, added tokens recognised, nothing prepended or appended."""
         return self.encode_offsets(text)[0]
 
     def id_of(self, text: str) -> int | None:
@@ -98,7 +86,7 @@ class BaseTokenizer:
         return self._added_ids.get(text)
 
     def plain(self, ids: Iterable[int]) -> str:
-        """Ids as text without the control tokens."""
+        """Return ids as text without the control tokens."""
         return self.decode([int(id_) for id_ in ids if int(id_) not in self.special_ids])
 
     @cached_property
@@ -166,7 +154,7 @@ class Tokenizer(BaseTokenizer):
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Return the tokenizer of a model folder. Raises ModelError with what is missing and what to do."""
+        """Return the tokenizer of a model folder. Raises ModelError with the missing file and the way to get it."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not folder.is_dir():
@@ -194,11 +182,11 @@ class Tokenizer(BaseTokenizer):
         self, text: str, plain: Sequence[tuple[int, int]] = ()
     ) -> tuple[list[int], Offsets]:
         if not plain:
-            encoding = _encoded(self._tk, text)
+            encoding = _encode(self._tk, text)
             return list(encoding.ids), list(encoding.offsets)
         renamed, back = self._rename(text, plain)
         backend, ids = self._renamed
-        encoding = _encoded(backend, renamed)
+        encoding = _encode(backend, renamed)
         offsets = [(back(start), back(end)) for start, end in encoding.offsets]
         return [ids.get(id_, id_) for id_ in encoding.ids], offsets
 
@@ -236,7 +224,7 @@ class Tokenizer(BaseTokenizer):
         }
 
     def _rename(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[str, MovedText]:
-        """`text` with its markup outside `plain` renamed, and the map of positions back."""
+        """Return `text` with its markup outside `plain` renamed, and the map of positions back."""
         parts: list[str] = []
         moves = [(0, 0)]
         done = length = 0
@@ -343,24 +331,7 @@ class ByteTokenizer(BaseTokenizer):
             offsets.extend([(position, position + 1)] * len(data))
 
 
-def tiny_template(images: bool = False) -> str:
-    """Return the chat template of the bundled tiny-agent model: Qwen style, short, append-only.
-
-    `images`: it shows images, too.
-    """
-    text = (
-        resources.files("agentrl_cli.chat")
-        .joinpath("templates/tiny.jinja")
-        .read_text(encoding="utf-8")
-    )
-    if not images:
-        return text
-    for before in ("<tool_response>\\n' + ", "message.role + '\\n' + "):
-        text = text.replace(f"{before}message.content", f"{before}parts(message.content)")
-    return f"{PARTS.format(image=IMAGE_MARK)}{text}"
-
-
-def _encoded(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=False)
     # `encode` keeps the interpreter's lock to its end; a batch gives it to the other threads.

@@ -28,7 +28,7 @@ def cut_text(chat: Chat, text: str, limit: int, side: str) -> str:
 def cut_results(
     chat: Chat, messages: Sequence[Message], results: Sequence[ToolResult], limit: int, side: str
 ) -> tuple[list[Message], tuple[ToolResult, ...]]:
-    """Tool messages cut to `limit` tokens of text each, and their results marked `truncated`.
+    """Return tool messages cut to `limit` tokens of text each, and their results marked `truncated`.
 
     User messages and images are left whole.
     """
@@ -70,7 +70,7 @@ def fit_results(
     room: int,
     shrink: bool,
 ) -> tuple[list[Message], tuple[ToolResult, ...], Rendered]:
-    """`cut_results` and the rendering of its messages; with `shrink`, cut further until that fits into `room`.
+    """Return `cut_results` and the rendering of its messages; with `shrink`, cut further until that fits into `room`.
 
     It may still not fit: user messages are never cut, and a few tokens of a result always stay.
     """

@@ -10,7 +10,8 @@ from typing import Any
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.media import image_bytes, image_size
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, ByteTokenizer, tiny_template
+from agentrl_cli.chat.tiny_template import IMAGE_TOKENS, tiny_template
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.errors import describe_error
 from agentrl_cli.policies.scripted import ScriptedPolicy

@@ -271,6 +271,6 @@ class BatchedForward:
         assert self._reader is not None
         device, images = self.forward.device, [request.images for request in requests]
         contexts = [torch.from_numpy(r.context.astype(np.int64)).to(device) for r in requests]
-        seen = self._reader.seen(self.model, contexts, images, starts)
+        seen = self._reader.gather(self.model, contexts, images, starts)
         self._shifts |= {id(r): shift for r, shift in zip(requests, seen.shifts, strict=True)}
         return seen

@@ -328,7 +328,7 @@ class _Trial:
                 for ids, left in zip(texts, padding, strict=True)
             ]
         )
-        seen = reader.seen(forward.model, [ids[:-1] for ids in texts], images, [0] * len(which))
+        seen = reader.gather(forward.model, [ids[:-1] for ids in texts], images, [0] * len(which))
         logits, cache = forward(ids, [0] * len(which), None, padding=padding, seen=seen)
         before = torch.stack([line[-2] for line in wanted])
         last = torch.stack([ids[-1] for ids in texts])[:, None]

@@ -58,7 +58,7 @@ def pictured_states(base: Any, packed: Packed, *, apart: bool = False) -> Tensor
     device = base.get_input_embeddings().weight.device
 
     def states(rows: list[Tensor], length: int, numbers: list[int]) -> Tensor:
-        seen = reader.seen(base, rows, [images[n] for n in numbers], [0] * len(rows))
+        seen = reader.gather(base, rows, [images[n] for n in numbers], [0] * len(rows))
         return _states(decoder, rows, length, **reader.arguments(seen, [0] * len(rows), length))
 
     return _spread(torch.from_numpy(packed.input_ids).to(device), packed, states, apart=apart)

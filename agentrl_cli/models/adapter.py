@@ -110,7 +110,7 @@ def name_base(model: nn.Module, name: str, revision: str | None) -> None:
 
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """What peft 0.19 says and no user could do anything about.
+    """Silence warnings of peft 0.19 that no user can act on.
 
     It asks transformers 5 for a name that is on its way out; and it warns that an adapter on a tied head is not to be
     merged as it is, which `merge` sees to; and that another adapter is active once one is deleted, though

@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face model folder (or a peft adapter folder) that also holds what a resume needs.
+"""Checkpoints: a Hugging Face model folder (or a peft adapter folder) that also holds the trainer's state.
 
 A checkpoint is written beside its place, under a hidden name, and renamed into it; an older one of the same name is
 renamed aside before and deleted after. So a folder with this name is always whole, wherever the process is killed.
@@ -86,7 +86,7 @@ def written_whole(folder: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _move_files(new: Path, folder: Path) -> None:
-    """The checksums go first: killed among the files, this leaves a folder that is known to be damaged.
+    """Move the checksums first: killed among the files, this leaves a folder that is known to be damaged.
 
     Weights and trainer's state of an earlier model go: a reader would take its adapter or its shards for the new one's.
     """
@@ -186,7 +186,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     if set(weights) - set(own) and hasattr(
         model, "from_pretrained"
     ):  # published names (vision-language models)
-        weights = _published(model, folder)
+        weights = _read_published(model, folder)
     _require_fit(folder, weights, own, tied)
     model.load_state_dict(weights, strict=False)
 
@@ -204,7 +204,7 @@ def _read(folder: Path, *files: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+def _read_published(model: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights under the model's own names, by transformers' conversion."""
     try:
         with utf8_name(folder) as name:

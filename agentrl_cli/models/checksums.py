@@ -31,7 +31,7 @@ def seal(folder: Path) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Return when a file's bytes, or a folder's names, have reached the disk. Raises OSError."""
+    """Wait until a file's bytes, or a folder's names, have reached the disk. Raises OSError."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -40,17 +40,17 @@ def to_disk(path: Path) -> None:
 
 
 def damage(folder: Path, *, skip: Collection[str] = ()) -> str:
-    """What is wrong with a folder by its checksums, in words; empty if nothing is, or if it has no checksums."""
+    """Return the fault of a folder by its checksums, in words; empty if it has none, or no checksums."""
     manifest = folder / CHECKSUMS
     while manifest.exists():
-        written = _written(manifest)
+        written = _when_written(manifest)
         why = _damage(folder, manifest, skip)
-        if not why or _written(manifest) == written:
+        if not why or _when_written(manifest) == written:
             return why  # else a training has put a newer checkpoint in this place meanwhile
     return ""
 
 
-def _written(path: Path) -> tuple[int, int]:
+def _when_written(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except OSError:
@@ -81,7 +81,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _differs(path: Path, facts: Any) -> str:
-    """Return how a file differs from what was written. The size comes first: it costs nothing."""
+    """Return how a file differs from its checksum. The size comes first: it costs nothing."""
     size = path.stat().st_size
     if size != facts["bytes"]:
         return f"has {size:,} of {facts['bytes']:,} bytes"

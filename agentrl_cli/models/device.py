@@ -12,7 +12,7 @@ from agentrl_cli.errors import ModelError
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`: the GPU, if there is one. Raises ModelError for a device that this machine lacks."""
+    """Return a device; `auto` is the GPU, if there is one. Raises ModelError for a device that this machine lacks."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Return a dtype; `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
@@ -42,7 +42,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Return the bytes that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -54,7 +54,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def identity(device: torch.device) -> dict[str, str]:
-    """What a device's numbers depend on: its name, the driver, and the versions of what computes."""
+    """Return the facts that a device's numbers depend on: its name, the driver and the libraries' versions."""
     import transformers
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,7 +1,7 @@
 """Loading models: the bundled one, a local folder, a Hugging Face id, a peft adapter, a checkpoint of a run.
 
-What goes wrong here goes wrong for users: every failure is a ModelError that says what was looked for, where, and what
-to do. Loading is transformers' own; downloads, cache, token and offline mode are huggingface_hub's.
+Every failure is a ModelError that says which file was looked for, where, and what to do. Loading is transformers'
+own; downloads, cache, token and offline mode are huggingface_hub's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
     local = base / Path(name).expanduser()
     for folder in (local, Path(name).expanduser()):
         if folder.is_dir():
-            return _checked(folder.resolve())
+            return _require_model(folder.resolve())
     if is_bundled(name):
         return bundled_model(name)
     refuse_gguf(local)
@@ -52,7 +52,7 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
             f"Model {name!r} not found: no such folder, and not a Hugging Face id (those look like `org/name`).",
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
-    return _checked(_download(name, config.model))
+    return _require_model(_download(name, config.model))
 
 
 def is_hub_id(name: str, base: Path) -> bool:
@@ -163,7 +163,7 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
 
 
 def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:
-    """What transformers' loaders need to run a model's own code; empty if it has none.
+    """Return the arguments with which transformers' loaders run a model's own code; empty if it has none.
 
     Raises ModelError if it has, and `model.trust_remote_code` is off.
     """
@@ -253,7 +253,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     return model_folder(named, Config(model=config), base=base)
 
 
-def _checked(folder: Path) -> Path:
+def _require_model(folder: Path) -> Path:
     if not (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
         refuse_gguf(folder)
         raise ModelError(
@@ -319,7 +319,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 def configured_length(folder: Path) -> int:
-    """Positions of the model in a folder by its configuration alone: nothing is loaded."""
+    """Return the positions of the model in a folder by its configuration alone: nothing is loaded."""
     config = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
     found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get(
         "max_position_embeddings"
@@ -328,7 +328,7 @@ def configured_length(folder: Path) -> int:
 
 
 def context_length(model: nn.Module) -> int:
-    """Positions that a model's configuration allows."""
+    """Return the positions that a model's configuration allows."""
     config: Any = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(getattr(text, "max_position_embeddings", None) or 4096)

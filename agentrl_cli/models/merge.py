@@ -43,7 +43,7 @@ NOT_COPIED = {"trainer.pt", "README.md", ".gitattributes", CHECKSUMS}
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was written."""
+    """A model folder that was written."""
 
     folder: Path
     source: Path
@@ -142,14 +142,14 @@ def _cast(model: nn.Module, name: str) -> Any:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """All files of a model folder but the trainer's, links followed (the hub's cache is made of them)."""
+    """Copy all files of a model folder but the trainer's, links followed (the hub's cache is made of them)."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.name not in NOT_COPIED and not path.name.startswith("."):
             shutil.copyfile(path, target / path.name)
 
 
 def _stored_dtype(folder: Path) -> str:
-    """What config.json says of the weights; float32 where it says nothing."""
+    """Return the dtype of the weights by config.json; float32 where it names none."""
     try:
         data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -163,7 +163,7 @@ def _stored_dtype(folder: Path) -> str:
 def _card(
     name: str, source: Path, adapter: bool, dtype: str, store: Store | None, kind: Any
 ) -> str:
-    """README.md: what it is, how it was trained, what it was measured at, how to load it."""
+    """Return README.md: the model's kind, training, evaluations, and how to load it."""
     row, step = _origin(name, store)
     base = row.model if row is not None else None
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
@@ -179,7 +179,7 @@ def _card(
     how = "an adapter merged into its base" if adapter else "full weights"
     lines += [f"A causal language model that calls tools, written by AgentRL: {how}, {dtype}.", ""]
     if row is not None and store is not None:
-        lines += _training(row, step) + _measured(_evals(store, row, step))
+        lines += _training(row, step) + _list_evals(_evals(store, row, step))
     else:
         lines += [f"Made from `{source.name}`.", ""]
     lines += [
@@ -224,7 +224,7 @@ def _training(row: RunRow, step: int) -> list[str]:
     ]
 
 
-def _measured(evals: Sequence[EvalRow]) -> list[str]:
+def _list_evals(evals: Sequence[EvalRow]) -> list[str]:
     if not evals:
         return []
     lines = ["## Evaluation", "", "| split | tasks | attempts | pass@1 | 95 % interval |"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Physical cores that this process may use; where they are unknown, the processors it may use."""
+    """Return the physical cores that this process may use; where they are unknown, the processors it may use."""
     allowed = (
         os.sched_getaffinity(0)
         if hasattr(os, "sched_getaffinity")
@@ -26,7 +26,8 @@ def cores() -> int:
 
 
 def limit_openmp() -> None:
-    """Let OpenMP threads sleep while they wait, one for each core. Call before torch loads; what is set stays.
+    """Let OpenMP threads sleep while they wait, one for each core. Call before torch loads; variables that are set
+    stay.
 
     Threads that spin for each other on a busy machine cost ten times the CPU. The count does not follow the load: sums
     depend on it, and a resumed run must compute the same ones.

@@ -16,7 +16,8 @@ CPU_RELEASE = (0, 46)
 
 
 def quantization(bits: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What `from_pretrained` needs to load weights in `4bit` (nf4, constants quantised too) or `8bit`.
+    """Return the arguments with which `from_pretrained` loads weights in `4bit` (nf4, constants quantised too) or
+    `8bit`.
 
     Raises EnvironmentProblem without bitsandbytes, or on a CPU without its kernels for one.
     """
@@ -44,7 +45,7 @@ def quantises(config: Config) -> bool:
 
 
 def settings(bits: str, dtype: torch.dtype) -> Any:
-    """transformers' BitsAndBytesConfig."""
+    """Return transformers' BitsAndBytesConfig."""
     from transformers import BitsAndBytesConfig
 
     make: Any = BitsAndBytesConfig
@@ -59,7 +60,7 @@ def settings(bits: str, dtype: torch.dtype) -> Any:
 
 
 def check_trainable(config: Config, device: torch.device) -> None:
-    """Refuse what a training on this device cannot have, before a model is loaded and a run is written down.
+    """Refuse settings that a training on this device cannot have, before a model is loaded and a run is written down.
 
     Raises ConfigError if quantised weights themselves would be trained, EnvironmentProblem without
     bitsandbytes, and for an 8-bit optimizer on a CPU.
@@ -77,7 +78,7 @@ def check_trainable(config: Config, device: torch.device) -> None:
 
 
 def check_8bit(device: torch.device) -> None:
-    """Raises EnvironmentProblem if `train.optimizer=adamw8bit` is not available."""
+    """Raise EnvironmentProblem if `train.optimizer=adamw8bit` is not available."""
     if device.type != "cuda":
         raise EnvironmentProblem(
             f"train.optimizer=adamw8bit needs a GPU; this run is on {device}.",

@@ -31,7 +31,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def quiet() -> None:
-    """No bars of transformers' own for reading and writing weights: they are a second's work and narrate nothing."""
+    """Turn off transformers' own bars for reading and writing weights: they are a second's work and narrate nothing."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The trained weights of a model as bytes: what a worker of the same base needs to sample with them."""
+"""The trained weights of a model as bytes: with them a worker of the same base samples."""
 
 from __future__ import annotations
 

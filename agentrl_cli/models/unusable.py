@@ -60,7 +60,7 @@ def refuse_pointers(folder: Path) -> None:
 
 
 def advice(config: Mapping[str, Any], error: BaseException) -> str:
-    """What to do about a model that transformers could not load."""
+    """Return a hint for a model that transformers could not load."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     if isinstance(error, ImportError) and method:
         return f"It is quantised by {method}: use the model that it was made from, with model.quantization=4bit."

@@ -1,7 +1,7 @@
 """Vision-language models: images through the model's own processor, positions by the model's own rule.
 
 A `Reader` stands at the model (`attach`), so that the sampling engine and the training forward hand the same pixels to
-the same layers. What an image takes in the ids is the processor's rule; the tokens themselves are in the episode's ids.
+the same layers. How many tokens an image takes is the processor's rule; the tokens themselves are in the episode's ids.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Measured = tuple[int, int, int, Layout]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a forward over some tokens of several sequences takes besides their ids."""
+    """The arguments of a forward over some tokens of several sequences besides their ids."""
 
     pixels: Mapping[str, Tensor]
     """Of the images among those tokens, in order."""
@@ -55,7 +55,7 @@ class Seen:
 
 
 class Reader:
-    """Turns images into what the model's forward takes."""
+    """Turns images into arguments of the model's forward."""
 
     def __init__(
         self, processor: Any, token: int, unsaid: Sequence[int] = (), types: str = ""
@@ -73,17 +73,17 @@ class Reader:
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reader:
-        """Return a copy of a model reads with the same reader: it has no weights."""
+        """Return the same reader for a copy of a model: it has no weights."""
         return self
 
     @property
     def images(self) -> Images:
-        """What a chat needs to know."""
+        """The images' part of a chat."""
         written = str(self.processor.image_token)
         return Images(self.token, self.measure, "" if written == self.mark else written)
 
     def measure(self, data: bytes) -> Measured:
-        """Size, tokens and layout of an image. Raises EnvError for bytes that are none."""
+        """Return size, tokens and layout of an image. Raises EnvError for bytes that are none."""
         return self._read(data)[0]
 
     def inputs(self, ids: Tensor, images: Sequence[bytes], start: int = 0) -> dict[str, Tensor]:
@@ -109,14 +109,17 @@ class Reader:
             )
         return {name: value.to(ids.device) for name, value in together(parts).items()}
 
-    def seen(
+    def gather(
         self,
         model: Any,
         contexts: Sequence[Tensor],
         images: Sequence[Sequence[bytes]],
         starts: Sequence[int],
     ) -> Seen:
-        """What a forward over context[start:] of several conversations takes. Raises EnvError as `inputs` does."""
+        """Return the arguments of a forward over context[start:] of several conversations.
+
+        Raises EnvError as `inputs` does.
+        """
         parts, marks, places, shifts = [], [], [], []
         for ids, own, start in zip(contexts, images, starts, strict=True):
             whole = self.inputs(ids, own)
@@ -131,17 +134,18 @@ class Reader:
     def arguments(
         self, seen: Seen, left: Sequence[int], width: int, held: int = 0
     ) -> dict[str, Tensor]:
-        """Arguments of a forward over `width` new tokens, `left` of each sequence's being padding on the left.
+        """Return the arguments of a forward over `width` new tokens, `left` of each sequence's being padding on the
+        left.
 
         `held`: columns of the cache.
         """
         given = dict(seen.pixels)
         if seen.places is not None:
-            places = [_padded(where, n, width) for where, n in zip(seen.places, left, strict=True)]
+            places = [_pad(where, n, width) for where, n in zip(seen.places, left, strict=True)]
             given["position_ids"] = torch.stack(places, 1)
         if self.types and seen.pixels:
             marks = torch.stack(
-                [_padded(m.long(), n, width) for m, n in zip(seen.marks, left, strict=True)]
+                [_pad(m.long(), n, width) for m, n in zip(seen.marks, left, strict=True)]
             )
             given[self.types] = torch.nn.functional.pad(marks, (held, 0))
         return given
@@ -151,13 +155,13 @@ class Reader:
         with self._lock:
             found = self._ready.get(key)
             if found is None:
-                found = self._ready[key] = self._processed(data)
+                found = self._ready[key] = self._process(data)
                 if len(self._ready) > KEPT:
                     self._ready.popitem(last=False)
             self._ready.move_to_end(key)
             return found
 
-    def _processed(self, data: bytes) -> tuple[Measured, dict[str, Tensor]]:
+    def _process(self, data: bytes) -> tuple[Measured, dict[str, Tensor]]:
         from PIL import Image
 
         try:
@@ -192,13 +196,13 @@ class Reader:
         return sum(runs), () if len(layout) == 1 and not layout[0][0] else layout
 
 
-def _padded(values: Tensor, left: int, width: int) -> Tensor:
+def _pad(values: Tensor, left: int, width: int) -> Tensor:
     """Return the last dimension with zeros on the left, and on the right up to `width`."""
     return torch.nn.functional.pad(values, (left, width - left - values.shape[-1]))
 
 
 def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Pixels of several images or sequences, in order: forwards take them as one batch of images."""
+    """Return the pixels of several images or sequences, in order: forwards take them as one batch of images."""
     every = [part for part in parts if part]
     names = every[0] if every else ()
     nested = bool(every) and "pixel_attention_mask" in names
@@ -240,7 +244,9 @@ def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat
 
 
 def _others(base: Any) -> tuple[list[int], str]:
-    """Tokens of videos and image starts, which a model must not write, and its argument that marks images."""
+    """Return the tokens of videos and image starts, which a model must not write, and its argument that marks
+    images.
+    """
     names = inspect.signature(base.forward).parameters
     types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
     ids = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
@@ -256,7 +262,8 @@ def reader_of(model: Any) -> Reader | None:
 
 
 def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int) -> Tensor | None:
-    """[3, 1, n] positions of a conversation [n] by the model's own rule; None if the model computes them itself.
+    """Return the [3, 1, n] positions of a conversation [n] by the model's own rule; None if the model computes them
+    itself.
 
     `inputs`: of all its images. The model must not continue from its cached positions, which belong to the last
     conversation that it computed.
@@ -274,7 +281,7 @@ def positions(model: Any, ids: Tensor, inputs: Mapping[str, Tensor], token: int)
 
 
 def plain_logits(model: Any, reader: Reader, ids: Tensor, images: Sequence[bytes]) -> Tensor:
-    """Logits [n, V] of the model's own forward over one conversation [n], as transformers calls it."""
+    """Return the logits [n, V] of the model's own forward over one conversation [n], as transformers calls it."""
     inner: Any = getattr(transformer(model), "model", None)
     if hasattr(inner, "rope_deltas"):
         inner.rope_deltas = None
@@ -288,7 +295,7 @@ def plain_logits(model: Any, reader: Reader, ids: Tensor, images: Sequence[bytes
 def trial(
     reader: Reader, vocabulary: int, device: torch.device
 ) -> list[tuple[Tensor, tuple[bytes, ...]]]:
-    """Two conversations of random tokens, with one image and with two, that a model is tried with."""
+    """Return two conversations of random tokens, with one image and with two, that a model is tried with."""
     from PIL import Image
 
     generator = torch.Generator().manual_seed(0)

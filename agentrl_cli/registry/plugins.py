@@ -36,6 +36,8 @@ imports nothing of agentrl, which is being imported. The kinds:
     forms       name to a `tasks.forms.Form`: how a row of another project is recognised and converted
     adapters    kind to how other projects' files of that kind are read (`registry.adapters`)
     programs    name to a `ForeignAgent`, for `agentrl init --from NAME:PACKAGE`
+    syntaxes    name to a tool-call parser that `model.parser: auto` can choose too (`chat.parsers.Parser`); one that is
+                only ever named is of the kind `parsers`
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -57,6 +59,7 @@ PLUGINS: dict[str, str] = {
     "engines": "agentrl_cli.plugins.engines:OFFERS",
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
+    "parsers": "agentrl_cli.plugins.parsers:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
     "ray": "agentrl_cli.plugins.ray:OFFERS",
     "ranks": "agentrl_cli.plugins.ranks:OFFERS",

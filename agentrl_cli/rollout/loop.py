@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.images import pictured
+from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.parse import Parsed, foreign_parser
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results
@@ -65,7 +65,7 @@ class LoopAttempt(Attempt):
     def open(self, given: Sequence[Message]) -> AgentState:
         """Append the messages that the episode opens with, unless they are too long."""
         text, chat = self.transcript, self.context.chat
-        text.messages, images = pictured(given, (), chat.images, self.pack.dir)
+        text.messages, images = place_images(given, (), chat.images, self.pack.dir)
         text.guard.tools = self.env.schemas
         prompt = chat.prompt(text.messages, self.env.schemas)
         self.limit_response(len(prompt.ids))
@@ -186,7 +186,7 @@ class LoopAttempt(Attempt):
         chat, text = self.context.chat, self.transcript
         room = self.most - len(text.ids)
         in_results = chat.images is None or chat.shows_images
-        shown, images = pictured(
+        shown, images = place_images(
             step.messages, step.results, chat.images, self.pack.dir, in_results=in_results
         )
         messages, results, delta = fit_results(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.chat.images import pictured
+from agentrl_cli.chat.images import place_images
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.packing import Segment
@@ -182,7 +182,7 @@ def _questions(pack: Pack) -> set[str]:
 
 def encode(chat: Chat, pack: Pack, messages: Sequence[Any]) -> Segment:
     """Return a demonstration as the forward sees it: ids, and which of them the model would have sampled."""
-    shown, images = pictured(messages, (), chat.images, pack.dir)
+    shown, images = place_images(messages, (), chat.images, pack.dir)
     rendered = chat.conversation(shown, pack.schemas)
     origin = np.asarray(rendered.origin)
     return Segment(np.asarray(rendered.ids, np.int32), origin == Origin.MODEL, images)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from agentrl_cli.chat.tokenizer import IMAGE_TOKENS, Tokenizer, tiny_template
+from agentrl_cli.chat.tiny_template import IMAGE_TOKENS, tiny_template
+from agentrl_cli.chat.tokenizer import Tokenizer
 
 
 def train_tokenizer(

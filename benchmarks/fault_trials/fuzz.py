@@ -21,7 +21,8 @@ from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from tests.chat.test_parsers import BAD, GOOD, SEVERAL, TOOLS
+from tests.chat.test_parsers import BAD, GOOD, SEVERAL
+from tests.helpers.parsers import TOOLS
 
 NOISE = [
     *"{}[]()<>\"'\\,:=|/\n\t 019",

@@ -9,15 +9,14 @@ from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.agents.gateway.tools import read_tools
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, load_parser
-from agentrl_cli.chat.thinking import spaced, squeezed
+from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent
 
 TOOLS = [schema("say", {"text": "string"})]
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_many_calls_are_read_in_linear_time(name: str) -> None:
+def check_many_calls(name: str) -> None:
     """Openings that are not closed, and whole calls, each in numbers that no search to the end of a text survives."""
     parser = load_parser(name)
     example = parser.example("say", {"text": "1"})
@@ -26,8 +25,17 @@ def test_many_calls_are_read_in_linear_time(name: str) -> None:
         assert found < 1.5, unit
 
 
+@pytest.mark.parametrize("name", PARSERS)
+def test_many_calls_are_read_in_linear_time(name: str) -> None:
+    check_many_calls(name)
+
+
 def test_white_space_is_read_in_linear_time() -> None:
-    for work in (squeezed, spaced, lambda text: without_echo(assistant_message(text, (), None))):
+    for work in (
+        drop_empty,
+        drop_empty_lines,
+        lambda text: without_echo(assistant_message(text, (), None)),
+    ):
         assert exponent(lambda n, work=work: work(" " * n + "x"), 1000) < 1.5  # type: ignore[misc]
 
 
@@ -48,5 +56,5 @@ def test_an_echo_of_calls_is_taken_off() -> None:
 
 def test_empty_thinking_goes_with_the_white_space_around_it() -> None:
     text = "a \n<think> \n</think>\n\n</think> b <think>c</think>"
-    assert squeezed(text) == "ab <think>c"
-    assert spaced(text) == "a\nb <think>c\n"
+    assert drop_empty(text) == "ab <think>c"
+    assert drop_empty_lines(text) == "a\nb <think>c\n"

@@ -13,7 +13,7 @@ from agentrl_cli.chat.audit import require_append_only
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
-from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 from tests.helpers.chat import tokenizer_for

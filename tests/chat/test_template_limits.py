@@ -7,7 +7,8 @@ import pytest
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_limits import MOST_STEPS
-from agentrl_cli.chat.tokenizer import ByteTokenizer, tiny_template
+from agentrl_cli.chat.tiny_template import tiny_template
+from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.errors import TemplateError
 from agentrl_cli.types import Message
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.config import Config
 from agentrl_cli.runtime import open_runtime
 from agentrl_cli.store import RunRow, Store

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl_cli.chat.tokenizer import tiny_template
+from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, NotFound, TemplateError, UsageError

@@ -21,7 +21,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from agentrl_cli.chat.images import Images, pictured
+from agentrl_cli.chat.images import Images, place_images
 from agentrl_cli.chat.media import image_size
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
@@ -168,7 +168,7 @@ def test_ids_of_a_conversation_with_images_are_the_processors_own(folder: Path) 
         {"role": "tool", "name": "look", "content": f"it {n}", "tool_call_id": "c"}
         for n in range(2)
     ]
-    new, pixels = pictured(
+    new, pixels = place_images(
         answers, [ToolResult("", images=(RED,)), ToolResult("", images=(BLUE,))], chat.images
     )
     assert pixels == (RED, BLUE)
@@ -229,7 +229,7 @@ def test_rows_with_images_and_videos(tmp_path: Path) -> None:
     pack = replace(Pack.of("p", rows, [Reward("r", lambda e, c: 1.0)]), dir=tmp_path)
     tasks = pack.tasks("train")
     images = Images(7, lambda data: (*image_size(data), 2, ()))
-    found = [pictured(task.prompt, (), images, tmp_path) for task in tasks]
+    found = [place_images(task.prompt, (), images, tmp_path) for task in tasks]
     assert [[p["type"] for p in m[-1]["content"]] for m, _ in found] == [
         ["text", "image", "text", "image", "image", "image"], ["image", "text"], ["image"], ["image", "text"],
     ]  # fmt: skip
@@ -382,9 +382,9 @@ def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) ->
         "role": "user",
         "content": [{"type": "image", "image": BLUE}, {"type": "text", "text": "<image> is text"}],
     }
-    said, _ = pictured([user], (), chat.images)
+    said, _ = place_images([user], (), chat.images)
     answer = {"role": "assistant", "content": "yes"}
-    tools, _ = pictured(
+    tools, _ = place_images(
         [{"role": "tool", "content": "it"}], [ToolResult("", images=(RED,))], chat.images
     )
     start, model = chat.prompt(said), chat.assistant_ids(answer)
@@ -592,14 +592,14 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
     message = {"role": "user", "content": "x"}
     shown = {"role": "user", "content": [{"type": "image", "image": RED}]}
     with pytest.raises(PolicyError, match="this model reads text alone"):
-        pictured([shown], (), None)
+        place_images([shown], (), None)
     parts = (
         ({"type": "audio"}, "of the kind 'audio'"),
         ({"type": "image", "image": "no.png"}, "does not"),
     )
     for bad_part, words in parts:
         with pytest.raises(EnvError, match=words):
-            pictured([{**message, "content": [bad_part]}], (), loaded.chat.images)
+            place_images([{**message, "content": [bad_part]}], (), loaded.chat.images)
     small = Config.model_validate({"rollout": {"max_tokens": 40, "max_new_tokens": 8}})
     pack = Pack.of(
         "look", [{"prompt": "x", "images": [BLUE, BLUE]}], [Reward("r", lambda e, c: 1.0)]
@@ -611,7 +611,7 @@ async def test_what_cannot_be_seen_is_refused(folder: Path) -> None:
         and "(32 of them for 2 images) does not fit into 40" in long.error
     )
     with pytest.raises(EnvError, match="no tool message"):
-        pictured([message], [ToolResult("", images=(RED,))], loaded.chat.images)
+        place_images([message], [ToolResult("", images=(RED,))], loaded.chat.images)
     await loaded.policy.close()
     blind = policy_of(tiny())
     with pytest.raises(PolicyError, match="reads no images"):

@@ -17,8 +17,6 @@ MAX_LITERAL = 20000
 """Characters of a value that is read as a Python literal; a longer one stays text."""
 MOST_ARGUMENTS = 200
 """Maximum arguments of a call that writes them as tags."""
-NAMED = re.compile(r'"name"\s*:\s*"([^"\\]{1,64})"')
-"""The name in JSON that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def call(
 
 
 def read_json(text: str) -> tuple[Any, str | None]:
-    """Return a strict JSON value and None, or None and what is wrong with the text.
+    """Return a strict JSON value and None, or None and the fault of the text.
 
     Strict because the servers that run trained models are: a raw line break inside a string is an error here too.
     """
@@ -75,9 +73,12 @@ def read_call(raw: str, keys: Sequence[str] = ("arguments",)) -> ToolCall:
     return call_of(value, raw, keys)
 
 
-def unreadable(raw: str, error: str) -> ToolCall:
-    """Return a call whose JSON cannot be read, with its name if that can be found."""
-    found = NAMED.search(raw)
+def unreadable(raw: str, error: str, key: str = "name") -> ToolCall:
+    """Return a call whose JSON cannot be read, with its name if that can be found.
+
+    `key` is the name's field; empty if the name itself is the first key.
+    """
+    found = re.search((rf'"{key}"\s*:' if key else r"\{") + r'\s*"([^"\\]{1,64})"', raw)
     return call(found[1] if found else "", raw=raw, error=error)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agentrl_cli.chat.parsers.base import ParsedText, call
@@ -10,15 +10,17 @@ from agentrl_cli.types import ToolCall
 
 Markers = tuple[str, str]
 """Opening and closing text."""
+Read = Callable[[str], ToolCall | Sequence[ToolCall]]
+"""Makes the call, or several, of the text between two markers."""
 
 
 def parse_blocks(
-    text: str, block: Markers, read: Callable[[str], ToolCall], section: Markers | None = None
+    text: str, block: Markers, read: Read, section: Markers | None = None
 ) -> ParsedText:
-    """Content, and one call for every block. A block that is not closed, or closed but never opened, is an error.
+    """Return the content, and the calls of every block; one that is not closed, or never opened, is an error.
 
-    `read` makes a call of the text between the markers. Text before, between and after the blocks is content. With a
-    `section` the blocks are inside sections, which have markers of their own; without any section they are read too.
+    Text before, between and after the blocks is content. With a `section` the blocks are inside sections, which have
+    markers of their own; without any section they are read too.
     """
     if section is None or section[0] not in text:
         return _blocks(text, block, read)
@@ -39,29 +41,31 @@ def parse_blocks(
     return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
 
-def _blocks(text: str, block: Markers, read: Callable[[str], ToolCall]) -> ParsedText:
+def _blocks(text: str, block: Markers, read: Read) -> ParsedText:
     opening, closing = block
     before, *blocks = text.split(opening)
     if not blocks:
-        return ParsedText(text, unopened(text, block))
+        return ParsedText(text, find_unopened(text, block))
     calls: list[ToolCall] = []
     loose = [before.rstrip("\n")]
     for number, inner in enumerate(blocks):
         raw, closed, after = inner.partition(closing)
-        found = read(raw)
+        made = read(raw)
+        found = [made] if isinstance(made, ToolCall) else list(made)
         if not closed:
             where = (
                 "before the turn ended"
                 if number == len(blocks) - 1
                 else f"before the next {opening}"
             )
-            found = replace(found, arguments=None, error=f"cut off: no {closing} {where}")
-        calls.append(found)
+            error = f"cut off: no {closing} {where}"
+            found = [replace(found[0], arguments=None, raw=raw, error=error)]
+        calls += found
         loose.append(after.strip("\n"))
     return ParsedText("\n".join(part for part in loose if part), tuple(calls))
 
 
-def unopened(text: str, block: Markers) -> tuple[ToolCall, ...]:
+def find_unopened(text: str, block: Markers) -> tuple[ToolCall, ...]:
     """Return the error for a text without the opening marker that contains the closing one; empty if it does not."""
     opening, closing = block
     return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ THINKING = re.compile(
     rf"{re.escape(THOUGHT)}thought\n?(.*?)(?:\n?{re.escape(THOUGHT_END)}|\Z)", re.DOTALL
 )
 HEAD = re.compile(r"\s*call:([\w.\-]+)\s*(?=\{)")
-BARE = re.compile(r"[^,\[\]{}:]+")
 DEPTH = 64
 """How deep values may be nested."""
 
@@ -76,113 +75,87 @@ class GemmaParser:
     def _read(self, raw: str) -> ToolCall:
         head = HEAD.match(raw)
         if not head:
-            return call(
-                raw=raw, error="call:NAME and arguments in braces must follow the opening marker"
-            )
+            error = "call:NAME and arguments in braces must follow the opening marker"
+            return call(raw=raw, error=error)
         try:
-            value, end = _Reader(raw, self.markers[2]).value(head.end(), 0)
+            value = _Reader(raw, self.markers[2], head.end()).read_all()
         except ValueError as error:
             return call(head[1], raw=raw, error=str(error))
-        if raw[end:].strip():
-            return call(
-                head[1],
-                raw=raw,
-                error=f"there is text after the arguments: {raw[end:].strip()[:40]!r}",
-            )
         return call(head[1], value, raw=raw)
 
 
 class _Reader:
-    """Reads values from a text. Raises ValueError with what is wrong."""
+    """Reads values from a text. Raises ValueError with the fault."""
 
-    def __init__(self, text: str, quote: str) -> None:
-        self._text, self._quote = text, quote
+    def __init__(self, text: str, quote: str, at: int) -> None:
+        self._text, self._quote, self._at, self._start = text, quote, at, at
+        mark = re.escape(quote)
+        # The group `open` matches where a text is not closed: it then reaches to the end, and is searched for once.
+        self._token = re.compile(
+            rf"\s*(?:{mark}(?P<text>.*?)(?:{mark}|(?P<open>\Z))"
+            r"|(?P<mark>[{}\[\],:])|(?P<word>[^,\[\]{}:]+))",
+            re.DOTALL,
+        )
 
-    def value(self, at: int, depth: int) -> tuple[Any, int]:
-        at = self._skip(at)
+    def read_all(self) -> Any:
+        """Return the value that the text consists of."""
+        value = self._value(0)
+        if rest := self._text[self._at :].strip():
+            raise ValueError(f"there is text after the arguments: {rest[:40]!r}")
+        return value
+
+    def _next(self) -> tuple[str, str]:
+        """Return the kind of the next token (text, mark or word; empty at the end), and the token."""
+        self._start = self._at
+        found = self._token.match(self._text, self._at)
+        kind = found.lastgroup if found else None
+        if found is None or kind is None:
+            return "", ""
+        self._at = found.end()
+        if kind == "open":
+            raise ValueError(f"a text is not closed by {self._quote}")
+        return kind, found[kind].strip() if kind == "word" else found[kind]
+
+    def _require(self, right: object, missing: str) -> None:
+        if not right:
+            near = self._text[max(0, self._start - 20) : self._start + 20]
+            raise ValueError(f"{missing} is missing near {near!r}")
+
+    def _value(self, depth: int) -> Any:
         if depth > DEPTH:
             raise ValueError(f"values are nested deeper than {DEPTH}")
-        if self._text.startswith(self._quote, at):
-            return self._quoted(at)
-        opening = self._text[at : at + 1]
-        if opening == "{":
-            return self._object(at + 1, depth + 1)
-        if opening == "[":
-            return self._list(at + 1, depth + 1)
-        return self._bare(at)
-
-    def _skip(self, at: int) -> int:
-        while at < len(self._text) and self._text[at].isspace():
-            at += 1
-        return at
-
-    def _quoted(self, at: int) -> tuple[str, int]:
-        start = at + len(self._quote)
-        end = self._text.find(self._quote, start)
-        if end < 0:
-            raise ValueError(f"a text is not closed by {self._quote}")
-        return self._text[start:end], end + len(self._quote)
-
-    def _bare(self, at: int) -> tuple[Any, int]:
-        found = BARE.match(self._text, at)
-        word = found[0].strip() if found else ""
-        if not found or not word:
-            raise ValueError(f"a value is missing near {self._text[max(0, at - 20) : at + 20]!r}")
+        kind, word = self._next()
+        if kind == "text":
+            return word
+        if word == "{":
+            return dict(self._items("}", self._pair, depth + 1))
+        if word == "[":
+            return list(self._items("]", self._value, depth + 1))
+        self._require(kind == "word" and word, "a value")
         try:
-            return json.loads(word, parse_constant=_no_constant), found.end()
+            return json.loads(word, parse_constant=_no_constant)
         except ValueError:
-            raise ValueError(
-                f"text must stand between two {self._quote}, not as {word[:40]!r}"
-            ) from None
+            error = f"text must stand between two {self._quote}, not as {word[:40]!r}"
+            raise ValueError(error) from None
 
-    def _key(self, at: int) -> tuple[str, int]:
-        at = self._skip(at)
-        if self._text.startswith(self._quote, at):
-            return self._quoted(at)
-        found = BARE.match(self._text, at)
-        if not found or not found[0].strip():
-            raise ValueError(
-                f"an argument's name is missing near {self._text[max(0, at - 20) : at + 20]!r}"
-            )
-        return found[0].strip(), found.end()
-
-    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        at = self._skip(at)
-        if self._text.startswith("}", at):
-            return found, at + 1
+    def _items(self, closing: str, read: Callable[[int], Any], depth: int) -> Iterator[Any]:
+        before = self._at
+        if self._next() == ("mark", closing):
+            return
+        self._at = before
         while True:
-            key, at = self._key(at)
-            at = self._skip(at)
-            if not self._text.startswith(":", at):
-                raise ValueError(f"after {key!r} a colon and its value must follow")
-            found[key], at = self.value(at + 1, depth)
-            done, at = self._ends(at, "}")
-            if done:
-                return found, at
+            yield read(depth)
+            token = self._next()
+            if token == ("mark", closing):
+                return
+            self._require(token == ("mark", ","), f"a comma or {closing}")
 
-    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
-        at = self._skip(at)
-        if self._text.startswith("]", at):
-            return found, at + 1
-        while True:
-            item, at = self.value(at, depth)
-            found.append(item)
-            done, at = self._ends(at, "]")
-            if done:
-                return found, at
-
-    def _ends(self, at: int, closing: str) -> tuple[bool, int]:
-        """Whether the list or object ends here, and the position after that or after the comma."""
-        at = self._skip(at)
-        if self._text.startswith(closing, at):
-            return True, at + 1
-        if not self._text.startswith(",", at):
-            raise ValueError(
-                f"a comma or {closing} is missing near {self._text[max(0, at - 20) : at + 20]!r}"
-            )
-        return False, at + 1
+    def _pair(self, depth: int) -> tuple[str, Any]:
+        kind, key = self._next()
+        self._require(kind == "text" or (kind == "word" and key), "an argument's name")
+        if self._next() != ("mark", ":"):
+            raise ValueError(f"after {key!r} a colon and its value must follow")
+        return key, self._value(depth)
 
 
 def _no_constant(name: str) -> None:

@@ -1,23 +1,20 @@
 """One call a block, with its arguments as one JSON object.
 
 hermes           `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`: Hermes and Qwen
-gigachat3_1      `<|function_call|>{"name": "f", "arguments": {…}}`; gigachat3 writes it as a message of that role
-functionary_v31  `<function=f>{…}</function>`
 kimi_k2          a section of `functions.f:0` and the arguments between tokens
 deepseek         a section of calls: `function<｜tool▁sep｜>f` and a code fence (V3, R1), or `f<｜tool▁sep｜>{…}` (V3.1)
-solar            an id, the name and the arguments between tokens
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import ParsedText, call, call_with, read_call
-from agentrl_cli.chat.parsers.blocks import Markers, parse_blocks
+from agentrl_cli.chat.parsers.blocks import Markers, Read, parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OWN_ID = re.compile(r"[\w.:\-]{1,64}")
@@ -32,7 +29,7 @@ class JSONBlockParser:
     block: Markers
     written: str
     """The format of a call, with `{name}` and `{arguments}`, or `{call}` for the object that holds both."""
-    read: Callable[[str], ToolCall] = read_call
+    read: Read = read_call
     section: Markers | None = None
     inner: tuple[str, ...] = ()
     """Further markers, inside a block."""
@@ -51,37 +48,20 @@ class JSONBlockParser:
         return ParsedText(content.rstrip("\n") if found.calls else content, found.calls)
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return _write(self.written, name, arguments)
+        return write_call(self.written, name, arguments)
 
 
-class GigaChatParser:
-    """`<|function_call|>{"name": "f", "arguments": {…}}`, one in a turn; the end of its message closes it."""
-
-    END = "<|message_sep|>"
-
-    def __init__(self, name: str, opening: str) -> None:
-        self.name = name
-        self.markers: tuple[str, ...] = (opening,)
-
-    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        content, *blocks = text.split(self.markers[0])
-        if not blocks:
-            return ParsedText(text)
-        calls = tuple(read_call(block.partition(self.END)[0].strip()) for block in blocks)
-        return ParsedText(content.rstrip("\n").removesuffix(self.END), calls)
-
-    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return _write(f"{self.markers[0]}{{call}}", name, arguments)
-
-
-def _write(written: str, name: str, arguments: Mapping[str, Any]) -> str:
+def write_call(written: str, name: str, arguments: Mapping[str, Any]) -> str:
+    """Return a call in the format `written`; see `JSONBlockParser`."""
     both = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
     alone = json.dumps(dict(arguments), ensure_ascii=False)
     return written.format(name=name, call=both, arguments=alone)
 
 
-def _after(head: re.Pattern[str], error: str) -> Callable[[str], ToolCall]:
-    """Reads a block of a head, with the groups `name` and perhaps `id`, and JSON after it; else the error."""
+def read_after(head: re.Pattern[str], error: str) -> Read:
+    """Return a reader of blocks of a head, with the groups `name` and perhaps `id`, and JSON after it; else the
+    error.
+    """
 
     def read(raw: str) -> ToolCall:
         found = head.match(raw)
@@ -118,16 +98,6 @@ HERMES = JSONBlockParser(
     "hermes", ("<tool_call>", "</tool_call>"), "<tool_call>\n{call}\n</tool_call>"
 )
 
-GIGACHAT3 = GigaChatParser("gigachat3", "function call<|role_sep|>\n")
-GIGACHAT31 = GigaChatParser("gigachat3_1", "<|function_call|>")
-
-FUNCTIONARY_V31 = JSONBlockParser(
-    "functionary_v31",
-    ("<function=", "</function>"),
-    "<function={name}>{arguments}</function>",
-    _after(re.compile(r"(?P<name>[\w.\-]+)>"), "<function=NAME> must begin a call"),
-)
-
 DEEPSEEK = JSONBlockParser(
     "deepseek",
     ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
@@ -144,7 +114,7 @@ KIMI_K2 = JSONBlockParser(
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
     "<|tool_call_end|><|tool_calls_section_end|>",
-    _after(
+    read_after(
         re.compile(
             r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
         ),
@@ -152,16 +122,4 @@ KIMI_K2 = JSONBlockParser(
     ),
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner=("<|tool_call_argument_begin|>",),
-)
-
-SOLAR = JSONBlockParser(
-    "solar",
-    ("<|tool_call:begin|>", "<|tool_call:end|>"),
-    "<|tool_calls|><|tool_call:begin|>c00000000<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>",
-    _after(
-        re.compile(r"(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]*)<\|tool_call:args\|>"),
-        "an id, <|tool_call:name|>, the tool's name and <|tool_call:args|> must stand before the arguments",
-    ),
-    inner=("<|tool_call:name|>", "<|tool_call:args|>"),
-    around=("<|content|>", "<|tool_calls|>"),
 )

@@ -28,6 +28,7 @@ class Llama3JSONParser:
     """`{"name": "f", "parameters": {…}}`"""
 
     name = "llama3_json"
+    unmarked = True
     markers: tuple[str, ...] = (TAG,)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:

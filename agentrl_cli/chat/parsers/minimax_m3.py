@@ -34,20 +34,20 @@ class MiniMaxM3Parser:
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         elements = "".join(
-            f"{NS}<{key}>{_written(value)}{NS}</{key}>" for key, value in arguments.items()
+            f"{NS}<{key}>{_write(value)}{NS}</{key}>" for key, value in arguments.items()
         )
         return f'{SECTION[0]}\n{BLOCK[0]}{name}">{elements}{BLOCK[1]}\n{SECTION[1]}'
 
 
-def _written(value: Any) -> str:
+def _write(value: Any) -> str:
     if isinstance(value, dict):
         return "".join(
-            f"{NS}<{key}>{_written(item)}{NS}</{key}>"
+            f"{NS}<{key}>{_write(item)}{NS}</{key}>"
             for key, item in value.items()
             if item is not None
         )
     if isinstance(value, (list, tuple)):
-        return "".join(f"{NS}<item>{_written(item)}{NS}</item>" for item in value)
+        return "".join(f"{NS}<item>{_write(item)}{NS}</item>" for item in value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -68,7 +68,7 @@ def _read(raw: str, tools: Sequence[ToolSchema]) -> ToolCall:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """Yields ("text", …), ("open", name), ("close", name), and ("end", "") last."""
+    """Yield ("text", …), ("open", name), ("close", name), and ("end", "") last."""
     done = 0
     for match in TAG.finditer(text):
         if match.start() > done:
@@ -83,7 +83,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
 def _value(
     pieces: Iterator[tuple[str, str]], schema: Mapping[str, Any], inside: str, depth: int
 ) -> Any:
-    """Return the value up to the tag that closes `inside`. Raises ValueError with what is wrong."""
+    """Return the value up to the tag that closes `inside`. Raises ValueError with the fault."""
     if depth > DEPTH:
         raise ValueError(f"elements are nested deeper than {DEPTH}")
     text, items = "", []

@@ -1,8 +1,8 @@
 """Calls as a Python list, `[f(x=1), g(y="a")]`: Llama 3.2 and 4 as the whole turn, LFM2 between markers.
 
 Parsed as a syntax tree, never executed; arguments are keywords with literal values, JSON's `true`, `false` and `null`
-included. LFM2's template escapes nothing between its quotes: what is not valid Python for that reason is split at its
-commas.
+included. LFM2's template escapes nothing between its quotes: a list that is not valid Python for that reason is split
+at its commas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl_cli.chat.parsers.base import MOST_ARGUMENTS, ParsedText, call
-from agentrl_cli.chat.parsers.blocks import unopened
+from agentrl_cli.chat.parsers.blocks import parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -30,6 +30,7 @@ class PythonicParser:
     """`[f(x=1), g(y="a")]` is the whole turn."""
 
     name = "llama3_pythonic"
+    unmarked = True
     markers: tuple[str, ...] = (START, END, "<|python_tag|>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
@@ -49,22 +50,8 @@ class LFM2Parser:
     markers: tuple[str, ...] = ("<|tool_call_start|>", "<|tool_call_end|>")
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
-        opening, closing = self.markers
-        before, *blocks = text.split(opening)
-        if not blocks:
-            return ParsedText(text, unopened(text, (opening, closing)))
-        calls: list[ToolCall] = []
-        loose = [before.rstrip("\n")]
-        for block in blocks:
-            raw, closed, after = block.partition(closing)
-            if closed:
-                calls += read_list(raw.strip(), unescaped=True)
-            else:
-                name = re.match(r"\s*\[\s*([\w.]+)", raw)
-                error = f"cut off: no {closing} before the turn ended"
-                calls.append(call(name[1] if name else "", raw=raw, error=error))
-            loose.append(after.strip("\n"))
-        return ParsedText("\n".join(part for part in loose if part), tuple(calls))
+        block = (self.markers[0], self.markers[1])
+        return parse_blocks(text, block, lambda raw: read_list(raw.strip(), unescaped=True))
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         texts = {
@@ -83,7 +70,7 @@ def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
         if (
             unescaped
             and body.count("='") <= MOST_ARGUMENTS
-            and (escaped := UNESCAPED.sub(_escaped, body)) != body
+            and (escaped := UNESCAPED.sub(_escape, body)) != body
         ):
             return read_list(escaped)
         name = re.match(r"\[\s*([\w.]+)", body)
@@ -98,7 +85,7 @@ def read_list(body: str, unescaped: bool = False) -> tuple[ToolCall, ...]:
     return tuple(_read(item, body) for item in tree.elts)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return f"{found[1]}={found[2]!r}"
 
 

@@ -1,12 +1,9 @@
 """Calls whose arguments are one tag each, values as bare text, or as JSON if the schema or the tag wants another type.
 
 glm           `<tool_call>f`, then `<arg_key>` and `<arg_value>` in turn: GLM-4.5 and later
-hunyuan       the same in a section, all tags with the release's mark: `<tool_call:opensource>`
-qwen3_coder   `<function=f>` and `<parameter=x>`, a line block each; seed_oss in blocks of its own
-minicpm       `<function name="f"><param name="x">`, text with markup in a CDATA section
+qwen3_coder   `<function=f>` and `<parameter=x>`, a line block each
 minimax_m2    `<invoke name="f">` and `<parameter name="x">` in a section
 deepseek_v32  the same with a prefix; `string="true"` marks text. Its section has another name in V4
-muse_glimmer  the same with a prefix; a message for each call
 kimi_k3       tags of control tokens with the type of each argument
 """
 
@@ -106,7 +103,7 @@ class TagParser:
             return call(name, raw=raw, error=str(error))
 
     def _arguments(self, name: str, body: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
-        """Raises ValueError with what is wrong."""
+        """Return the arguments of a call. Raises ValueError with the fault."""
         if self.tail:
             body, closed, rest = body.partition(self.tail)
             if not closed:
@@ -146,7 +143,7 @@ def _one_section(text: str, section: Markers) -> str:
     return "".join(head if closed else head + section[0] for head, closed, _ in heads) + last
 
 
-def _keyed(name: str, mark: str = "", after_name: str = "") -> TagParser:
+def key_tags(name: str, mark: str = "", after_name: str = "") -> TagParser:
     """Keys and values in turn, as GLM writes them; `mark` ends the name of every tag."""
     key, value = ((f"<arg_{what}{mark}>", f"</arg_{what}{mark}>") for what in ("key", "value"))
     block = f"<tool_call{mark}>", f"</tool_call{mark}>"
@@ -167,7 +164,7 @@ def _keyed(name: str, mark: str = "", after_name: str = "") -> TagParser:
     )
 
 
-def _functions(name: str, opening: str, closing: str) -> TagParser:
+def function_tags(name: str, opening: str, closing: str) -> TagParser:
     """Parameters in line blocks, as Qwen3-Coder writes them."""
     return TagParser(
         name,
@@ -186,7 +183,7 @@ def _functions(name: str, opening: str, closing: str) -> TagParser:
     )
 
 
-def _invoke(name: str, prefix: str, *names: str, kind: str = "") -> TagParser:
+def invoke_tags(name: str, prefix: str, *names: str, kind: str = "") -> TagParser:
     """`<invoke name="f">` with `<parameter name="x">` in a section; `names` are those that its tag may have."""
     sections = tuple((f"<{prefix}{section}>", f"</{prefix}{section}>") for section in names)
     block = f'<{prefix}invoke name="', f"</{prefix}invoke>"
@@ -210,49 +207,15 @@ def _invoke(name: str, prefix: str, *names: str, kind: str = "") -> TagParser:
     )
 
 
-GLM = _keyed("glm")
-_HUNYUAN = _keyed("hunyuan", ":opensource", "<tool_sep:opensource>")
-_SECTION = "<tool_calls:opensource>", "</tool_calls:opensource>"
-HUNYUAN = replace(
-    _HUNYUAN,
-    head_error="the tool's name and <tool_sep:opensource> must stand right after <tool_call:opensource>",
-    written=f"{_SECTION[0]}\n{_HUNYUAN.block[0]}{{name}}<tool_sep:opensource>\n{{arguments}}{_HUNYUAN.block[1]}\n"
-    + _SECTION[1],
-    markers=(*_SECTION, *_HUNYUAN.markers, "<tool_sep:opensource>"),
-    stray="a key without its value, or text between them:",
-    sections=(_SECTION,),
-)
+GLM = key_tags("glm")
 
-QWEN3_CODER = _functions("qwen3_coder", "<tool_call>", "</tool_call>")
-SEED_OSS = _functions("seed_oss", "<seed:tool_call>", "</seed:tool_call>")
-
-MINICPM = TagParser(
-    "minicpm",
-    ('<function name="', "</function>"),
-    head=re.compile(r'([^\s"<>]+)">'),
-    head_error='<function name="NAME"> must begin a call',
-    argument=re.compile(
-        r'<param name="(?P<key>[^"\n]+)">(?:<!\[CDATA\[(?P<quoted>.*?)\]\]>|(?P<value>.*?))</param>',
-        re.DOTALL,
-    ),
-    opening='<param name="',
-    closing="</param>",
-    written='<function name="{name}">{arguments}</function>',
-    pair='<param name="{key}">{value}</param>',
-    markers=('<function name="', "</function>", '<param name="', "</param>"),
-    quote=lambda text: f"<![CDATA[{text}]]>" if re.search(r"[<&\n]", text) else text,
-)
-
-MINIMAX_M2 = _invoke("minimax_m2", "", "minimax:tool_call")
+QWEN3_CODER = function_tags("qwen3_coder", "<tool_call>", "</tool_call>")
+MINIMAX_M2 = invoke_tags("minimax_m2", "", "minimax:tool_call")
 DEEPSEEK_V32 = replace(
-    _invoke("deepseek_v32", "｜DSML｜", "function_calls", "tool_calls", kind=' string="{kind}"'),
+    invoke_tags(
+        "deepseek_v32", "｜DSML｜", "function_calls", "tool_calls", kind=' string="{kind}"'
+    ),
     kind=lambda value: "true" if isinstance(value, str) else "false",
-)
-_MUSE = _invoke("muse_glimmer", "atem:", "function_calls")
-MUSE_GLIMMER = replace(
-    _MUSE,
-    markers=(*_MUSE.markers, "<|message|>"),
-    prepare=lambda text: re.sub(r"\A\s*to=\S+?<\|message\|>", "", text),
 )
 
 THOUGHT = "<|close|>think<|sep|>"

@@ -21,6 +21,7 @@ class Functionary32Parser:
     """`f\\n{"x": 1}`"""
 
     name = "functionary_v32"
+    unmarked = True
     markers: tuple[str, ...] = (">>>",)
 
     def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:

@@ -1,0 +1,17 @@
+"""Tool-call syntaxes of the rarer model families, which `model.parser: auto` finds as it finds those of the core."""
+
+from __future__ import annotations
+
+HERE = "agentrl_cli.plugins.parsers"
+LISTS = ("apertus", "cohere", "command_r", "functools", "nemotron_v2", "tool_calls")
+TABLES = (
+    *("functionary_v31", "gigachat3", "gigachat3_1", "hunyuan"),
+    *("minicpm", "muse_glimmer", "seed_oss", "solar"),
+)
+OFFERS = {
+    "syntaxes": {
+        "functionary_v32": f"{HERE}.functionary:PARSER",
+        **{name: f"{HERE}.json_lists:{name.upper()}" for name in LISTS},
+        **{name: f"{HERE}.tables:{name.upper()}" for name in TABLES},
+    }
+}
