@@ -29,9 +29,9 @@ async def rerun_agent(
     episode = past.episode
     recorded = RecordedPolicy(policy, episode, len(episode.turns), sample=False)
     now = await _episode(past, recorded, chat, sandbox, Job(past.task, episode.seed), None)
-    later = list(_answered(now))
+    later = list(_pair_calls(now))
     found = []
-    for number, (turn, call, before) in enumerate(_answered(episode)):
+    for number, (turn, call, before) in enumerate(_pair_calls(episode)):
         after = later[number][2] if number < len(later) else None
         found.append(Rerun(number + 1, turn, call.name, call.arguments, before, after or MISSING))
     return found, now.reward_parts
@@ -72,7 +72,7 @@ async def _episode(
     return await rollout.episode(job)
 
 
-def _answered(episode: Episode) -> Iterator[tuple[int, ToolCall, ToolResult | None]]:
+def _pair_calls(episode: Episode) -> Iterator[tuple[int, ToolCall, ToolResult | None]]:
     """Yield each call of an episode with its turn, and its result if the agent sent one as a tool's."""
     for turn in episode.turns:
         if turn.role != "assistant" or not turn.calls:

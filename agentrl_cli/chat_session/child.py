@@ -94,11 +94,11 @@ class Server:
                 if self._job is not None:
                     self._job.cancel()
             else:
-                await self._finished()
+                await self._await_job()
                 self.begin(self._do(op, request))
         self._over = True
         self._decide(Answer(run=False))
-        await self._finished()
+        await self._await_job()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a request; a mistake or a failing model becomes an event, and the chat continues."""
@@ -125,7 +125,7 @@ class Server:
             text = "it is the model's turn: /retry samples it, /as-model TEXT writes it"
             self.emit({"ev": "note", "text": text})
 
-    async def _finished(self) -> None:
+    async def _await_job(self) -> None:
         if self._job is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._job
@@ -195,7 +195,7 @@ def write_event(out: TextIO, event: dict[str, Any]) -> None:
 
 
 def turn_event(session: Session, turn: Turn, tokens: Tokens) -> dict[str, Any]:
-    """Return a turn as JSON: its text and tokens, what it called, and what that returned."""
+    """Return a turn as JSON: its text and tokens, its calls and their results."""
     ids = tokens.ids.tolist()
     logp = tokens.logp_policy.tolist()
     run = failed_run(session.turns[: turn.index + 1]) if turn.role in ("assistant", "tool") else 0

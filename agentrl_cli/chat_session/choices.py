@@ -25,7 +25,7 @@ class Choices:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def offer(self) -> list[dict[str, Any]]:
-        """Three tasks, of different families if there are some, as number, id and question."""
+        """Return three tasks, of different families if there are some, as number, id and question."""
         pool = self._random.sample(list(self.tasks), len(self.tasks))
         families: dict[str, list[Task]] = {}
         for task in pool:

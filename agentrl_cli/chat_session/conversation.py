@@ -77,7 +77,7 @@ Approve = Callable[[tuple[ToolCall, ...]], Awaitable[Answer]]
 
 @dataclass
 class Options:
-    """What a person sets for all conversations of a chat."""
+    """A person's settings for all conversations of a chat."""
 
     simulate: bool = True
     """Whether the environment answers turns without a call."""
@@ -269,6 +269,7 @@ class Conversation(LoopAttempt):
         text.restore(text.turns[:keep], text.parts[:keep])
         self._kept = min(self._kept, keep)
         self.emit({"ev": "cut", "turns": keep})
+        # the last turn is kept without its answer, so the environment must forget that it answered it
         unanswered = self.answered_last and (bool(self.turns[-1].calls) or self.env.talks)
         if unanswered:
             text.turns[-1] = replace(text.turns[-1], reward=None)

@@ -178,7 +178,7 @@ def check_tokenizer(past: Past, chat: Chat) -> None:
 
 
 async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
-    """Open everything behind a chat. Raises an AgentRLError that names what is missing."""
+    """Open everything behind a chat. Raises an AgentRLError that names a missing part."""
     past = open_past(given) if given.episode else None
     if past is not None:
         base, config, pack, task = past.base, past.config, past.pack, past.task
@@ -313,7 +313,7 @@ def open_policy(
     `script` is a file with the scripted model's replies, a JSON list of texts.
     """
     if (name or config.model.name) != "scripted":
-        return _loaded(name, config, db, base)
+        return _load_policy(name, config, db, base)
     folder = bundled_model()
     byte = ByteTokenizer()
     bundled = (folder / "tokenizer.json").is_file() and (
@@ -349,7 +349,7 @@ async def reachable(name: str | None, config: Config) -> None:
         await endpoint.close()
 
 
-def _loaded(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
+def _load_policy(name: str | None, config: Config, db: Path, base: Path) -> tuple[Policy, Chat]:
     from agentrl_cli.policies.load import load_policy  # imports torch, only in this process
 
     if not db.is_file():

@@ -59,7 +59,7 @@ class Rerun:
         return "" if self.same else f"diverged at {place}"
 
     def diff(self) -> list[str]:
-        """Lines of a unified diff of the two texts, without headers; empty if they are equal."""
+        """Return the lines of a unified diff of the two texts, without headers; empty if they are equal."""
         if self.before is None or self.same:
             return []
         lines = difflib.unified_diff(
@@ -258,7 +258,7 @@ def turns_before(episode: Episode, turn: int) -> tuple[list[Turn], list[Tokens]]
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """GRPO advantages of one group's rewards; zeros if all are equal."""
+    """Return the GRPO advantages of one group's rewards; zeros if all are equal."""
     n = len(rewards)
     x = AdvantageInput(np.asarray(rewards, np.float64), np.zeros(n, np.int64), np.ones(n, np.int64))
     return [float(value) for value in episode_advantage(grpo(x))]

@@ -42,7 +42,7 @@ SETTINGS = ("max_new_tokens", "min_p", "repetition_penalty", "temperature", "top
 
 
 class Session:
-    """A chat: one conversation, and what a person does in it."""
+    """A chat: one conversation, and a person's actions in it."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Session:
             await self.talk.reply()
 
     async def as_model(self, text: str) -> None:
-        """The user writes the assistant turn; its calls are run, then the model continues."""
+        """Append the user's text as the assistant's turn; its calls are run, then the model continues."""
         if self.talk.answered_last:
             await self._drop_after("user")  # replaces an answer that the model has already given
         if not self.turns:
@@ -136,7 +136,7 @@ class Session:
             await self.talk.reply()
 
     async def as_tool(self, text: str) -> None:
-        """The user answers the calls of the last assistant turn, then the model continues."""
+        """Answer the calls of the last assistant turn with the user's text; then the model continues."""
         await self._drop_after("assistant", calls=True)
         if not self.talk.answered_last or not self.turns[-1].calls:
             raise UsageError(
@@ -231,7 +231,7 @@ class Session:
             await self._drop(fits[-1] + 1)
 
     async def _drop(self, keep: int) -> None:
-        """Drop all turns from `keep` on, and what was done in them."""
+        """Drop all turns from `keep` on, and the actions in them."""
         self.reward_parts = ()
         self._marks = [mark for mark in self._marks if mark < keep]
         self.by_hand = [(turns, said) for turns, said in self.by_hand if turns <= keep]

@@ -62,7 +62,7 @@ class Continued(LoopAttempt):
     """An attempt that begins with the turns of a stored episode before turn `turn`, or with a person's text there."""
 
     world: ReplayResult | None = None
-    """What the recorded calls answered this time."""
+    """The answers of the recorded calls this time."""
 
     def __init__(
         self, context: RolloutContext, past: Past, job: Job, turn: int, edit: str | None
@@ -75,6 +75,7 @@ class Continued(LoopAttempt):
         self.prompt = said[0].start if said else self.chain.turns[self.at - 1].end
 
     async def _begin(self) -> AgentState:
+        # the environment must begin as it did then; only the sampling has a seed of its own
         job = replace(self.job, seed=self.past.episode.seed)
         self.env = await self.context.make_env(self.pack, job)
         self.world = await resume(self, self.chain, self.at)
@@ -113,7 +114,7 @@ class Reroll(Rollout):
 
 
 class WhatIf:
-    """One request: an episode, what to try with it, and a writer for events."""
+    """One request: an episode, the change to try on it, and a writer for events."""
 
     def __init__(self, given: argparse.Namespace, past: Past, out: TextIO) -> None:
         self.given = given
@@ -186,7 +187,7 @@ class WhatIf:
         self.compare(reruns, parts)
 
     def compare(self, reruns: Sequence[Rerun], parts: Sequence[RewardPart]) -> None:
-        """Write what each call answered now, and the rewards and the advantage that this would give."""
+        """Write each call's answer now, and the rewards and the advantage that this would give."""
         episode = self.past.episode
         for item in reruns:
             self.emit("rerun", **rerun_object(item))
@@ -196,6 +197,7 @@ class WhatIf:
         rewards = {row.id: row.reward for row in self.past.siblings} | {episode.id: total}
         graded = {id_: reward for id_, reward in rewards.items() if reward is not None}
         by_id = dict(zip(graded, advantages(list(graded.values())), strict=True))
+        # alone in its group its advantage would be 0 at any reward
         after = by_id[episode.id] if len(graded) > 1 else None
         same, child = all(item.same for item in reruns), ""
         if same and parts and total != episode.reward:
@@ -234,7 +236,7 @@ class WhatIf:
     async def reroll(self, policy: Policy, chat: Chat, sandbox: Sandbox | None) -> None:
         """Sample `samples` episodes from the turn on, and store them with their advantages."""
         past, given, old = self.past, self.given, self.past.episode
-        turns_before(*chain_to(old, given.turn)[:2])
+        turns_before(*chain_to(old, given.turn)[:2])  # raises for a wrong turn, before any sampling
         group = f"whatif-{new_id()}"
         jobs = [
             Job(

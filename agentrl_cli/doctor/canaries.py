@@ -1,4 +1,4 @@
-"""Canaries on the host, at which attacks aim: what touches one was not contained."""
+"""Canaries on the host, at which attacks aim: an attack that touches one was not contained."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Canaries:
 
 @contextlib.asynccontextmanager
 async def canaries() -> AsyncIterator[Canaries]:
-    """Sets them up, readable for every user, and removes them."""
+    """Set up the canaries, readable for every user, and remove them."""
     secret = f"canary-{secrets.token_hex(12)}"
     folder = Path(tempfile.mkdtemp(prefix=f"{CANARY}{owner.name()}-"))
     folder.chmod(0o777)
@@ -86,6 +86,7 @@ async def canaries() -> AsyncIterator[Canaries]:
         await asyncio.start_server(serve("port"), "127.0.0.1", 0),
         await asyncio.start_unix_server(serve("abstract socket"), sock=abstract),
     ]
+    # a sandbox that passed this process's environment on would show it to the attack
     os.environ["SECRET_CANARY"] = secret
     try:
         yield Canaries(

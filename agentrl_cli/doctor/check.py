@@ -14,4 +14,4 @@ class Check:
     """ok | warn (works with limits) | fail (something will not work)"""
     detail: str
     fix: str = ""
-    """What to do about it."""
+    """The remedy: a command where there is one."""

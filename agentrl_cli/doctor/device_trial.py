@@ -74,7 +74,7 @@ def small_model(device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def try_part(part: str, device: torch.device, seconds: float) -> dict[str, Any]:
-    """What a part came to: `problem` (empty if none), the worst difference, and tokens a second where it samples."""
+    """Try one part. Returns `problem` (empty if none), the worst difference, and tokens a second if it samples."""
     kinds = dict.fromkeys((torch.float32, pick_dtype("auto", device)))
     found: dict[str, Any] = {"part": part, "problem": ""}
     for dtype in kinds:
@@ -89,7 +89,7 @@ def try_part(part: str, device: torch.device, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _judged(worst: float, tolerance: float, what: str, **more: float) -> dict[str, Any]:
+def _judge(worst: float, tolerance: float, what: str, **more: float) -> dict[str, Any]:
     problem = "" if worst <= tolerance else f"{what} by {worst:.2g}, more than {tolerance:g}"
     return {"problem": problem, "worst": worst, **more}
 
@@ -106,11 +106,11 @@ def _device(model: Any, seconds: float) -> dict[str, Any]:
         found = model(input_ids=ids.to(model.device), use_cache=False).logits.cpu()
         wanted = model.to("cpu")(input_ids=ids, use_cache=False).logits
     worst = float((found.log_softmax(-1) - wanted.log_softmax(-1)).abs().max())
-    return _judged(worst, TOLERANCE[torch.float32], "log-probabilities differ from the CPU's")
+    return _judge(worst, TOLERANCE[torch.float32], "log-probabilities differ from the CPU's")
 
 
 def _generate(model: Any, seconds: float) -> dict[str, Any]:
-    """Tokens a second of transformers' `generate`, for comparison."""
+    """Measure tokens a second of transformers' `generate`, for comparison."""
     prompts = [ids for ids in _prompts() if len(ids) < LONG]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=model.device)
@@ -127,10 +127,10 @@ def _generate(model: Any, seconds: float) -> dict[str, Any]:
     return {"tokens_per_second": _rate(once, seconds, model.device)}
 
 
-def _sampled(
+def _sample(
     runner: Callable[[Any], ModelRunner], engine: str, model: Any, seconds: float
 ) -> dict[str, Any]:
-    """Tokens a second of an engine; its log-probabilities in the first round beside the plain forward's."""
+    """Measure tokens a second of an engine; compare its first log-probabilities with the plain forward's."""
     policy = LocalPolicy(model, context_length=4096, rows=16, runner=runner)
     if policy.engine != engine:
         return {"problem": policy.engine_why}
@@ -152,7 +152,7 @@ def _sampled(
         return {"problem": policy.engine_why}
     worst = max(_difference(model, context, said) for context, said in asked)
     tolerance = TOLERANCE.get(model.dtype, 1e-3)
-    return _judged(
+    return _judge(
         worst, tolerance, "log-probabilities differ from transformers'", tokens_per_second=rate
     )
 
@@ -164,7 +164,7 @@ def _prompts() -> list[list[int]]:
 
 
 async def _episodes(policy: LocalPolicy, number: int) -> list[Asked]:
-    """Two turns of each prompt, all at once; with top-p in half of them. Only the first round has the long prompt."""
+    """Sample two turns of each prompt at once; half of them with top-p. Only the first round has the long prompt."""
 
     async def episode(n: int, ids: list[int]) -> list[Asked]:
         key, found = f"{number}-{n}", []
@@ -196,7 +196,7 @@ def _difference(model: Any, context: Sequence[int], said: Generation) -> float:
 
 
 def _rate(once: Callable[[int], int], seconds: float, device: torch.device) -> float:
-    """Tokens a second, after a round that is not counted."""
+    """Measure tokens a second, after a round that is not counted."""
     once(0)
     started, tokens, number = time.perf_counter(), 0, 0
     while not tokens or time.perf_counter() - started < seconds:
@@ -207,21 +207,19 @@ def _rate(once: Callable[[int], int], seconds: float, device: torch.device) -> f
     return tokens / (time.perf_counter() - started)
 
 
-def _refused(model: Any) -> ModelRunner:
+def _refuse_runner(model: Any) -> ModelRunner:
     raise NotServed("it is tried")
 
 
-def _captured(model: Any) -> ModelRunner:
+def _make_graphs(model: Any) -> ModelRunner:
     return GraphRunner(model, partial(CudaCapture, model.device))
 
 
 # --- an update -------------------------------------------------------------------------------------------------------
 
 
-def _updated(way: str, model: Any, seconds: float) -> dict[str, Any]:
-    """Return an optimizer step from gradients of packed or padded episodes, which are those of
-    plain forwards before.
-    """
+def _update(way: str, model: Any, seconds: float) -> dict[str, Any]:
+    """Take an optimizer step on packed or padded episodes; compare their gradients with plain forwards'."""
     groups = _groups()
     packed = pack(groups)
     weights = torch.randn(len(packed.targets), generator=torch.Generator().manual_seed(0))
@@ -242,11 +240,11 @@ def _updated(way: str, model: Any, seconds: float) -> dict[str, Any]:
     if not bool(after.isfinite().all()) or torch.equal(before, after):
         return {"problem": "the optimizer's step left the weights as they were, or not finite"}
     tolerance = padded_forward.TOLERANCE.get(model.dtype, 1e-3)
-    return _judged(worst, tolerance, "relative to the largest, gradients differ from transformers'")
+    return _judge(worst, tolerance, "relative to the largest, gradients differ from transformers'")
 
 
 def _groups() -> list[list[Segment]]:
-    """Two groups of answers to shared prompts that cross every window."""
+    """Return two groups of answers to shared prompts that cross every window."""
     rng, groups = np.random.default_rng(1), []
     for prompt in (120, 90):
         first = rng.integers(0, VOCABULARY, prompt)
@@ -259,7 +257,7 @@ def _groups() -> list[list[Segment]]:
 
 
 def _plain(model: Any, groups: Sequence[Sequence[Segment]]) -> Tensor:
-    """[M] log-probabilities of trained tokens by a plain forward for each episode."""
+    """Return the [M] log-probabilities of trained tokens by a plain forward for each episode."""
     parts = []
     for segment in (segment for group in groups for segment in group):
         ids = torch.from_numpy(segment.ids.astype(np.int64)).to(model.device)
@@ -281,16 +279,16 @@ def _gradients(model: Any, logp: Tensor, weights: Tensor) -> list[Tensor]:
 _RUN: dict[str, Callable[[Any, float], dict[str, Any]]] = {
     "device": _device,
     "generate": _generate,
-    "paged": partial(_sampled, ModelRunner, "paged"),
-    "fallback": partial(_sampled, _refused, "fallback"),
-    "packed": partial(_updated, "packed"),
-    "padded": partial(_updated, "padded"),
-    "graphs": partial(_sampled, _captured, "paged"),
+    "paged": partial(_sample, ModelRunner, "paged"),
+    "fallback": partial(_sample, _refuse_runner, "fallback"),
+    "packed": partial(_update, "packed"),
+    "padded": partial(_update, "padded"),
+    "graphs": partial(_sample, _make_graphs, "paged"),
 }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """DEVICE SECONDS PART …: seconds of all sampling together."""
+    """Try parts of a device: DEVICE SECONDS PART …, the seconds of all sampling together."""
     logging.disable(logging.WARNING)  # the fallback is tried on purpose
     try:
         device = pick_device(arguments[0])

@@ -75,13 +75,13 @@ def check_packages() -> Check:
         detail = "agentrl-cli is not installed: this is a checkout"
         return Check("packages", "warn", detail, "pip install -e .")
     names = [re.split(r"[^\w.-]", line)[0] for line in requires if "extra ==" not in line]
-    missing = " ".join(name for name in names if not _installed(name))
+    missing = " ".join(name for name in names if not _find_version(name))
     if missing:
         return Check("packages", "fail", f"missing: {missing}", f"pip install {missing}")
     return Check("packages", "ok", f"agentrl-cli {version('agentrl-cli')} and all its dependencies")
 
 
-def _installed(name: str) -> str:
+def _find_version(name: str) -> str:
     """Return the version of a package; empty if it is not installed here."""
     try:
         return version(name)
@@ -165,7 +165,7 @@ def check_server(remote: RemoteConfig) -> Check:
     except AgentRLError as error:
         return Check("server", "fail", error.message, error.hint)
     detail = f"{remote.backend} answers at {', '.join(addresses)}"
-    found = _installed("vllm") if mine else ""  # it may run elsewhere
+    found = _find_version("vllm") if mine else ""  # it may run elsewhere
     if found and not found.startswith(f"{TESTED_VLLM}."):
         detail += f"; vLLM {found} is installed here, tested is {TESTED_VLLM}"
         return Check("server", "warn", detail, "pip install 'agentrl-cli[vllm]'")

@@ -1,4 +1,4 @@
-"""A model: its chat template, and what it does of its own accord."""
+"""A model: its chat template, and its abilities before any training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def audit_template(folder: Path) -> AuditReport:
-    """Audit a model folder's chat template: can turns be appended, is the stop token trained, what is skipped?
+    """Audit a model folder's chat template: can turns be appended, is the stop token trained, are messages skipped?
 
     Raises ModelError, TemplateError if the folder, tokenizer or template is missing.
     """

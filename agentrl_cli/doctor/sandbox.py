@@ -46,7 +46,7 @@ async def _start(settings: SandboxConfig) -> str:
 
 
 def check_isolation(settings: SandboxConfig) -> Check:
-    """Return the isolation under a project's settings; if none starts, the reason, and what would start here."""
+    """Return the isolation under a project's settings; if none starts, the reason, and a level that would start."""
     try:
         level = asyncio.run(_start(settings.model_copy(update={"workers": 1})))
     except AgentRLError as problem:

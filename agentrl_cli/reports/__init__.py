@@ -1,1 +1,1 @@
-"""What a training came to: exports, comparisons, new scores, reports."""
+"""The results of a training: exports, comparisons, new scores, reports."""

@@ -1,4 +1,4 @@
-"""Two runs beside each other: metrics, evaluations, and task by task with what flipped."""
+"""Two runs beside each other: metrics, evaluations, and task by task, flips first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "turns": ("turns", "turns/mean", "n_turns"),
     "seconds": ("time/step", "step_time", "seconds"),
 }
-"""Short name to the names it may have in the store; the first that is found wins.."""
+"""Short name to the names it may have in the store; the first that is found wins."""
 LAST = 10
 """Steps over which a metric is averaged."""
 
@@ -96,7 +96,7 @@ class RunComparison:
         return sum(line.flip == "lost" for line in self.tasks)
 
     def report(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "before": self.before.name,
             "after": self.after.name,
@@ -139,13 +139,13 @@ def compare_runs(store: Store, before: str, after: str) -> RunComparison:
 
 
 def flips(store: Store, run: RunRow) -> tuple[str, str, tuple[TaskLine, ...]]:
-    """(first, last, tasks): the oldest against the newest evaluation of a run with tasks in common, flips first.
+    """Return (first, last, tasks): the oldest against the newest evaluation of a run with tasks in common, flips first.
 
     Empty texts and no tasks if it has fewer than two.
     """
     found: dict[tuple[str, str], list[EpisodeRow]] = {}
     for other in [run, *_evaluations(store, run)]:
-        for row in _graded(store, "kind:eval", other.id):
+        for row in _read_graded(store, "kind:eval", other.id):
             label = other.name if row.step is None else f"{other.name} step {row.step}"
             found.setdefault((row.split, label), []).append(row)
     newest = sorted(found, key=lambda key: min(row.started for row in found[key]))
@@ -216,7 +216,7 @@ def all_evals(store: Store, run: RunRow) -> list[EvalRow]:
 def _evals(
     one: list[EvalRow], two: list[EvalRow]
 ) -> tuple[tuple[str, EvalRow | None, EvalRow | None], ...]:
-    """By split: the newest of each run, and the best."""
+    """Return the newest evaluation of each run by split, and the best."""
     out: list[tuple[str, EvalRow | None, EvalRow | None]] = []
     for split in sorted({row.split for row in [*one, *two]}):
         of = [[row for row in rows if row.split == split] for rows in (one, two)]
@@ -238,20 +238,20 @@ def _attempts(
     evals = [_eval_attempts(store, run) for run in (one, two)]
     if evals[0] and evals[1]:
         return "evaluations", (evals[0], evals[1])
-    own = [_graded(store, "-kind:whatif -kind:chat", run.id) for run in (one, two)]
+    own = [_read_graded(store, "-kind:whatif -kind:chat", run.id) for run in (one, two)]
     return "all attempts", (own[0], own[1])
 
 
 def _eval_attempts(store: Store, run: RunRow) -> list[EpisodeRow]:
     for other in [*_evaluations(store, run)[::-1], run]:
-        rows = _graded(store, "kind:eval", other.id)
+        rows = _read_graded(store, "kind:eval", other.id)
         if rows:
             newest = max((row.step if row.step is not None else -1) for row in rows)
             return [row for row in rows if (row.step if row.step is not None else -1) == newest]
     return []
 
 
-def _graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
+def _read_graded(store: Store, filter: str, run_id: str) -> list[EpisodeRow]:
     rows = store.episodes.rows(
         store.episodes.ids(f"{filter} -outcome:none -reward:none", "time", run_id)
     )

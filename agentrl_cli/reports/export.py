@@ -13,7 +13,7 @@ For trainers `sequence_rows` gives a row per token sequence instead: an episode,
     {"episode", "branch", "branches", "task_id", "group", "reward", "outcome", "fact", "turns": [turn, …], "input_ids",
      "loss_mask", "old_log_probs", "advantages"}
 
-`loss_mask` is 1 where a token is trained. What a branch shares with an earlier one is context in it, with a mask of 0.
+`loss_mask` is 1 where a token is trained, and 0 in turns that a branch shares with an earlier one: context here.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def write_lines(lines: Iterable[str], path: Path) -> int:
 def export_lines(
     store: Store, episode_ids: Iterable[str], *, tokens: bool = True, masked: bool = True
 ) -> Iterator[str]:
-    """One JSON text per episode."""
+    """Yield one JSON text per episode."""
     for episode_id in episode_ids:
         row = episode_object(
             store.episodes.get(episode_id),
             store.signals.get(episode_id) if tokens else None,
             tokens=tokens,
         )
-        yield dumps(_masked(row) if masked else row)
+        yield dumps(_mask_secrets(row) if masked else row)
 
 
 def sequence_rows(
     store: Store, episode_ids: Iterable[str], *, masked: bool = True
 ) -> Iterator[str]:
-    """One JSON text per token sequence. An episode in whose text a secret is masked is left out: its ids spell it."""
+    """Yield one JSON text per token sequence. Episodes whose text holds a secret are left out: their ids spell it."""
     for episode_id in episode_ids:
         episode, signals = store.episodes.get(episode_id), store.signals.get(episode_id)
-        if masked and _masked(episode_object(episode, tokens=False))["masked"]:
+        if masked and _mask_secrets(episode_object(episode, tokens=False))["masked"]:
             continue
         for row in sequence_objects(episode, signals):
             yield dumps(row)
@@ -136,7 +136,7 @@ def episode_object(
     return row if tokens else {name: row[name] for name in row if name not in _ARRAYS}
 
 
-def _masked(row: dict[str, Any]) -> dict[str, Any]:
+def _mask_secrets(row: dict[str, Any]) -> dict[str, Any]:
     texts = {name: value for name, value in row.items() if name not in _ARRAYS}
     clean: dict[str, Any] = mask(texts)
     found = json.dumps(clean, default=str) != json.dumps(texts, default=str)
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def _array(array: Any) -> Any:
-    """Nested lists, NaN as null; float32 by its shortest decimal."""
+    """Return nested lists, NaN as null; float32 by its shortest decimal."""
     if array.dtype.kind != "f":
         return array.tolist()
     if array.ndim > 1:

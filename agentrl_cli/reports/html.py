@@ -78,7 +78,7 @@ _SCRIPT = re.compile(r"<script>(.*)</script>", re.DOTALL)
 
 
 def push_step(push: float) -> int:
-    """−7 to 7 for a push as a share of the run's scale; 0 if it is too small to matter or NaN."""
+    """Return −7 to 7 for a push as a share of the run's scale; 0 if it is too small to matter or NaN."""
     if not math.isfinite(push) or not push:
         return 0
     size = max(0, min(PUSH_STEPS, math.floor(math.log2(abs(push)) + 1e-6) + PUSH_STEPS))
@@ -88,7 +88,7 @@ def push_step(push: float) -> int:
 def page_object(
     store: Store, episode_id: str, texts: Texts, *, masked: bool = True
 ) -> dict[str, Any]:
-    """One episode as the page's script reads it."""
+    """Return one episode as the page's script reads it."""
     row = store.episodes.row(episode_id)
     episode, signals = store.episodes.get(row.id), store.signals.get(row.id)
     run = store.runs.get(row.run_id).name if row.run_id else ""

@@ -1,4 +1,4 @@
-"""What a run was, what it learned and what is worth reading in it: the content of a report, without a form.
+"""The content of a report, without a form: a run's facts, its progress and the episodes worth reading.
 
 Texts of episodes are whatever a model or a tool wrote. Secrets are masked here; escaping is the pages' work.
 """
@@ -106,7 +106,7 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
 
 
 def _values(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """(step, value) of a metric by its short name."""
+    """Return the (step, value) pairs of a metric by its short name."""
     stored = next(
         (key for key in METRICS.get(name, (name,)) if any(key in row for row in steps)), name
     )
@@ -156,7 +156,7 @@ def _plain(name: str) -> str:
 
 
 def _summarise(run: RunRow, steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]) -> str:
-    """Return what rose and what did not; no claim beyond the intervals."""
+    """Return the metrics that rose and those that did not; no claim beyond the intervals."""
     said = " ".join(verdict(steps, run.name)) or f"{run.name} has too few steps for a verdict."
     split = evals[-1].split if evals else ""
     own = [row for row in evals if row.split == split and row.pass_rate is not None]
@@ -247,7 +247,9 @@ def _sample(
         push = np.where(episode.tokens.trained_mask, push, np.nan)
         for turn in episode.turns:
             own = range(turn.start, turn.end)
-            turns.append((turn.role, tuple(_joined([(pieces[i], float(push[i])) for i in own]))))
+            turns.append(
+                (turn.role, tuple(_merge_untrained([(pieces[i], float(push[i])) for i in own])))
+            )
     parts = tuple(
         (part.name, part.value, part.weight, part.detail) for part in episode.reward_parts
     )
@@ -261,8 +263,8 @@ def _sample(
     return Sample(why, row, parts, flags, tuple(turns), secret)
 
 
-def _joined(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Neighbours that were not trained as one piece."""
+def _merge_untrained(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Merge neighbours that were not trained into one piece."""
     out: list[tuple[str, float]] = []
     for text, push in pieces:
         if out and math.isnan(push) and math.isnan(out[-1][1]):

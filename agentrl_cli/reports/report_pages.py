@@ -57,11 +57,11 @@ def write_report(report: RunReport, path: Path, *, markdown: bool) -> None:
 
 
 def _render(name: str, report: RunReport, escape: Callable[[object], str], **more: Any) -> str:
-    def escaped(value: object) -> Markup:
+    def escape_value(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(value))
 
-    environment = Environment(finalize=escaped, **OPTIONS)
-    environment.filters |= {"number": _number, "fenced": _fenced}
+    environment = Environment(finalize=escape_value, **OPTIONS)
+    environment.filters |= {"number": _number, "fenced": _fence}
     return environment.get_template(name).render(report=report, **more)
 
 
@@ -83,7 +83,7 @@ def _cell(value: object) -> str:
     )
 
 
-def _fenced(pieces: Sequence[tuple[str, float]]) -> Markup:
+def _fence(pieces: Sequence[tuple[str, float]]) -> Markup:
     """Return a turn as a code block, whose fence is longer than any in the text."""
     text = "".join(text for text, _ in pieces)
     longest = max((len(found) for found in re.findall(r"`+", text)), default=0)

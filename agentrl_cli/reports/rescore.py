@@ -62,7 +62,7 @@ class Change:
         return None if before is None or now is None else now - before
 
     def report(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         e = self.episode
         return {
             "episode": e.id, "task": e.task_id, "step": e.step, "group": e.group_id, "sample": e.sample,
@@ -141,7 +141,7 @@ def changes(
     config: Config,
     store: Store,
 ) -> list[Change]:
-    """Facts and advantages of episodes in a training step with other reward parts.
+    """Return the facts and advantages of episodes in a training step with other reward parts.
 
     Episodes may be of any steps and in any order; one that was skipped for its own reason stays skipped.
     """
@@ -161,7 +161,7 @@ def _step(
     config: Config,
     store: Store,
 ) -> dict[str, Change]:
-    """One step: `decide` as in the trainer, then the estimator over the trained episodes."""
+    """Score one step: `decide` as in the trainer, then the estimator over the trained episodes."""
     new = [[e.with_(reward_parts=parts[e.id]) for e in group] for group in groups]
     kinds = {e.id: [row.kind for row in store.marks.drift(e.id)] for group in groups for e in group}
     facts = decide(
@@ -195,7 +195,7 @@ def _step(
 def estimate(
     episodes: Sequence[Episode], config: Config, store: Store, was: Sequence[Episode] | None = None
 ) -> list[Float32]:
-    """N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
+    """Return N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
 
     `was`: the same episodes under their old rewards. Critic values are those stored in training. Raises ConfigError
     if the estimator's inputs are missing.
@@ -253,7 +253,7 @@ def _left_in(
     returns: Sequence[np.ndarray[Any, np.dtype[np.float64]]],
     episodes: Sequence[Episode],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """[N] value of the last state of truncated episodes, from the last stored return = r + gamma · value.
+    """Return the [N] values of the last states of truncated episodes, from the last stored return = r + gamma · value.
 
     Of an episode that branches, the last branch was cut.
     """
@@ -268,7 +268,7 @@ def _left_in(
 def _greedy_rewards(
     episodes: Sequence[Episode], store: Store
 ) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """[N] reward of the greedy attempt at each task; None if one is missing."""
+    """Return the [N] rewards of the greedy attempts at each task; None if one is missing."""
     run, step = episodes[0].run_id or "", episodes[0].step or 0
     greedy = [
         store.episodes.get(name) for name in store.episodes.find_finished(run, step, KIND).values()
@@ -319,7 +319,7 @@ def keep(
 
 
 def summary(found: Sequence[Change]) -> dict[str, Any]:
-    """Totals before and after; episodes without a reward are left out of the means."""
+    """Return totals before and after; episodes without a reward are left out of the means."""
     graded = [c for c in found if c.delta is not None]
     flips = [
         c for c in graded if c.advantage is not None and c.episode.advantage is not None
@@ -329,7 +329,7 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
     def mean(values: Sequence[float]) -> float | None:
         return float(np.mean(values)) if len(values) else None
 
-    def trained(facts: Sequence[str]) -> int:
+    def count_trained(facts: Sequence[str]) -> int:
         return sum(fact == Fact.TRAINED for fact in facts)
 
     return {
@@ -337,8 +337,8 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
         "changed": sum(abs(c.delta or 0.0) > 1e-12 for c in graded),
         "reward_before": mean([c.episode.graded_reward for c in graded]),
         "reward": mean([c.reward for c in graded if c.reward is not None]),
-        "trained_before": trained([c.episode.fact for c in found]),
-        "trained": trained([c.fact for c in found]),
+        "trained_before": count_trained([c.episode.fact for c in found]),
+        "trained": count_trained([c.fact for c in found]),
         "sign_flips": len(flips),
     }
 

@@ -1,4 +1,4 @@
-"""A training as its store has it: steps, groups, running episodes, log; what the watch screen and checks read."""
+"""A training as its store has it: steps, groups, running episodes, log; read by the watch screen and the checks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RunData:
     evals: tuple[EvalRow, ...] = ()
     live: tuple[LiveRow, ...] = ()
     workers: tuple[WorkerRow, ...] = ()
-    """What makes its episodes, if not the process of the run."""
+    """The workers that make its episodes, if not the process of the run."""
     logs: tuple[Mapping[str, Any], ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
     events: tuple[Mapping[str, Any], ...] = ()
@@ -159,7 +159,7 @@ class RunData:
         return int(self.steps[-1]["step"]) if self.steps else self.run.step
 
     def series(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric by its short or stored name; NaN and missing values are left out."""
+        """Return the (step, value) pairs of a metric by its short or stored name, without NaN and missing ones."""
         key = self.key(name)
         out = []
         for row in self.steps:
@@ -199,7 +199,7 @@ class RunData:
         return known + sorted(every - shown)
 
     def seconds_per_step(self) -> float | None:
-        """Median wall seconds of the last ten steps: a pause or one slow step does not move it."""
+        """Return the median wall seconds of the last ten steps: a pause or one slow step does not move it."""
         stamps = [float(row["at"]) for row in self.steps[-11:] if row.get("at")]
         took = [later - earlier for earlier, later in pairwise(stamps)]
         return statistics.median(took) if took else self.last("seconds")
@@ -214,12 +214,12 @@ class RunData:
         return statistics.median(values) if values else 0.0
 
     def eta(self) -> float | None:
-        """Seconds until the last step at the current pace."""
+        """Return the seconds until the last step at the current pace."""
         pace, total = self.seconds_per_step(), self.run.total_steps
         return pace * max(total - self.step, 0) if pace is not None and total else None
 
     def reward_parts(self) -> list[tuple[str, float]]:
-        """(name, mean) of the reward parts in the last step: metrics `rewards/<name>/mean` or `rewards/<name>`."""
+        """Return (name, mean) of the last step's reward parts: metrics `rewards/<name>/mean` or `rewards/<name>`."""
         if not self.steps:
             return []
         out = []

@@ -1,4 +1,4 @@
-"""The checks of a run's health: rules over its stored numbers, each with what to try. Pure."""
+"""The checks of a run's health: rules over its stored numbers, each with advice. Pure."""
 
 from __future__ import annotations
 
@@ -173,5 +173,5 @@ EXPLAIN = {
 
 
 def health_of(data: RunData) -> tuple[Health, ...]:
-    """Return every check that has a value, with what to try."""
+    """Return every check that has a value, with its advice."""
     return tuple(found for check in CHECKS if (found := check(data)) is not None)

@@ -1,4 +1,4 @@
-"""Reads a training from its store, again and again while it goes on: each time only what is new."""
+"""Reads a training from its store, again and again while it goes on: each time only the new rows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def load(
     """
     run = store.runs.get(run_id)
     old = before if before is not None and before.run.id == run.id else None
+    # the newest step is read again: its evaluation is added to it only later
     last = int(old.steps[-1]["step"]) if old and old.steps else 0
     kept = tuple(row for row in old.steps if row["step"] < last) if old else ()
     steps = kept + tuple(store.runs.steps(run.id, last))
@@ -37,12 +38,12 @@ def load(
         live=tuple(store.live.all(run.id)),
         workers=tuple(store.workers.all(run.id)),
         logs=_tail(old.logs if old else (), lambda since: store.journal.logs(run.id, since), 400),
-        alerts=tuple(_folded(row) for row in store.journal.folded_alerts(run.id)),
+        alerts=tuple(_describe_alerts(row) for row in store.journal.folded_alerts(run.id)),
         events=_tail(
             old.events if old else (), lambda since: store.journal.events(run.id, since), 1000
         ),
         checkpoints=tuple(store.runs.checkpoints(run.id)),
-        wanted=_wanted(run.config),
+        wanted=_count_wanted(run.config),
         pending=tuple(row.action for row in store.controls.all(run.id) if row.taken is None),
         read=time.time() if now is None else now,
     )
@@ -90,8 +91,8 @@ def _tail(old: Sequence[Mapping[str, Any]], read: Any, keep: int) -> tuple[Mappi
     return (*old, *read(int(old[-1]["id"]) if old else 0))[-keep:]
 
 
-def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Alerts of one kind as one line of a log: how often, from which step to which, and the newest text."""
+def _describe_alerts(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe alerts of one kind in one line of a log: how often, from which step to which, and the newest text."""
     if row["count"] == 1:
         return {**row, "at": row["last"]}
     first, last = row["first_step"], row["last_step"]
@@ -99,7 +100,7 @@ def _folded(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, "at": row["last"], "text": f"{row['count']}×{steps}: {row['text']}"}
 
 
-def _wanted(config: Mapping[str, Any]) -> int:
+def _count_wanted(config: Mapping[str, Any]) -> int:
     try:
         rollout = config["rollout"]
         return int(rollout.get("group_size", 0)) * int(rollout.get("prompts_per_step", 0))

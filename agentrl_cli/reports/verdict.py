@@ -1,4 +1,5 @@
-"""A finished training in two sentences: what rose and what did not, which reward part moved, and what to do next."""
+"""A finished training in two sentences: the metrics that rose or did not, the reward part that
+moved most, and the next step."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def change(values: Sequence[float], window: int) -> Change:
 
 
 def verdict(steps: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """Two sentences about the metrics of a run's steps, oldest first; none if there are too few."""
+    """Return two sentences about the metrics of a run's steps, oldest first; none if there are too few."""
     solved = [float(step["solved"]) for step in steps if "solved" in step]
     if len(solved) < FEWEST:
         return []
@@ -57,7 +58,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     rates = [float(step["eval/solved"]) for step in steps if step.get("eval/solved") is not None]
     checked = Change(rates[0], rates[-1], LEAST) if len(rates) > 1 else None
     return [
-        _what_happened(train, checked, _moved(steps, window), window),
+        _what_happened(train, checked, _describe_parts(steps, window), window),
         _what_next(train, checked, solved, window, name),
     ]
 
@@ -70,8 +71,8 @@ def _what_happened(train: Change, checked: Change | None, part: str, window: int
     return f"{text}; {part}."
 
 
-def _moved(steps: Sequence[Mapping[str, Any]], window: int) -> str:
-    """Return the reward part whose mean changed most."""
+def _describe_parts(steps: Sequence[Mapping[str, Any]], window: int) -> str:
+    """Return a clause about the reward part whose mean changed most."""
     names = sorted(
         {
             key
@@ -97,7 +98,7 @@ def _moved(steps: Sequence[Mapping[str, Any]], window: int) -> str:
 def _what_next(
     train: Change, checked: Change | None, solved: Sequence[float], window: int, name: str
 ) -> str:
-    """What to do, from the training's and the validation's change."""
+    """Return advice from the training's and the validation's change."""
     if train.after < HARDLY:
         return (
             "Hardly anything was solved, so there was nothing to reinforce: `agentrl check` shows why, and a warm start"
@@ -120,6 +121,7 @@ def _what_next(
         return "Nothing is left to learn on these rows: measure it with `agentrl eval`, then take harder ones."
     if train.word == "stayed":
         return "Try more steps, a higher train.lr or larger groups (rollout.group_size)."
+    # against the window just before, not the first: a curve that rose early may have been flat for long
     middle = solved[-2 * window : -window]
     if middle and train.after - sum(middle) / len(middle) > LEAST:
         return f"It was still rising: agentrl train --resume {name} --steps {2 * len(solved)}"

@@ -80,7 +80,7 @@ class AgentApp(App[int]):
         self.push_screen(self._first(self.reader))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Textual's commands without its screenshot: `s` asks before a picture that may show a secret."""
+        """Return Textual's commands but its screenshot: `s` asks before a picture that may show a secret."""
         flip = "Light or dark", "Paint the screens in light or in dark colours", self.flip
         commands = super().get_system_commands(screen)
         return SystemCommand(*flip), *(one for one in commands if one.title not in TEXTUAL)
@@ -91,7 +91,7 @@ class AgentApp(App[int]):
         self.refresh(layout=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Filters of every line of every widget."""
+        """Return the filters of every line of every widget."""
         return [*super().get_line_filters(), HARMLESS, *([LIGHT] if self.light else [])]
 
     def on_unmount(self) -> None:
@@ -117,7 +117,7 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
     """
     import asyncio
 
-    async def drawn() -> str:
+    async def draw_picture() -> str:
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await app.reader.call(lambda store: None)  # by then the screen has its answers
@@ -125,7 +125,7 @@ def save_svg(app: AgentApp, path: Path, title: str, size: tuple[int, int] = (120
             await pilot.pause()
             return picture(app, title)
 
-    path.write_text(asyncio.run(drawn()), "utf-8")
+    path.write_text(asyncio.run(draw_picture()), "utf-8")
 
 
 def watch(db: Path, run: str, *, follow: bool = False) -> None:

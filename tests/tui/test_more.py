@@ -15,7 +15,7 @@ from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.layers import PALETTES, palette_name, shade
 from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.settings import read_settings
-from agentrl_cli.tui.common.text import quoted
+from agentrl_cli.tui.common.text import quote
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.compare.versus import VersusScreen
 from agentrl_cli.tui.replay import related
@@ -221,7 +221,7 @@ async def test_steps_and_checkpoints_of_a_task_side_by_side(db: Path) -> None:
         place = related.other_version(rows, EP)
         assert EP in [row.id for row in rows] and place is not None and rows[place].id != EP
         assert related.same_flag(store, EP) == ("flag:BADARG step:120", "run7")
-    assert quoted('a "b"') == '"a \\"b\\""'
+    assert quote('a "b"') == '"a \\"b\\""'
 
 
 async def test_exports_hold_everything_but_secrets_and_palettes_change(

@@ -18,7 +18,7 @@ from agentrl_cli.tui.app import LIGHT, AgentApp
 from agentrl_cli.tui.common.episode_list import filter_text
 from agentrl_cli.tui.common.picture import picture_rows
 from agentrl_cli.tui.common.settings import read_settings
-from agentrl_cli.tui.common.theme import inverted, is_light, light_background
+from agentrl_cli.tui.common.theme import invert, is_light, light_background
 from agentrl_cli.tui.replay.menus import whatif_text
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.whatif.client import whatif_arguments
@@ -176,9 +176,9 @@ def test_the_light_theme_follows_the_terminal(tmp_path: Path) -> None:
     assert not light_background(b"\x1b]11;rgb:1010/1010/1414\x1b\\") and not light_background(
         b"\x1b[?62c"
     )
-    back, text = (inverted(Color.parse(name)).get_truecolor() for name in ("#101014", "#d8d8d8"))
+    back, text = (invert(Color.parse(name)).get_truecolor() for name in ("#101014", "#d8d8d8"))
     assert min(back) > 240 and max(text) < 60
-    assert inverted(Color.default()).is_default
+    assert invert(Color.default()).is_default
     style = Style.parse("bold #8fbfff on #101014")
     (segment,) = LIGHT.apply([Segment("x", style)], None)  # type: ignore[arg-type]
     assert segment.style is not None and segment.style.bold and segment.style.color != style.color

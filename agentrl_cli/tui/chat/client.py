@@ -22,7 +22,7 @@ class ChatClient:
     def __init__(
         self, arguments: Sequence[str], module: str = "agentrl_cli.chat_session.child"
     ) -> None:
-        """`arguments` are those of `module`."""
+        """Prepare a child that runs `module` with `arguments`."""
         self.arguments = list(arguments)
         self.module = module
         self.stderr: deque[str] = deque(maxlen=40)

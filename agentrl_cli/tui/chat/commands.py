@@ -76,10 +76,10 @@ async def carry_out(command: Command, chat: ChatActions) -> None:
 def _as(word: str, op: str) -> Callable[[str], Command]:
     """Return a command that speaks in a role."""
     missing = Command(problem=f"{word} needs a text")
-    return lambda rest: Command(op, {"text": unescaped(rest)}) if rest else missing
+    return lambda rest: Command(op, {"text": unescape(rest)}) if rest else missing
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Return the text with `\\n` as a newline."""
     return text.replace("\\n", "\n")
 
@@ -153,7 +153,7 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
     if asked and word in DECISIONS:
         return Command("answer", DECISIONS[word])
     if asked and word == "/as-tool":
-        return Command("answer", {"run": False, "text": unescaped(rest)})
+        return Command("answer", {"run": False, "text": unescape(rest)})
     if word in REQUESTS:
         return REQUESTS[word](rest)
     if word in LOCAL:
@@ -166,7 +166,7 @@ def parse_command(line: str, *, asked: bool = False) -> Command:
 
 
 def complete(line: str, tools: Sequence[str]) -> tuple[str, list[str]]:
-    """(the line completed as far as all choices agree, the choices): commands, then tools of /call, keys of /set."""
+    """Complete a line as far as all choices (commands, tools of /call, keys of /set) agree. Returns it and them."""
     head, space, rest = line.rpartition(" ")
     pool: Sequence[str] = ()
     if not space and line.startswith("/"):

@@ -15,7 +15,7 @@ KEPT = 500
 
 
 def read_history(path: Path) -> list[str]:
-    """Lines typed into earlier chats, oldest first; empty if the file is missing or unreadable."""
+    """Return the lines typed into earlier chats, oldest first; empty if the file is missing or unreadable."""
     try:
         rows = [json.loads(row) for row in path.read_text("utf-8").splitlines()[-KEPT:]]
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ from agentrl_cli.tui.chat.line_input import ChatLine, History
 from agentrl_cli.tui.chat.transcript import ChatTranscript, ContextPane
 from agentrl_cli.tui.chat.view import taken_back
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.keys import named
+from agentrl_cli.tui.common.keys import with_ids
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
 
@@ -40,7 +40,7 @@ class ChatScreen(AgentScreen):
     """One conversation."""
 
     HELP_TITLE, HELP_TEXT = "chat", HELP
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "chat",
         [
             *(
@@ -130,7 +130,7 @@ class ChatScreen(AgentScreen):
         self._head()
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event onto the screen."""
+        """Shows one event."""
         kind = event["ev"]
         if kind == "token":
             self.transcript.add_token(event["text"])

@@ -98,5 +98,5 @@ class ContextPane(Paged):
         yield Static(id="exact")
 
     def show(self, turns: list[Event], decoder: TokenTexts, template: str) -> None:
-        """Replaces what is shown."""
+        """Replaces the shown texts."""
         self.query_one("#exact", Static).update(join(context_lines(turns, decoder, template)))

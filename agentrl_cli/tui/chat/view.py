@@ -87,7 +87,7 @@ def ready_lines(event: dict[str, Any]) -> list[Text]:
 
 
 def task_lines(tasks: Sequence[dict[str, Any]]) -> list[Text]:
-    """Tasks to choose from."""
+    """Return tasks to choose from."""
     if not tasks:
         return [Text("no tasks: a pack has them, --pack NAME", FAINT)]
     lines = [Text("tasks to try: /task 1 opens the first, /task shows others", FAINT)]
@@ -99,7 +99,7 @@ def task_lines(tasks: Sequence[dict[str, Any]]) -> list[Text]:
 
 
 def turn_lines(event: dict[str, Any], decoder: TokenTexts, mode: str, width: int) -> list[Text]:
-    """One turn: its text and calls; in a token mode every token with its glyphs."""
+    """Return one turn: its text and calls; in a token mode every token with its glyphs."""
     role, lens, stop = event["role"], MODES.get(mode), event.get("stop")
     if event.get("again") and lens is None:  # a loop of calls that cannot be run is a line a turn
         raw = event["calls"][0]["raw"] if event["calls"] else ""

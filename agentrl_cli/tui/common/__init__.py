@@ -1,1 +1,1 @@
-"""What all screens share: the reader, dialogs, the episode table, token layers, charts."""
+"""Parts of all screens: the reader, dialogs, the episode table, token layers, charts."""

@@ -93,11 +93,11 @@ class AgentScreen(Screen[None]):
     def ask(self, dialog: Dialog[Any], use: Callable[[Any], object]) -> None:
         """Opens a window and calls `use` with its answer, unless it was cancelled."""
 
-        def answered(answer: Any) -> None:
+        def use_answer(answer: Any) -> None:
             if answer is not None:
                 use(answer)
 
-        self.app.push_screen(dialog, answered)
+        self.app.push_screen(dialog, use_answer)
 
     def confirm(self, question: str, detail: str, act: Callable[[], object]) -> None:
         """Calls `act` after a yes."""
@@ -148,7 +148,7 @@ class AgentScreen(Screen[None]):
         self.notify(text, timeout=2, markup=False)
 
     def write_file(self, path: Path, text: str) -> None:
-        """Writes a file and shows where it is, or what went wrong."""
+        """Writes a file and shows where it is, or the error."""
         try:
             path.write_text(text, "utf-8")
         except OSError as error:

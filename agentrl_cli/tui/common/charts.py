@@ -36,7 +36,7 @@ def resample(
 
 
 def _fill(values: list[float]) -> list[float]:
-    """Gaps between two known values are joined by a straight line, so that few points still make a curve."""
+    """Join the known values beside a gap by a straight line, so that few points still make a curve."""
     known = [i for i, value in enumerate(values) if math.isfinite(value)]
     out = list(values)
     for a, b in pairwise(known):
@@ -64,7 +64,7 @@ def braille(
         share = (min(max(value, low), high) - low) / ((high - low) or 1.0)
         level = round(share * (rows - 1))
         first, last = sorted((level if before is None else before, level))
-        if last - first > 1:
+        if last - first > 1:  # the dot at the level before is drawn already, in its own column
             first, last = (first + 1, last) if level == last else (first, last - 1)
         for row in range(rows - 1 - last, rows - first):
             cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
@@ -110,7 +110,7 @@ def chart(
     """Return a titled curve with its y limits and x limits; `others` are drawn under it, each in a colour of OVER;
     `marks` are steps on the axis, which says how many points a dot averages, or that few are joined by lines.
 
-    `log`: a logarithmic y axis; what is not positive is left out, and a curve without anything positive stays linear.
+    `log`: a logarithmic y axis; other values than positive ones are left out; a curve with none stays linear.
     """
     log = log and any(y > 0 for _, y in points)
     curves = [
@@ -140,7 +140,7 @@ def chart(
         for color, part in groupby(cells, lambda cell: cell[1]):
             line.append("".join(char for char, _ in part), color)
         lines.append(line)
-    axis = _axis(x_range, marks, inner, drawn_as(len(clean), inner * 2))
+    axis = _axis(x_range, marks, inner, describe_points(len(clean), inner * 2))
     return [*lines, Text(" " * 5 + "└" + axis, FAINT, no_wrap=True)]
 
 
@@ -164,8 +164,8 @@ def _axis(x_range: tuple[float, float], marks: Sequence[float], inner: int, note
     return axis[:at] + note + axis[at + len(note) :]
 
 
-def drawn_as(points: int, columns: int) -> str:
-    """What a curve does with its points, for its axis: means where there are more than columns, lines between few."""
+def describe_points(points: int, columns: int) -> str:
+    """Say on a curve's axis how it draws its points: means if there are more than columns, a line through few."""
     if points > columns:
         return f" means of {-(-points // columns)} "
     return f" {points} points " if points * 4 <= columns else ""
@@ -196,7 +196,7 @@ def counts_line(places: Iterable[int], bins: int) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """`[####....]` of exactly `width` cells."""
+    """Return `[####....]` of exactly `width` cells."""
     inner = max(width - 2, 1)
     full = round(min(max(fraction if math.isfinite(fraction) else 0.0, 0.0), 1.0) * inner)
     return f"[{'#' * full}{'.' * (inner - full)}]"

@@ -103,18 +103,18 @@ class Prompt(Dialog[Any]):
             yield from self.more()
 
     def more(self) -> Sequence[Widget]:
-        """Return what stands under the line."""
+        """Return the text under the line."""
         return ()
 
     def on_mount(self) -> None:
         self.query_one("#help").display = bool(self.help)
 
     def text(self) -> str:
-        """Return what was entered, as `check` takes it."""
+        """Return the entered text, as `check` takes it."""
         return self.query_one(Input).value.strip()
 
     def result(self, text: str) -> object:
-        """Return what the window gives for a text."""
+        """Return the window's result for a text."""
         return text
 
     def on_input_submitted(self) -> None:

@@ -18,7 +18,7 @@ from agentrl_cli.tui.common.agent_screen import report_failure
 from agentrl_cli.tui.common.dialogs import Field, Form
 from agentrl_cli.tui.common.episode_table import EpisodeTable, head_text
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import quoted
+from agentrl_cli.tui.common.text import quote
 from agentrl_cli.types import Outcome
 
 SORTS = ("-time", "time", "-reward", "reward", "-step", "-advantage", "-tokens", "-turns")
@@ -110,7 +110,7 @@ def filter_text(values: Mapping[str, str]) -> str:
     """Return the line, and a condition for every other field with a value."""
     asked = [(name, value) for name, value in values.items() if value and name != "filter"]
     rest = [
-        f"{name}:{quoted(value) if ' ' in value and name != 'step' else value}"
+        f"{name}:{quote(value) if ' ' in value and name != 'step' else value}"
         for name, value in asked
     ]
     return " ".join([values["filter"], *rest]).strip()
@@ -120,7 +120,7 @@ class EpisodeList(Vertical):
     """Column titles over an `EpisodeTable`; `read_again` fills it by its `browse` and posts `Listed`."""
 
     class Listed(Message):
-        """The list was read: how many episodes, or what is wrong with the filter."""
+        """The list was read: how many episodes, or the error in the filter."""
 
         def __init__(self, count: int, error: str) -> None:
             super().__init__()

@@ -93,7 +93,7 @@ class EpisodeView:
     """The 95th percentile of |push| over the run's trained tokens; 0 if nothing was trained."""
 
     def classes(self, layer: Layer) -> Classes:
-        """[n] the class of every token in a layer."""
+        """Return the [n] classes of the tokens in a layer."""
         return layer.classify(self.tokens, self.signals, self.push_scale)
 
     @property
@@ -105,7 +105,7 @@ class EpisodeView:
         return self.episode.outcome is None
 
     def block_of(self, token: int) -> int:
-        """Index of the block that holds a token (the last one that starts at or before it)."""
+        """Return the index of the block that holds a token (the last one that starts at or before it)."""
         for index in range(len(self.blocks) - 1, -1, -1):
             if self.blocks[index].start <= token:
                 return index
@@ -113,7 +113,7 @@ class EpisodeView:
 
 
 def blocks_of(turns: Sequence[Turn], n_tokens: int) -> tuple[Block, ...]:
-    """Turns as blocks over [0, n_tokens), gaps and overhangs repaired, in order."""
+    """Return the turns as blocks over [0, n_tokens), gaps and overhangs repaired, in order."""
     out: list[Block] = []
     at = 0
     for turn in turns:
@@ -141,7 +141,7 @@ def fit_signals(signals: TrainSignals | None, n: int) -> TrainSignals | None:
 
 
 def fit_tokens(tokens: Tokens) -> Tokens:
-    """Tokens whose arrays all have the length of `ids`, whatever was stored."""
+    """Return the tokens with arrays that all have the length of `ids`, whatever was stored."""
     n = len(tokens.ids)
     arrays = {spec.name: getattr(tokens, spec.name) for spec in fields(tokens)}
     given = Tokens.from_ids(tokens.ids, np.zeros(n, np.int8))
@@ -161,7 +161,9 @@ def _fill_from(blank: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_difference(a: Int32, b: Int32) -> int | None:
-    """First position where two id sequences differ; the shorter length if one continues the other; None if equal."""
+    """Return the first position where two sequences of ids differ; None if they are equal.
+
+    If one continues the other, the shorter length."""
     n = min(len(a), len(b))
     different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     if len(different):
@@ -170,7 +172,7 @@ def first_difference(a: Int32, b: Int32) -> int | None:
 
 
 def token_probability(tokens: Tokens, position: int, token: int) -> float | None:
-    """Probability that the policy gave to `token` at `position`: of the sampled one or a stored alternative."""
+    """Return the policy's probability of `token` at `position`, where it was sampled or is a stored alternative."""
     if position >= len(tokens):
         return None
     if int(tokens.ids[position]) == token and np.isfinite(tokens.logp_policy[position]):
@@ -184,7 +186,7 @@ def token_probability(tokens: Tokens, position: int, token: int) -> float | None
 def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
     """Return the first differing token between the shown episode and another, with a line of text around it.
 
-    Of episodes that branch the main branches are compared: only what precedes a token there led to it.
+    Of episodes that branch the main branches are compared: only the tokens before it there led to a token.
     """
     main = view.episode.main
     tokens, theirs = view.episode.chain(main).tokens, other.chain(other.main).tokens.ids
@@ -207,7 +209,7 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
 
 
 def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
-    """Flags first, then checks over the stored numbers, each with its evidence."""
+    """Return flags first, then checks over the stored numbers, each with its evidence."""
     found = [("!", f"{name} {evidence}".strip()) for name, evidence in flags]
     found += [(".", f"task: {view.picked}")] * bool(view.picked)
     for name, reward, delta, advantage, turns in view.scores:
@@ -233,7 +235,7 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
 
 
 def _signal_reasons(tokens: Tokens, signals: TrainSignals) -> list[tuple[str, str]]:
-    """Check what was trained: the mask, the sampler against the trainer, what was left out."""
+    """Check the training: the mask, the sampler against the trainer, the tokens without a gradient."""
     leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
     bug = f"mask bug: weight on {int(leaked.sum())} foreign tokens"
     found = [("!", bug) if leaked.any() else (".", "mask: model only")]
@@ -273,7 +275,7 @@ def make_view(
 
 
 def place_of(view: EpisodeView, token: int) -> tuple[int, int]:
-    """(turn, token in the turn) of a token."""
+    """Return (turn, token in the turn) of a token."""
     index = view.block_of(token)
     return index, token - view.blocks[index].start if view.blocks else 0
 
@@ -330,7 +332,7 @@ def whatif_turn(view: EpisodeView, token: int) -> int | None:
 
 
 def off_branch(view: EpisodeView, number: int) -> frozenset[int]:
-    """Numbers of the blocks whose turns are not on a branch."""
+    """Return the numbers of the blocks whose turns are not on a branch."""
     turns = set(view.episode.branches[number])
     return frozenset(block.number for block in view.blocks if _index(block) not in turns)
 

@@ -26,7 +26,7 @@ FINDING = (
 
 
 def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
-    """Keys that call `action` with the number of lines to move by; without those for a page or an end if they are 0."""
+    """Return keys that call `action` with the lines to move by; none for a page or an end if that is 0."""
     keys = (
         *(("j,down", 1, "down"), ("k,up", -1, "up")),
         *(("pagedown", page, ""), ("pageup", -page, "")),
@@ -37,7 +37,7 @@ def moving(action: str, *, page: int = 0, end: int = 0) -> list[BindingType]:
     ]
 
 
-def named(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
+def with_ids(screen: str, bindings: Iterable[BindingType]) -> list[BindingType]:
     """Return the bindings with ids as a keymap file uses them: `replay.tag`, `replay.turn.-1`, `replay.layer.logp`."""
     out: list[BindingType] = []
     for binding in bindings:

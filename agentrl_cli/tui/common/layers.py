@@ -2,7 +2,7 @@
 
 Every colour has a glyph too, so a layer survives NO_COLOR and any kind of colour blindness (blue against orange, and
 never red against green). In plain GRPO the advantage is one constant per episode, so the default layer is the push:
-what the step moved each token's logit by, on a scale that is fixed for the run.
+the step's change of each token's logit, on a scale that is fixed for the run.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _PUSH = (
 
 
 def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes:
-    """Return the top class holds pushes of at least the scale, each class below half as much, down to scale / 64."""
+    """Return a class by size: the top one from the scale on, each class below from half as much, down to scale / 64."""
     out = np.zeros(len(tokens), np.int8)
     if signals is None:
         return out
@@ -126,6 +126,7 @@ def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes
     known = tokens.trained_mask & np.isfinite(push)
     out[known] = 1
     if scale > 0:
+        # the small addend keeps a push at the very edge of a class in it, whichever way its log2 was rounded
         with np.errstate(divide="ignore", invalid="ignore"):
             step = np.floor(np.log2(np.abs(push) / scale) + 1e-6) + PUSH_STEPS
         seen = known & (step >= 1)
@@ -135,14 +136,14 @@ def _push(tokens: Tokens, signals: TrainSignals | None, scale: float) -> Classes
     return out
 
 
-def _signed(
+def _classify_by_sign(
     tokens: Tokens,
     signals: TrainSignals | None,
     values_of: Callable[[TrainSignals], Float32],
     *,
     clipped: bool = False,
 ) -> Classes:
-    """Signed numbers to classes; strong is at least half of the largest magnitude in the episode."""
+    """Return a class by sign and size; strong is at least half of the largest magnitude in the episode."""
     if signals is None:
         return np.zeros(len(tokens), np.int8)
     values = values_of(signals)
@@ -155,8 +156,8 @@ def _signed(
     return out.astype(np.int8)
 
 
-def _binned(values: Float32, *edges: float) -> Classes:
-    """Class 1 + number of edges at or below the value; 0 where it is NaN."""
+def _classify_by_size(values: Float32, *edges: float) -> Classes:
+    """Return class 1 + number of edges at or below the value; 0 where it is NaN."""
     bins = 1 + np.searchsorted(np.asarray(edges), values, side="right")
     return np.where(np.isfinite(values), bins, 0).astype(np.int8)
 
@@ -210,7 +211,7 @@ def _mask(tokens: Tokens, signals: TrainSignals | None) -> Classes:
 
 
 def reference_kl(tokens: Tokens, signals: TrainSignals | None) -> Float32:
-    """[n] float32: the k3 estimate of KL(policy ‖ reference) per token, NaN where either log-prob is missing."""
+    """Return [n] float32, the k3 estimate of KL(policy ‖ reference) per token, NaN where either log-prob is missing."""
     if signals is None or signals.logp_ref is None:
         return np.full(len(tokens), np.nan, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -224,13 +225,13 @@ LAYERS: dict[str, Layer] = {
         Layer("push", "push", _PUSH, _push,
               "weight × (1 − p): what the step moved this token's logit by"),
         Layer("advantage", "advantage", _SIGNED[:6],
-              lambda tokens, signals, scale: _signed(tokens, signals, lambda found: found.advantage),
+              lambda tokens, signals, scale: _classify_by_sign(tokens, signals, lambda found: found.advantage),
               "the advantage: GRPO gives one to a whole episode"),
         Layer("logp", "log-probability", _LOGP,
-              lambda tokens, signals, scale: _binned(-tokens.logp_policy, 0.1054, 0.6931, 2.3026, 4.6052),
+              lambda tokens, signals, scale: _classify_by_size(-tokens.logp_policy, 0.1054, 0.6931, 2.3026, 4.6052),
               "how likely the policy found the token"),
         Layer("entropy", "entropy", _ENTROPY,
-              lambda tokens, signals, scale: _binned(tokens.entropy, 0.1, 0.5, 1.0, 2.0),
+              lambda tokens, signals, scale: _classify_by_size(tokens.entropy, 0.1, 0.5, 1.0, 2.0),
               "how open the choice was, in nats"),
         Layer("ratio", "ratio and clipping", _RATIO, lambda tokens, signals, scale: _ratio(tokens, signals),
               "new policy over old; what was clipped"),
@@ -242,10 +243,10 @@ LAYERS: dict[str, Layer] = {
         Layer("plain", "plain", (Level(" ", "", ""),),
               lambda tokens, signals, scale: np.zeros(len(tokens), np.int8), "the text alone"),
         Layer("kl", "KL to the reference", _KL,
-              lambda tokens, signals, scale: _binned(reference_kl(tokens, signals), 0.01, 0.1, 0.5, 2.0),
+              lambda tokens, signals, scale: _classify_by_size(reference_kl(tokens, signals), 0.01, 0.1, 0.5, 2.0),
               "how far the policy is from the reference"),
         Layer("weight", "gradient weight", _SIGNED,
-              lambda tokens, signals, scale: _signed(
+              lambda tokens, signals, scale: _classify_by_sign(
                   tokens, signals, lambda found: found.weight, clipped=True),
               "−∂L/∂log p of the policy's loss"),
     )

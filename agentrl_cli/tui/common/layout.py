@@ -28,7 +28,7 @@ MAX_NOTE_LINES = 14
 
 
 class Kind(IntEnum):
-    """What a line is."""
+    """The kind of a line."""
 
     HEAD = 0
     """(HEAD, block, 0)"""
@@ -68,7 +68,7 @@ def _segments(text: str) -> tuple[tuple[str, int, bool], ...]:
 class Layout:
     """The lines of one episode at one width.
 
-    `lines`: what each row is; `piece_token`, `piece_text`, `piece_cells`: parallel lists; `notes`: (style, text).
+    `lines`: the kind of each row; `piece_token`, `piece_text`, `piece_cells`: parallel lists; `notes`: (style, text).
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Layout:
     def _wrap(self, block: Block) -> list[tuple[int, int]]:
         """Wraps a block's tokens at token boundaries; a token wider than a line is cut."""
         texts, width, spans = self.view.texts, self.width, list[tuple[int, int]]()
+        # bound once: the loop below runs for every token of the episode
         add_token, add_text, add_cells = (
             self.piece_token.append,
             self.piece_text.append,
@@ -257,7 +258,7 @@ def call_notes(call: ToolCall) -> list[tuple[str, str]]:
 
 
 def result_notes(turn: Turn, images: Path | None = None) -> list[tuple[str, str]]:
-    """One line per tool result: status, time, isolation level, and one per image. The text itself is in the tokens.
+    """Return a line per tool result (status, time, isolation level) and per image. Its text is in the tokens.
 
     `images`: the folder with the image files.
     """
@@ -294,7 +295,7 @@ def _image_notes(
 
 
 def head_text(block: Block, view: EpisodeView) -> str:
-    """Return a block's header: what it is, how long, how it was sampled."""
+    """Return a block's header: its kind, its length, how it was sampled."""
     turn = block.turn
     link = continues(view.episode, turn.index) if turn is not None else ""
     parts = [f"TURN {block.number}/{len(view.blocks) - 1} {block.role}", link, f"{len(block)} tok"]

@@ -1,4 +1,4 @@
-"""Lines in a scrolling view that draws only what is visible: a page of 500 lines costs what 30 cost.
+"""Lines in a scrolling view that draws only its visible part: a page of 500 lines costs as much as one of 30.
 
 A Static renders all of its text when any of it changes: with a curve per metric that was a second on a busy machine.
 """
@@ -58,7 +58,7 @@ class Lines(ScrollView, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def measure(self) -> None:
-        """Take the number of lines as the height of what is scrolled."""
+        """Take the number of lines as the height of the scrolled area."""
         self.virtual_size = Size(self.size.width, self.count())
 
     @property

@@ -20,7 +20,7 @@ def load_view(
     decoders: dict[str, TokenTexts] | None = None,
     scales: Scales | None = None,
 ) -> EpisodeView:
-    """One episode as a view; what is not stored yet is left out. `scales`: a cache. Raises NotFound."""
+    """Read an episode as a view; values that are not stored yet are left out. `scales`: a cache. Raises NotFound."""
     row = store.episodes.row(episode_id)
     episode = store.episodes.get(row.id)
     run = store.runs.get(row.run_id) if row.run_id else None
@@ -63,13 +63,13 @@ def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> Token
 
 
 def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
-    """Return the text of every token, by the stored tokenizer: what the HTML export needs."""
+    """Return the text of every token, by the stored tokenizer, for the HTML export."""
     stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
     return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)
 
 
 def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(name, evidence) of the rules over the episode, of stored flags that no rule explains, and of drift."""
+    """Return (name, evidence) of the rules over the episode, of stored flags that no rule explains, and of drift."""
     from agentrl_cli.rollout.flags import find_flags
 
     drift = store.marks.drift(episode.id)
@@ -87,7 +87,7 @@ def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tu
 def holds_secret(
     store: Store, episode_id: str, decoders: dict[str, TokenTexts] | None = None
 ) -> bool:
-    """Whether replay may show what looks like a secret: in this episode, or in the sibling it is compared with.
+    """Whether replay may show a likely secret: in this episode, or in the sibling it is compared with.
 
     A picture of the screen masks nothing; check before drawing one. Raises NotFound.
     """

@@ -59,7 +59,7 @@ def _style(above: tuple[int, int, int], below: tuple[int, int, int]) -> Style:
 
 
 def picture_lines(data: bytes, width: int, height: int) -> list[Text]:
-    """`picture_rows` as texts."""
+    """Return `picture_rows` as texts."""
     rows = picture_rows(data, width, height)
     return [
         Text.assemble(*((part.text, part.style or "") for part in row), no_wrap=True)
@@ -68,7 +68,7 @@ def picture_lines(data: bytes, width: int, height: int) -> list[Text]:
 
 
 def open_file(path: Path) -> str:
-    """Open a file in the desktop's program for it. Returns what to tell the user instead if there is none, else ''."""
+    """Open a file in the desktop's program for it. Returns a message for the user if there is none, else ''."""
     program = next(filter(None, map(shutil.which, OPENERS)), None)
     names = ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME")
     desktop = sys.platform == "darwin" or any(os.environ.get(name) for name in names)

@@ -44,7 +44,7 @@ class Reader:
     async def write(
         self, function: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like `call`, with a writable store; everything is committed before this returns."""
+        """Calls a function as `call` does, with a writable store; everything is committed before this returns."""
 
         def run() -> T:
             if self._writer is None:
@@ -56,7 +56,7 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 
     async def view(self, episode_id: str) -> EpisodeView:
-        """Everything of one episode, ready to show. Raises NotFound."""
+        """Return everything of one episode, ready to show. Raises NotFound."""
         return await self.call(
             lambda store: load_view(store, episode_id, self._decoders, self._scales)
         )
@@ -66,7 +66,7 @@ class Reader:
         return await self.call(lambda store: fork_of(view, store.episodes.get(sibling)))
 
     async def holds_secret(self, episode_id: str) -> bool:
-        """Whether a picture of the episode would show what looks like a secret. Raises NotFound."""
+        """Whether a picture of the episode would show a likely secret. Raises NotFound."""
         return await self.call(holds_secret, episode_id, self._decoders)
 
     async def export(self, episode_ids: Sequence[str], path: Path) -> None:

@@ -36,7 +36,7 @@ def settings_path() -> Path:
 
 
 def read_settings(path: Path) -> tuple[Settings, str]:
-    """Read the settings; what is wrong with the file is left out and returned beside them, as a message."""
+    """Read the settings; an entry with an error is left out, and the error returned beside them, as a message."""
     if not path.is_file():
         return Settings(), ""
     import yaml  # imported only if there is such a file

@@ -50,7 +50,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def flag_names(flags: Any) -> str:
-    """Names of a row's flags, whether stored as a tuple or as comma-separated text."""
+    """Return the names of a row's flags, whether stored as a tuple or as comma-separated text."""
     names = (
         flags.replace(",", " ").split()
         if isinstance(flags, str)
@@ -60,11 +60,11 @@ def flag_names(flags: Any) -> str:
 
 
 def join(lines: Iterable[Text]) -> Text:
-    """Lines as one text."""
+    """Return lines as one text."""
     return Text("\n").join(list(lines))
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a value for the filter language, whatever is in it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

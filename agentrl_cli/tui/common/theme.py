@@ -42,12 +42,12 @@ class Light(LineFilter):
 @lru_cache(maxsize=4096)
 def _light(style: Style) -> Style:
     fore, back = style.color, style.bgcolor
-    colors = Style.from_color(inverted(fore) if fore else None, inverted(back) if back else None)
+    colors = Style.from_color(invert(fore) if fore else None, invert(back) if back else None)
     return style + colors
 
 
 @lru_cache(maxsize=4096)
-def inverted(color: RichColor) -> RichColor:
+def invert(color: RichColor) -> RichColor:
     """Return a colour of the same hue, as dark as it was light; the terminal's own default stays."""
     if color.is_default:
         return color

@@ -37,7 +37,7 @@ HIT = Style(underline=True, bold=True, color="#ffd75f")
 
 @lru_cache(maxsize=256)
 def level_style(layer: str, level: int, foreign: bool) -> Style:
-    """Style of a token of a class; tokens that were not sampled are dim."""
+    """Return the style of a token of a class; tokens that were not sampled are dim."""
     levels = LAYERS[layer].levels
     color = shade(levels[level].color) if level < len(levels) else ""
     return (DIM if foreign else BASE) + Style(bgcolor=color or None)
@@ -51,7 +51,7 @@ def glyph_style(layer: str, level: int) -> Style:
 
 
 def forget_colors() -> None:
-    """After another palette was chosen."""
+    """Clears the cached styles after another palette was chosen."""
     level_style.cache_clear()
     glyph_style.cache_clear()
 
@@ -92,7 +92,7 @@ class Painter:
         return self._glyphs(a, b, cursor) if kind in (Kind.TEXT, Kind.GLYPH) else Strip([])
 
     def _text(self, first: int, last: int, cursor: int, hits: frozenset[int]) -> Strip:
-        """Pieces of tokens, neighbours of one style merged into one segment."""
+        """Return the pieces of tokens, neighbours of one style merged into one segment."""
         layout, classes, origin = self.layout, self.classes, self.view.tokens.origin
         segments: list[Segment] = []
         run: list[str] = []

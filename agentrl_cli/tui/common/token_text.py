@@ -116,14 +116,14 @@ class TokenTexts:
     def _join_partial(
         self, numbers: list[int], cache: dict[int, str | None], out: list[str]
     ) -> None:
-        """Second pass for tokens that are not characters by themselves: decode each run of them together."""
+        """Decode together each run of tokens that are not characters by themselves."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         open_run = False
         for position, token in enumerate(numbers):
             if cache[token] is not None and not open_run:
                 continue
             raw = self.one(token)
-            if isinstance(raw, str):
+            if isinstance(raw, str):  # a special token: the character before it is never completed
                 decoder.reset()
                 open_run = False
                 continue
@@ -143,7 +143,7 @@ def visible(text: str) -> str:
 
 
 def keep_end(text: str, width: int) -> str:
-    """Return the end of a text that is too long: `…train-0301` and `…train-0352` show what differs."""
+    """Return the end of a text that is too long: `…train-0301` and `…train-0352` show the difference."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
@@ -151,9 +151,8 @@ def matches(texts: list[str], needle: str, most: int = 10_000) -> list[int]:
     """Return the tokens in which a match of `needle` begins (case ignored), in order; at most `most`."""
     starts = [0, *accumulate(len(text) for text in texts)]
     text, low = "".join(texts), needle
-    if len(text.lower()) == len(
-        text
-    ):  # some characters have a longer lower case: positions must not move
+    # some characters have a longer lower case: positions must not move
+    if len(text.lower()) == len(text):
         text, low = text.lower(), needle.lower()
     found: list[int] = []
     at = text.find(low)

@@ -148,7 +148,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
     # -- painting -------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """One row of the screen; only visible rows are ever built."""
+        """Return one row of the screen; only visible rows are ever built."""
         line = y + round(self.scroll_offset.y)
         width = self.size.width
         painter = self._painter
@@ -157,20 +157,20 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         kind_line = line
         if self.compact and self._layer.name != "plain" and line > self._line:
             if line == self._line + 1:
-                return self._based(painter.glyphs(self._line, self.cursor))
+                return self._fit(painter.glyphs(self._line, self.cursor))
             kind_line = line - 1
         if kind_line >= len(self.layout_.lines):
             return Strip.blank(width, self.rich_style)
         strip = self._strips.get(kind_line)
         if strip is None:
-            strip = self._based(painter.line(kind_line, width, self.cursor, self.folded, self.hits))
+            strip = self._fit(painter.line(kind_line, width, self.cursor, self.folded, self.hits))
             if len(self._strips) > CACHE_LINES:
                 self._strips.clear()
             self._strips[kind_line] = strip
         return strip
 
-    def _based(self, strip: Strip) -> Strip:
-        """As wide as the widget, on its background; a segment without any style would stop the NO_COLOR filter."""
+    def _fit(self, strip: Strip) -> Strip:
+        """Make a row as wide as the widget, on its background: NO_COLOR's filter stops at a segment without a style."""
         base, width = self._base, self.size.width
         return strip.apply_style(base).extend_cell_length(width, base).crop(0, width)
 
@@ -188,7 +188,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         self.move_to(self.cursor + step)
 
     def move_turn(self, step: int) -> None:
-        """To the first token of the turn `step` further; back goes to the start of this one first."""
+        """Moves to the first token of the turn `step` further; back goes to the start of this one first."""
         if self.view is None or not self.view.blocks:
             return
         here = self.view.block_of(self.cursor)
@@ -198,7 +198,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
             self.scroll_to(y=self.layout_.head_line[index], animate=False, immediate=True)
 
     def move_lines(self, step: int) -> None:
-        """Up or down by `step` rows, to the token at the wanted column."""
+        """Moves up or down by `step` rows, to the token at the wanted column."""
         if self.layout_ is None:
             return
         line, sign = self._line, 1 if step > 0 else -1
@@ -231,7 +231,7 @@ class TokenView(ScrollView, can_focus=True, inherit_bindings=False):
         return token < len(self.view.texts) and self.view.texts[token].count("\n") > 0
 
     def _cursor_moved(self, *, far: bool = False) -> None:
-        """`far` (by a page, for example): the transcript is painted first, and the other panes in the next frame."""
+        """Reports the cursor's place; if it moved `far`, as by a page, the transcript is painted first."""
         if self.layout_ is None:
             return
         self._line = self.layout_.line_of(self.cursor)

@@ -1,4 +1,4 @@
-"""The tree of an episode's turns for lists and headers: how deep a turn lies, what it continues. Pure."""
+"""The tree of an episode's turns for lists and headers: how deep a turn lies, which one it continues. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEEPEST = 4
 
 
 def fork_depths(parents: Sequence[int]) -> list[int]:
-    """For each turn how many forks lead to it: the first that continues a turn stays at its depth, others lie deeper.
+    """Count the forks that lead to each turn: the first that continues a turn stays at its depth, others lie deeper.
 
     A context that begins after the first turn lies one deeper.
     """
@@ -27,7 +27,7 @@ def fork_depths(parents: Sequence[int]) -> list[int]:
 
 
 def indentation(episode: Episode) -> dict[int, str]:
-    """By turn index what stands before it in a list: nothing in the trunk, `└` where a fork or a context starts."""
+    """Return the mark before each turn in a list: nothing in the trunk, `└` where a fork or a context starts."""
     depths = fork_depths(episode.parents)
     before = [depths[parent] if parent >= 0 else 0 for parent in episode.parents]
     return {
@@ -39,7 +39,7 @@ def indentation(episode: Episode) -> dict[int, str]:
 
 
 def continues(episode: Episode, turn: int) -> str:
-    """`continues turn 1` or `another context`; empty if a turn continues the one before it."""
+    """Return `continues turn 1` or `another context`; empty if a turn continues the one before it."""
     parent = _parent(episode, turn)
     if parent == turn - 1:
         return ""
@@ -47,13 +47,13 @@ def continues(episode: Episode, turn: int) -> str:
 
 
 def branch_title(episode: Episode, number: int) -> str:
-    """`BRANCH 2 of 3: turns 0-1 4-5`."""
+    """Return `BRANCH 2 of 3: turns 0-1 4-5`."""
     branches = episode.branches
     return f"BRANCH {number + 1} of {len(branches)}: turns {spans(branches[number])}"
 
 
 def spans(turns: Sequence[int]) -> str:
-    """Numbers as runs: `0-1 4-5`."""
+    """Return numbers as runs: `0-1 4-5`."""
     runs: list[list[int]] = []
     for turn in turns:
         if runs and turn == runs[-1][1] + 1:

@@ -17,7 +17,7 @@ from agentrl_cli.reports.compare import RunComparison, TaskLine, compare_runs
 from agentrl_cli.store import EvalRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.charts import chart, short
-from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, num
@@ -36,7 +36,7 @@ Tasks come from the newest evaluation of each run where both have one, else from
 class CompareScreen(AgentScreen):
     """`before` and `after`: runs as `store.run` takes them."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "compare",
         [
             *moving("move", page=10),
@@ -80,7 +80,7 @@ class CompareScreen(AgentScreen):
         self.paint()
 
     def paint(self) -> None:
-        """Everything; the chosen task is kept in sight."""
+        """Paints everything; the chosen task is kept in sight."""
         if self.found is None:
             return
         width, page = max(self.size.width - 3, 40), self.query_one(Lines)
@@ -114,7 +114,7 @@ class CompareScreen(AgentScreen):
 
 
 def top_lines(found: RunComparison, width: int, *, every: bool) -> list[Text]:
-    """Curves, settings, metrics, evaluations."""
+    """Return the curves, settings, metrics and evaluations."""
     one, two = clip(found.before.name, 18), clip(found.after.name, 18)
     lines: list[Text] = []
     if any(found.curves):

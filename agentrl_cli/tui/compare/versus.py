@@ -16,7 +16,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store import EpisodeRow
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.episode_view import EpisodeView, Fork, place_of, token_at
-from agentrl_cli.tui.common.keys import CLOSING, named
+from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, GOOD, HERE, TITLE, join, num
@@ -36,7 +36,7 @@ q            back
 class VersusScreen(AgentScreen):
     """Two episodes of one task; `rows` are the choices, `sides` two indices into them."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "versus",
         [
             Binding("tab", "side", "side"),
@@ -116,7 +116,7 @@ class VersusScreen(AgentScreen):
         self.action_fork()
 
     def paint(self) -> None:
-        """Titles, the difference."""
+        """Paints the titles and the difference."""
         left = self.views[0]
         if left is None or None in self.views:
             return
@@ -153,7 +153,7 @@ class VersusScreen(AgentScreen):
         self.tokens(self.side).move_lines(step)
 
     def action_version(self, step: int) -> None:
-        """Another checkpoint on this side; the place in the episode stays."""
+        """Shows another checkpoint on this side; the place in the episode stays."""
         here, other = self.sides[self.side], self.sides[1 - self.side]
         here = (here + step) % len(self.rows)
         if here == other and len(self.rows) > 2:  # the same episode twice shows nothing
@@ -178,7 +178,7 @@ class VersusScreen(AgentScreen):
 
 
 def parting_lines(fork: Fork | None, left: EpisodeView, width: int) -> list[Text]:
-    """Return the first differing token of the two sides, what follows on each, and how likely the
+    """Return the first differing token of the two sides, the text that follows on each, and how likely the
     left one held either.
     """
     if fork is None:

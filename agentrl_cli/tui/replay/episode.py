@@ -56,7 +56,7 @@ class EpisodePanes(Panes):
         """Where the cursor is; None before anything was read."""
         return place_of(self.view, self.cursor) if self.view is not None else None
 
-    def resized(self) -> None:
+    def fit_screen(self) -> None:
         """Paints everything for the screen's new size, whose classes are set."""
         self.small = self.tokens.compact = self.screen.has_class("-small")
         self.compact = self.small or self.screen.has_class("-mid")
@@ -91,7 +91,7 @@ class EpisodePanes(Panes):
     # described, because Textual else describes the call by all numbers of the view: tens of milliseconds
     @work(exclusive=True, group="rest", exit_on_error=False, description="the rest of an episode")
     async def _load_rest(self, view: EpisodeView) -> None:
-        """Reads what may come after the first paint: the fork against a sibling, the place in the list."""
+        """Reads the parts that may come after the first paint: the fork against a sibling, the place in the list."""
         sibling = contrasting_sibling(view)
         if sibling is not None:
             self.fork = await self.reader.fork(view, sibling)
@@ -222,7 +222,7 @@ class EpisodePanes(Panes):
         return token is not None
 
     def find(self) -> str:
-        """Moves to the next match of `needle`; returns what to report."""
+        """Moves to the next match of `needle`; returns a message for the user."""
         if not self.needle:
             return "/ finds text first"
         count = self.tokens.find(self.needle)

@@ -28,7 +28,7 @@ STATUS = (
 
 
 def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
-    """Raw value × weight = share, for every part; the total; the primary part marked."""
+    """Return raw value × weight = share for every part, the primary one marked, and the total."""
     room = max(min(12, width - 16), 4)
     lines = [Text(f"{'REWARD':<{room}}{'raw':>5}{'w':>5}{'sum':>6}"[:width], TITLE)]
     e = view.episode
@@ -78,7 +78,7 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     if signals is not None:
         out += [
             (name, num(float(array[token]), "+.4g"))
-            for name, array in _trained(view, signals)
+            for name, array in _name_arrays(view, signals)
             if array is not None and np.isfinite(array[token])
         ]
         if math.isfinite(push := float(signals.push[token])):
@@ -88,7 +88,7 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     return [*out, ("trained", _disposition(view, token))]
 
 
-def _trained(view: EpisodeView, signals: TrainSignals) -> list[tuple[str, Float32 | None]]:
+def _name_arrays(view: EpisodeView, signals: TrainSignals) -> list[tuple[str, Float32 | None]]:
     """Return the arrays of a training step by their names in the inspector."""
     teacher = signals.logp_teacher
     return [
@@ -126,7 +126,7 @@ def _rank(view: EpisodeView, token: int) -> str:
 
 
 def top_alternatives(view: EpisodeView, token: int) -> list[tuple[str, float, bool]]:
-    """(text, probability, was sampled) of the stored alternatives, most likely first."""
+    """Return (text, probability, was sampled) of the stored alternatives, most likely first."""
     out = []
     for token_id, logp in zip(
         view.tokens.top_ids[token], view.tokens.top_logps[token], strict=True
@@ -192,7 +192,7 @@ def token_status(view: EpisodeView, token: int, width: int) -> list[Text]:
 
 
 def reason_lines(view: EpisodeView, width: int = 28) -> list[Text]:
-    """Flags and checks, each with its evidence."""
+    """Return the flags and checks, each with its evidence."""
     solved, running = view.episode.solved, view.running
     lines = [Text("SO FAR" if running else "CHECKS" if solved else "WHY IT FAILED (rules)", TITLE)]
     for reason in view.reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.keys import CLOSING, named
+from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.layers import LAYERS, layer_key
 
 KEYS = (
@@ -94,4 +94,4 @@ _BINDINGS: list[BindingType] = [
     *CLOSING,
 ]
 
-BINDINGS = named("replay", _BINDINGS)
+BINDINGS = with_ids("replay", _BINDINGS)

@@ -21,7 +21,7 @@ WHATIF = (
 
 
 def ask_whatif(screen: AgentScreen, view: EpisodeView, token: int) -> None:
-    """Asks what to do from the cursor's turn on; the answer runs in a process of its own."""
+    """Asks for a what-if from the cursor's turn on; the answer runs in a process of its own."""
     turn, episode = whatif_turn(view, token), view.episode
     choices = ["run its tool calls again, compare, score again"]
     if turn is not None:
@@ -115,7 +115,7 @@ def ask_export(
 
 
 def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, token: int) -> None:
-    """Asks what to copy to the clipboard."""
+    """Asks for a text to copy to the clipboard."""
     targets = copy_targets(episode_id, view, token)
 
     def use(choice: int) -> None:
@@ -126,7 +126,7 @@ def ask_copy(screen: AgentScreen, episode_id: str, view: EpisodeView | None, tok
 
 
 def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[tuple[str, str]]:
-    """(name, text) of everything that can be copied."""
+    """Return (name, text) of everything that can be copied."""
     if view is None or not view.blocks:
         return [("episode id", episode_id)]
     block = view.blocks[view.block_of(token)]
@@ -141,7 +141,7 @@ def copy_targets(episode_id: str, view: EpisodeView | None, token: int) -> list[
 
 
 def link(episode_id: str, view: EpisodeView | None, token: int) -> str:
-    """`agentrl:EPISODE@tTURN.TOKEN`, which `agentrl replay` opens at that place."""
+    """Return `agentrl:EPISODE@tTURN.TOKEN`, which `agentrl replay` opens at that place."""
     if view is None or not view.blocks:
         return f"agentrl:{episode_id}"
     turn, offset = place_of(view, token)

@@ -48,7 +48,7 @@ def header(view: EpisodeView, *, brief: bool = False) -> Text:
 
 
 def side_title(word: str, view: EpisodeView) -> Text:
-    """One line over a transcript, if there are two side by side."""
+    """Return one line over a transcript, if there are two side by side."""
     e = view.episode
     text = Text(f"{word} #{e.sample}", TITLE, no_wrap=True)
     text.append(f"  reward {num(e.reward, '.2f')}", GOOD if e.solved else BAD)
@@ -139,7 +139,7 @@ def failure_lines(
 def step_lines(
     kind: str, steps: Sequence[tuple[int, float, int]], here: int | None, width: int
 ) -> list[Text]:
-    """This task's mean reward at the steps that tried it, as many of the last as there is room for."""
+    """Return this task's mean reward at the steps that tried it, as many of the last as there is room for."""
     if not steps:
         return []
     what = "evaluations" if kind == "eval" else "training"

@@ -53,7 +53,7 @@ class Panes(Vertical):
     fork: Fork | None = None
     """Where a sibling differs; None until it was read, and if it is identical."""
     around = related.Around()
-    """What the store has beside the episode."""
+    """The episodes that the store has beside this one."""
     branch: int | None = None
     """The branch that is shown alone; None: all."""
     hidden: frozenset[int] = frozenset()
@@ -134,7 +134,7 @@ class Panes(Vertical):
             self.dim(False, *NEXT)
 
     def show_cursor(self, token: int) -> None:
-        """Paints what follows the token cursor: inspector, map, the mark in the list of turns."""
+        """Paints all that follows the token cursor: inspector, map, the mark in the list of turns."""
         if self.view is not None:
             self.repaint("token", "map", *["status"] * self.small)
             if self.view.block_of(token) != self.block:
@@ -154,7 +154,7 @@ class Panes(Vertical):
         return bool(shown)
 
     def next_pane(self) -> None:
-        """On a small terminal shows the next of transcript, inspector, group; else pages the inspector."""
+        """Shows the next of transcript, inspector, group on a small terminal; else pages the inspector."""
         right, order = self.query_one("#right"), ["", "-show-right", "-show-left"]
         if self.small:
             here = next((name for name in order[1:] if self.screen.has_class(name)), "")

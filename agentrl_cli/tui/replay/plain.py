@@ -18,7 +18,7 @@ from agentrl_cli.tui.replay import inspector, legend, panels
 def replay_lines(
     store: Store, episode_id: str, *, layer: str = "", width: int = 100
 ) -> Iterator[Text]:
-    """Everything of one episode as lines. `layer`: push by default, or logp if nothing was trained."""
+    """Return everything of one episode as lines. `layer`: push by default, or logp if nothing was trained."""
     view = load_view(store, episode_id)
     lens = LAYERS[layer or default_layer(view.signals)]
     yield panels.header(view)
@@ -72,7 +72,7 @@ _TRAINED = (
 
 
 def token_rows(store: Store, episode_id: str) -> Iterator[dict[str, object]]:
-    """One object per token with all stored numbers, NaN for missing ones."""
+    """Return one object per token with all stored numbers, NaN for missing ones."""
     view = load_view(store, episode_id)
     tokens, signals = view.tokens, view.signals
     arrays = {name: getattr(tokens, name) for name in ("logp_sampled", "logp_policy", "entropy")}

@@ -15,7 +15,7 @@ from textual.events import Resize
 from textual.widgets import Static
 
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.picture import picture_lines
 from agentrl_cli.tui.common.text import BAD, FAINT, TITLE, wrap
@@ -83,7 +83,7 @@ def _blocks(turn: Turn, width: int, fold: Fold) -> Iterator[tuple[int | None, li
 
 
 def _value_block(indent: str, value: Any, width: int, fold: Fold) -> tuple[int | None, list[Text]]:
-    """Return a JSON value in one line if it is short, else folded to a line that counts what is in it."""
+    """Return a JSON value in one line if it is short, else folded to a line with its size."""
     short = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str) or len(short) <= LONG:
         return None, plain_lines(short if isinstance(value, str) else indent + short, width)
@@ -97,7 +97,7 @@ def _value_block(indent: str, value: Any, width: int, fold: Fold) -> tuple[int |
 
 
 def summary(value: Any) -> str:
-    """`{4 keys: name, rows, total, note}` or `[12 values]`, with the size."""
+    """Return `{4 keys: name, rows, total, note}` or `[12 values]`, with the size."""
     size = len(json.dumps(value, ensure_ascii=False))
     if isinstance(value, dict):
         names = ", ".join(visible(str(name)) for name in list(value)[:6])
@@ -145,7 +145,7 @@ class ReadingScreen(AgentScreen):
     """One episode as messages."""
 
     HELP_TITLE, HELP_TEXT = "reading", HELP
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "reading",
         [
             *moving("scroll_by", page=20, end=1_000_000),
@@ -173,7 +173,7 @@ class ReadingScreen(AgentScreen):
         self.draw()
 
     def draw(self) -> None:
-        """Makes the lines again; what is unfolded stays so."""
+        """Makes the lines again; unfolded values stay so."""
         self.fold = Fold(self.fold.opened, self.fold.every)
         self.query_one(Lines).show(
             reading_lines(self.episode, max(self.size.width - 3, 20), self.fold)
@@ -183,7 +183,7 @@ class ReadingScreen(AgentScreen):
         self.query_one(Lines).scroll_relative(y=step, animate=False)
 
     def action_unfold(self) -> None:
-        """The first folded value from the top of the screen on."""
+        """Unfolds the first folded value from the top of the screen on."""
         top = round(self.query_one(Lines).scroll_offset.y)
         self.unfold(next((line for line in sorted(self.fold.lines) if line >= top), -1))
 

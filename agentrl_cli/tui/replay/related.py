@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl_cli.tui.common.text import quoted
+from agentrl_cli.tui.common.text import quote
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, Store
@@ -24,7 +24,7 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
     if row.step is None:
         return None
     sign, sort = (">", "step") if step > 0 else ("<", "-step")
-    text = f"task:{quoted(row.task_id)} kind:{quoted(row.kind)} step:{sign}{row.step}"
+    text = f"task:{quote(row.task_id)} kind:{quote(row.kind)} step:{sign}{row.step}"
     rows = store.episodes.rows(store.episodes.ids(text, sort, row.run_id, limit=64))
     nearest = [other for other in rows if other.step == rows[0].step and other.pack == row.pack]
     same = [other for other in nearest if other.sample == row.sample]
@@ -33,14 +33,14 @@ def at_step(store: Store, episode_id: str, step: int) -> str | None:
 
 
 def versions(store: Store, episode_id: str) -> list[EpisodeRow]:
-    """One finished episode of this task for every policy that tried it, oldest first; this one for its own.
+    """Return one finished episode of this task for every policy that tried it, oldest first; this one for its own.
 
     A policy is (run, kind, weights version). Of several attempts the one with the same sample number is taken.
     """
     row = store.episodes.row(episode_id)
-    text = f"task:{quoted(row.task_id)} pack:{quoted(row.pack or 'none')} -outcome:none -kind:chat -kind:whatif"
+    text = f"task:{quote(row.task_id)} pack:{quote(row.pack or 'none')} -outcome:none -kind:chat -kind:whatif"
     if not row.pack:
-        text = f"task:{quoted(row.task_id)} -outcome:none -kind:chat -kind:whatif"
+        text = f"task:{quote(row.task_id)} -outcome:none -kind:chat -kind:whatif"
     found: dict[tuple[str | None, str, str], EpisodeRow] = {}
     for other in store.episodes.rows(store.episodes.ids(text, "time", limit=MOST)):
         key = (other.run_id, other.kind, other.weights_version)
@@ -59,7 +59,7 @@ def other_version(rows: list[EpisodeRow], episode_id: str) -> int | None:
 
 
 def same_flag(store: Store, episode_id: str) -> tuple[str, str | None]:
-    """(filter, run) of all episodes of this step with the same first flag; an empty filter without a flag."""
+    """Return (filter, run) of all episodes of this step with the same first flag; an empty filter without a flag."""
     row = store.episodes.row(episode_id)
     if not row.flags:
         return "", row.run_id
@@ -86,20 +86,20 @@ def newest(store: Store, run: str | None, only: str | None = None) -> str | None
 
 
 def same_failure(store: Store, episode_id: str) -> tuple[str, int, int] | None:
-    """(first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
+    """Return (first flag, episodes of this step with it, episodes of this step); None without a flag or a step."""
     row = store.episodes.row(episode_id)
     if not row.flags or row.step is None:
         return None
-    step = f"step:{row.step} kind:{quoted(row.kind)}"
+    step = f"step:{row.step} kind:{quote(row.kind)}"
     with_flag = store.episodes.ids(f"{step} flag:{row.flags[0]}", run=row.run_id)
     return row.flags[0], len(with_flag), len(store.episodes.ids(step, run=row.run_id))
 
 
 def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, int]]]:
-    """(kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
+    """Return (kind, [(step, mean reward, attempts)]) of this task in this run: in evaluations, else in training."""
     row = store.episodes.row(episode_id)
     for kind in ("eval", "train"):
-        text = f"task:{quoted(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
+        text = f"task:{quote(row.task_id)} kind:{kind} -outcome:none -reward:none -step:none"
         rewards: dict[int, list[float]] = {}
         for other in store.episodes.rows(store.episodes.ids(text, "step", row.run_id, limit=MOST)):
             if other.step is not None and other.reward is not None and other.pack == row.pack:
@@ -114,7 +114,7 @@ def by_step(store: Store, episode_id: str) -> tuple[str, list[tuple[int, float, 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What the store has beside an episode."""
+    """The episodes that the store has beside one."""
 
     failure: tuple[str, int, int] | None = None
     """As `same_failure` returns it."""
@@ -125,8 +125,8 @@ class Around:
 
 
 def around(store: Store, episode_id: str) -> Around:
-    """Episodes with the same flag, what-ifs and chats from this one, and the task at other steps."""
-    children = len(store.episodes.ids(f"parent:{quoted(episode_id)}"))
+    """Return episodes with the same flag, what-ifs and chats from this one, and the task at other steps."""
+    children = len(store.episodes.ids(f"parent:{quote(episode_id)}"))
     return Around(same_failure(store, episode_id), children, *by_step(store, episode_id))
 
 

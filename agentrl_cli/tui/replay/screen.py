@@ -65,7 +65,7 @@ class ReplayScreen(AgentScreen):
         for name, on in (("tiny", tiny), ("small", small), ("mid", mid), ("wide", wide)):
             self.set_class(on, f"-{name}")
         self.put("keys", Text(KEYS_SMALL if small or tiny else KEYS, no_wrap=True))
-        self.panes.resized()
+        self.panes.fit_screen()
 
     @property
     def view(self) -> EpisodeView | None:
@@ -190,13 +190,13 @@ class ReplayScreen(AgentScreen):
         self.panes.load(ids[(at + step) % len(ids)], self.panes.place)
 
     def action_episode(self, step: int) -> None:
-        """The next or previous episode of the list (its filter, its order)."""
+        """Shows the next or previous episode of the list (its filter, its order)."""
         self._go(
             self.browse.neighbour, "No further episode in the list.", None, self.episode_id, step
         )
 
     def action_step(self, step: int) -> None:
-        """The same task at the previous or next step, at the same turn and token."""
+        """Shows the same task at the previous or next step, at the same turn and token."""
         missing = f"This task was not tried at {'a later' if step > 0 else 'an earlier'} step of this run."
         self._go(related.at_step, missing, self.panes.place, self.episode_id, step)
 
@@ -219,7 +219,7 @@ class ReplayScreen(AgentScreen):
 
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_versions(self) -> None:
-        """Two checkpoints on this task, side by side."""
+        """Shows two checkpoints on this task, side by side."""
         rows = await self.reader.call(related.versions, self.episode_id)
         if (other := related.other_version(rows, self.episode_id)) is None:
             return self.notify(
@@ -230,7 +230,7 @@ class ReplayScreen(AgentScreen):
 
     @work(exclusive=True, group="browse", exit_on_error=False)
     async def action_same_flag(self) -> None:
-        """All episodes of this step with the same flag."""
+        """Lists all episodes of this step with the same flag."""
         text, run = await self.reader.call(related.same_flag, self.episode_id)
         if not text:
             return self.notify("This episode has no flag.", timeout=2)

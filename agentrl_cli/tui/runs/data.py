@@ -85,7 +85,7 @@ def load_runs(store: Store) -> list[RunSummary]:
 
 
 def _mean_reward(store: Store, run: RunRow) -> float | None:
-    """Over the newest 200 episodes; of an evaluation, those of the test split, if it has any."""
+    """Return the mean over the newest 200 episodes; of an evaluation, of the test split, if it has any."""
     test = (
         store.episodes.ids("split:test", "-time", run.id, limit=200) if run.kind == "eval" else []
     )
@@ -95,7 +95,7 @@ def _mean_reward(store: Store, run: RunRow) -> float | None:
 
 
 def load_detail(store: Store, run_id: str) -> list[tuple[float, float]]:
-    """(step, reward) of a run."""
+    """Return the (step, reward) pairs of a run."""
     rows = store.runs.steps(run_id)
     return [
         (float(row["step"]), float(row["reward"]))
@@ -126,7 +126,7 @@ def evals_of_split(evals: tuple[EvalRow, ...]) -> tuple[EvalRow, ...]:
 
 
 def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
-    """One run in one line."""
+    """Return one run in one line."""
     run = summary.run
     name, kind = _room(width)
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "-")
@@ -145,12 +145,12 @@ def run_line(summary: RunSummary, width: int, *, marked: bool = False) -> Text:
 
 
 def _curve(width: int) -> int:
-    """Cells of a run's small curve."""
+    """Return the cells of a run's small curve."""
     return 16 if width >= 120 else 8 if width >= WIDE else 6
 
 
 def _room(width: int) -> tuple[int, int]:
-    """Columns for the name and for the kind of a run."""
+    """Return the columns for the name and for the kind of a run."""
     return (24, 8) if width >= WIDE else (max(width - 63, 8), 5)
 
 

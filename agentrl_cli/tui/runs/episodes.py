@@ -13,9 +13,9 @@ from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Prompt
 from agentrl_cli.tui.common.episode_list import Browse, EpisodeList
 from agentrl_cli.tui.common.episode_table import EpisodeTable
-from agentrl_cli.tui.common.keys import CLOSING, named
+from agentrl_cli.tui.common.keys import CLOSING, with_ids
 from agentrl_cli.tui.common.reader import Reader
-from agentrl_cli.tui.common.text import BAD, quoted
+from agentrl_cli.tui.common.text import BAD, quote
 
 HELP = """\
 enter  open the episode          j k  down, up
@@ -30,7 +30,7 @@ r      read again                q    back
 class EpisodesScreen(AgentScreen):
     """Every stored episode; enter opens replay."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "episodes",
         [
             Binding("j,down", "move(1)", "down", show=False),
@@ -113,7 +113,7 @@ class EpisodesScreen(AgentScreen):
     def action_find(self) -> None:
         def done(text: str) -> None:
             if text:
-                self.browse.filter = f"{self.browse.filter} text:{quoted(text)}".strip()
+                self.browse.filter = f"{self.browse.filter} text:{quote(text)}".strip()
                 self.action_reload()
 
         self.ask(Prompt("text in the transcripts"), done)

@@ -17,7 +17,7 @@ from agentrl_cli.store.maintenance import delete_run, run_folder
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Help, Prompt
 from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.keys import moving, named
+from agentrl_cli.tui.common.keys import moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.text import ALARM, BAD, FAINT, HERE, join, wrap
 from agentrl_cli.tui.runs.data import (
@@ -55,7 +55,7 @@ No runs yet. In another terminal, or after q:
 POLL = 2.0
 
 
-BINDINGS: list[BindingType] = named(
+BINDINGS: list[BindingType] = with_ids(
     "runs",
     [
         *moving("move", page=10, end=100_000),
@@ -135,7 +135,7 @@ class RunsScreen(AgentScreen):
 
     @work(exclusive=True, group="detail", exit_on_error=False)
     async def detail(self) -> None:
-        """The curve of the chosen run; keys that follow one another fast cost one look."""
+        """Reads the curve of the chosen run; keys that follow one another fast cost one look."""
         run = self.chosen and self.chosen.run.id
         self.curve = await self.reader.call(load_detail, run) if run else []
         self.paint()
@@ -143,7 +143,7 @@ class RunsScreen(AgentScreen):
     # -- painting -------------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
-        """The list and the details of the chosen run."""
+        """Paints the list and the details of the chosen run."""
         width, runs = max(self.size.width, 40), self.runs
         self.cursor = max(0, min(self.cursor, len(runs) - 1))
         path = f"agentrl   {shown_path(self.reader.path)}   "
@@ -175,7 +175,7 @@ class RunsScreen(AgentScreen):
         self.detail()
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """A click on a run chooses it, a second one opens it."""
+        """Chooses a run on a click, opens it on a second one."""
         if event.line == self.cursor:
             self.action_open()
         elif event.line < len(self.runs):
@@ -213,7 +213,7 @@ class RunsScreen(AgentScreen):
             self.paint()
 
     def action_compare(self) -> None:
-        """The marked run against this one; without a mark, the run before this one."""
+        """Compares the marked run with this one; without a mark, the run before this one."""
         chosen, runs = self.chosen, self.runs
         if chosen is None:
             return

@@ -48,22 +48,22 @@ class Look:
         return self if self.pattern else replace(self, tab=pattern)
 
     def window(self, newest: float) -> tuple[float, float]:
-        """(after, until): the steps that are shown."""
+        """Return (after, until), the steps that are shown."""
         if not self.last:
             return -math.inf, math.inf
         until = max(newest - self.back * self.last, min(self.last, newest))
         return until - self.last, until
 
-    def zoomed(self) -> Look:
-        """Return the next of: all steps, the last 100, 30, 10."""
+    def zoom(self) -> Look:
+        """Show the next of: all steps, the last 100, 30, 10."""
         return replace(self, back=0, last=ZOOMS[(ZOOMS.index(self.last) + 1) % len(ZOOMS)])
 
     def smoother(self) -> Look:
-        """Averaged over the next of SMOOTH."""
+        """Take the mean over the next number of steps in SMOOTH."""
         return replace(self, smooth=SMOOTH[(SMOOTH.index(self.smooth) + 1) % len(SMOOTH)])
 
-    def moved(self, step: int, newest: int) -> Look:
-        """One window of steps earlier (−1) or later (+1); a look at all steps is zoomed first."""
+    def move(self, step: int, newest: int) -> Look:
+        """Move one window of steps earlier (−1) or later (+1); a look at all steps is zoomed first."""
         last = self.last or ZOOMS[1]
         most = max(int((newest - 1) // last), 0)
         return replace(self, last=last, back=max(0, min(self.back - step, most)))
@@ -93,10 +93,10 @@ Series = list[tuple[float, float]]
 def cut(series: Series, look: Look, end: float) -> Series:
     """Return the part of a curve that the zoom shows, smoothed; `end` is the newest step."""
     after, until = look.window(end)
-    return [point for point in smoothed(series, look.smooth) if after < point[0] <= until]
+    return [point for point in smooth(series, look.smooth) if after < point[0] <= until]
 
 
-def smoothed(series: Series, steps: int) -> Series:
+def smooth(series: Series, steps: int) -> Series:
     """Return each value as the mean of the last `steps` values."""
     if steps <= 1:
         return series
@@ -138,7 +138,7 @@ EVAL = "eval"
 def one_chart(
     data: RunData, name: str, width: int, height: int, look: Look, title: str = ""
 ) -> list[Text]:
-    """One metric over the steps that the look shows, and over the other runs."""
+    """Return the curve of one metric over the steps that the look shows, and over the other runs."""
     end, mine = float(data.step), _points(data, name)
     theirs = [_points(other, name) for other in look.others]
     text = f"{title or name} {short(mine[-1][1] if mine else None)}"
@@ -170,7 +170,7 @@ ASIDE = re.compile(
 
 
 def overview_charts(data: RunData, width: int, height: int, look: Look) -> list[Text]:
-    """As many curves as the middle of the overview has room for; those that do not move are named under them."""
+    """Return as many curves as the middle of the overview has room for; those that do not move are named under them."""
     shown = look.matches if look.pattern else lambda name: not ASIDE.match(name)
     names = [name for name in data.names() if shown(name)]
     names = [name for name in (*names[:1], EVAL, *names[1:]) if _points(data, name)]
@@ -209,7 +209,7 @@ def _moves(data: RunData, name: str) -> bool:
 
 
 def beside(blocks: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """Blocks of lines side by side, each at least `width` cells wide."""
+    """Return blocks of lines side by side, each at least `width` cells wide."""
     lines = []
     for at in range(max(len(block) for block in blocks)):
         line = Text(no_wrap=True)

@@ -11,7 +11,7 @@ from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose, Prompt
 
 SETTINGS = {"lr": float, "max_grad_norm": float, "steps": int, "eval_every": int, "save_every": int}
-"""What may change during a run, as `trainer.controls.CHANGEABLE` has it, and its type."""
+"""The settings that may change during a run, as in `trainer.controls.CHANGEABLE`, and their types."""
 DETAILS = {
     "pause": "The trainer stops after this step and waits; p resumes.",
     "resume": "The trainer continues with the next step.",
@@ -94,7 +94,7 @@ class Controls:
 
 
 def read_setting(text: str) -> dict[str, Any]:
-    """`eval_every=20` as the values of a control: {"key": "train.eval_every", "value": 20}. Raises UsageError."""
+    """Return `eval_every=20` as a control's values: {"key": "train.eval_every", "value": 20}. Raises UsageError."""
     name, equals, value = text.partition("=")
     name = name.strip().removeprefix("train.")
     if name not in SETTINGS or not equals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from agentrl_cli.tui.common.keys import named
+from agentrl_cli.tui.common.keys import with_ids
 
 TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
 WORKERS = "workers"
@@ -36,7 +36,7 @@ curves carry a mark at every such change. A dot of a curve is the mean of the st
 (the axis says of how many, `means of 3`); r averages further.
 """
 
-BINDINGS: list[BindingType] = named(
+BINDINGS: list[BindingType] = with_ids(
     "watch",
     [
         *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),

@@ -1,4 +1,4 @@
-"""The overview of watch: episodes and alerts, curves, what the run is, a strip of log; by the terminal's size."""
+"""The overview of watch: episodes and alerts, curves, facts of the run, a strip of log; by the terminal's size."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def wide(data: RunData, width: int, height: int, cursor: int) -> list[Row]:
 
 
 def small(data: RunData, width: int, height: int, cursor: int) -> list[Row]:
-    """80x24: curves of one line, then as many running and notable episodes and alerts as fit."""
+    """Draws 80x24: curves of one line, then as many running and notable episodes and alerts as fit."""
     curves, alerts = small_lines(data, width), alert_rows(data, width, 2)
     room = height - len(curves) - len(alerts)
     limit = max(min(len(data.live), 6, room - 3), 0) if cursor < len(data.live) else 0
@@ -155,7 +155,7 @@ def small(data: RunData, width: int, height: int, cursor: int) -> list[Row]:
 
 
 def tiny(data: RunData, width: int, height: int) -> list[Row]:
-    """Below 80x20: the plain line of each of the last steps."""
+    """Draws below 80x20: the plain line of each of the last steps."""
     lines = [line(panels.step_line(row), width) for row in data.steps[-max(height - 1, 1) :]]
     more = line("a larger terminal shows more", width, FAINT)
     return _plain([*(lines or [Text("no step has finished yet", FAINT)]), more])
@@ -285,7 +285,7 @@ class OverviewPage(Vertical, Page):
             self.post_message(self.Opened(episodes[min(self.cursor, len(episodes) - 1)]))
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
-        """A click on an episode or an alert chooses it, a second one opens it."""
+        """Chooses an episode or alert on a click, opens it on a second one."""
         place = self.rows[event.row][1] if event.row < len(self.rows) else None
         if place is not None and place == self.cursor:
             self.open()

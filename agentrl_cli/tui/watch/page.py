@@ -20,14 +20,14 @@ from agentrl_cli.tui.watch.recent import Recent
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a page draws: the run as it was last read, its newest episodes, and how curves are drawn."""
+    """The content of a page: the run as it was last read, its newest episodes, and how curves are drawn."""
 
     data: RunData
     recent: Recent
     look: Look
 
     def key(self, size: Size) -> tuple[Any, ...]:
-        """Changes if anything changes that a page shows: reading the store every second must cost little."""
+        """Return a value that changes with anything a page shows: a look every second must cost little."""
         data = self.data
         newest = data.steps[-1:], data.events[-1:], data.logs[-1:], data.evals, data.alerts
         return (*newest, len(data.steps), data.workers, data.health, data.run.config,
@@ -35,8 +35,7 @@ class Shown:
 
 
 class Page(Widget):
-    """What every tab has beside its kind of widget: the screen calls `draw` after every look at the store, the others
-    for keys."""
+    """A tab, beside its kind of widget: the screen calls `draw` after every look at the store, the others for keys."""
 
     needs_recent = False
     """Whether the page shows the newest episodes."""
@@ -70,10 +69,10 @@ class Page(Widget):
         self.shown = shown
 
     def enter(self) -> None:
-        """The tab was chosen."""
+        """Scrolls to the place that the page opens at: its tab was chosen."""
 
     def run_read(self) -> None:
-        """The store has changed, or the tab was chosen: time to read what only this page shows."""
+        """Reads the data of this page alone, after a change of the store or when the tab is chosen."""
 
     def choose(self, step: int) -> None:
         """Moves the choice, or scrolls, by `step` lines."""
@@ -94,13 +93,13 @@ class Page(Widget):
         self.ask(prompt, lambda text: self.post_message(self.MetricsFiltered(text)))
 
     def ask(self, prompt: Prompt, use: Callable[[str], object]) -> None:
-        """Calls `use` with the line that was entered, unless the prompt was cancelled."""
+        """Calls `use` with the entered line, unless the prompt was cancelled."""
 
-        def entered(text: str | None) -> None:
+        def use_line(text: str | None) -> None:
             if text is not None:
                 use(text)
 
-        self.app.push_screen(prompt, entered)
+        self.app.push_screen(prompt, use_line)
 
 
 class LinesPage(Lines, Page):

@@ -58,7 +58,7 @@ class EpisodesPage(EpisodeList, Page):
         self.notify(f"sort {self.browse.sort}", timeout=2)
 
     def on_episode_list_listed(self, event: EpisodeList.Listed) -> None:
-        """Shows what is wrong with the filter in place of the column titles."""
+        """Shows the error in the filter in place of the column titles."""
         if event.error:
             self.query_one("#columns", Static).update(Text(event.error, ALARM))
         else:
@@ -97,7 +97,7 @@ class GroupsPage(LinesPage):
                 self.post_message(self.Opened(row.best))
 
     def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """A click on a row chooses it, a second one opens it."""
+        """Chooses a row on a click, opens it on a second one."""
         row = event.line - GROUP_HEAD
         if row == self.cursor:
             self.open()
@@ -110,7 +110,7 @@ class LogPage(LinesPage):
     """Log and events by time; the end stays in sight until it is scrolled away."""
 
     needle = ""
-    """What a line must contain."""
+    """The text that a line must contain."""
 
     def lines_of(self, shown: Shown, width: int) -> list[Text]:
         return event_lines(shown.data, self.needle, width)
@@ -148,7 +148,7 @@ def make_pages() -> list[Page]:
 
 
 def check_lines(shown: Shown, width: int) -> list[Text]:
-    """Return every check with what to try, and the alerts."""
+    """Return every check with its advice, and the alerts."""
     alerts = log_lines(shown.data.alerts, "ALERTS", width, 200)
     return [*health_lines(shown.data, width, advice=True), Text(""), *alerts]
 
@@ -181,7 +181,7 @@ def _group_text(group: GroupRow) -> str:
 
 
 def token_lines(shown: Shown, width: int) -> list[Text]:
-    """Dispositions and lengths of the last step's episodes, then every metric per token as a curve."""
+    """Return the dispositions and lengths of the last step's episodes, then every metric per token as a curve."""
     data, found = shown.data, shown.recent
     lines, total = [Text(f"LAST STEP ({data.step})", TITLE)], len(found.lengths)
     for name, count in found.dispositions:
@@ -220,7 +220,7 @@ def _wait(seconds: float | None) -> str:
 
 
 def event_lines(data: RunData, needle: str, width: int) -> list[Text]:
-    """Log and events by time, the newest last."""
+    """Return the log and events by time, the newest last."""
     events = [{"at": row["at"], "level": "event", "text": _event(row)} for row in data.events]
     rows = sorted([*data.logs, *events], key=lambda row: float(row["at"]))
     rows = [row for row in rows if needle.lower() in str(row["text"]).lower()]
@@ -261,7 +261,7 @@ def config_lines(shown: Shown, width: int) -> list[Text]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """(dotted key, value) of nested settings."""
+    """Return the (dotted key, value) pairs of nested settings."""
     out: list[tuple[str, str]] = []
     for name, value in config.items():
         if isinstance(value, Mapping) and value:

@@ -66,7 +66,7 @@ def head(data: RunData, width: int = 120) -> Text:
 
 
 def eval_series(data: RunData) -> list[tuple[float, float]]:
-    """(step, pass rate) of the evaluations; one without a step counts as step 0."""
+    """Return the (step, pass rate) pairs of the evaluations; one without a step counts as step 0."""
     rates = ((float(row.step or 0), row.pass_rate) for row in data.evals)
     return [(step, rate) for step, rate in rates if rate is not None] or data.series("eval/solved")
 
@@ -80,7 +80,7 @@ def control_steps(data: RunData) -> list[float]:
 
 
 def step_line(row: Mapping[str, Any]) -> str:
-    """`step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
+    """Return `step 12  14:03:11  reward 0.412  loss …`: a step's metrics in one line, the curated ones first."""
     at = time.strftime("%H:%M:%S", time.localtime(float(row["at"]))) if row.get("at") else ""
     numbers = []
     for name, stored in METRICS.items():
@@ -126,7 +126,7 @@ def run_lines(data: RunData, width: int) -> list[Text]:
 
 
 def config_facts(config: Mapping[str, Any]) -> list[str]:
-    """Two lines of the settings that matter most; missing ones are left out."""
+    """Return two lines of the settings that matter most; missing ones are left out."""
 
     def get(section: str, key: str) -> Any:
         found = config.get(section)
@@ -185,7 +185,7 @@ def part_lines(data: RunData, width: int) -> list[Text]:
 
 
 def health_lines(data: RunData, width: int, *, advice: bool = False) -> list[Text]:
-    """Return the checks: value and level; with `advice` what to try."""
+    """Return the checks: value and level; with `advice`, how to improve them."""
     levels = [check.level for check in data.health]
     count = "  ".join(f"{levels.count(level)} {level}" for level in ("ok", "warn", "bad"))
     lines, room = [Text(f"HEALTH {count}"[:width], TITLE)], max(width - 4, 8)
@@ -217,7 +217,7 @@ def histogram_lines(values: Sequence[float], width: int) -> list[Text]:
 
 
 def compare_lines(data: RunData, others: Sequence[RunData], width: int) -> list[Text]:
-    """Reward and evaluation beside the other runs' at the same step."""
+    """Return the reward and evaluation beside the other runs' at the same step."""
     lines: list[Text] = []
     for n, other in enumerate(others):
         lines.append(line(f"COMPARE {other.run.name}", width, f"bold {OVER[n % len(OVER)]}"))

@@ -1,4 +1,4 @@
-"""The newest episodes of a run by group, and its tools: what the pages of groups, tokens and tools show. No textual."""
+"""The newest episodes of a run by group, and its tools, for the pages of groups, tokens and tools. No textual."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fold:
     """Whether they follow it."""
 
     def text(self) -> str:
-        """`v  120 5 groups without signal: 3 all solved, 2 all failed`."""
+        """Return `v  120 5 groups without signal: 3 all solved, 2 all failed`."""
         mark, plural = "v" if self.open else ">", "s" * (len(self.groups) > 1)
         count = f"{len(self.groups)} group{plural} without signal: {count_kinds(self.groups)}"
         return f"{mark} {self.step:>5} {count}"
@@ -46,7 +46,7 @@ def fold_groups(groups: Sequence[GroupRow], open_steps: Collection[int]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What those pages need beyond `RunData`."""
+    """The data of those pages beyond `RunData`."""
 
     groups: tuple[GroupRow, ...] = ()
     lengths: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Watch: one run, live or finished. The trainer is its own process; this reads the store and writes only `controls`.
 
 `q` detaches and the run never notices. Each tab is a page of its own (pages.py, overview.py); keys.py has the keys,
-controls.py what changes the run.
+controls.py the commands to the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POLL = 1.0
 
 
 class WatchScreen(AgentScreen):
-    """The tabs of one run; reads the store every second and hands what it read to the page in front."""
+    """The tabs of one run; reads the store every second and hands the data to the page in front."""
 
     BINDINGS = BINDINGS
     HELP_TITLE, HELP_TEXT = "watch", HELP
@@ -93,7 +93,7 @@ class WatchScreen(AgentScreen):
 
     @work(exclusive=True, group="poll", exit_on_error=False)
     async def poll(self) -> None:
-        """Looks whether the store changed, and reads what is new."""
+        """Reads the new rows if the store has changed."""
         if self.frozen:
             return
         try:
@@ -122,7 +122,7 @@ class WatchScreen(AgentScreen):
         self.run = run
 
     async def _read_page(self) -> None:
-        """Reads what only the page in front shows."""
+        """Reads the data of the page in front alone."""
         if self.data is None:
             return
         self.browse.run = self.data.run.id
@@ -175,7 +175,7 @@ class WatchScreen(AgentScreen):
         self.action_tab(TABS[(at + 1) % len(TABS)])
 
     def action_problems(self) -> None:
-        """The episodes that carry a flag, or all again."""
+        """Lists the episodes that carry a flag, or all again."""
         self.browse.filter = "" if self.browse.filter == "flag:*" else "flag:*"
         self.action_tab("episodes")
 
@@ -216,7 +216,7 @@ class WatchScreen(AgentScreen):
     # -- curves ---------------------------------------------------------------------------------------------------
 
     def action_range(self, step: int) -> None:
-        self._draw(self.look.moved(step, self.data.step if self.data is not None else 0))
+        self._draw(self.look.move(step, self.data.step if self.data is not None else 0))
 
     def action_smooth(self) -> None:
         self._draw(self.look.smoother())
@@ -225,7 +225,7 @@ class WatchScreen(AgentScreen):
         self._draw(replace(self.look, log=not self.look.log))
 
     def action_zoom(self) -> None:
-        self._draw(self.look.zoomed())
+        self._draw(self.look.zoom())
 
     @work(exclusive=True, group="compare", exit_on_error=False)
     async def action_compare(self) -> None:

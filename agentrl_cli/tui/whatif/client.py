@@ -22,7 +22,7 @@ EXAMPLE = (
 
 
 def whatif_arguments(text: str) -> list[str]:
-    """`rerun`, or `turn=2 n=4 T=1.0 seed=0 model=RUN@best edit=…` (the edit goes to the end). Raises UsageError."""
+    """Parse `rerun`, or `turn=2 n=4 T=1.0 seed=0 model=RUN@best edit=…` (the edit goes last). Raises UsageError."""
     words, mark, edit = text.strip().partition("edit=")
     if words.strip() == "rerun":
         return ["--rerun"]
@@ -37,15 +37,15 @@ def whatif_arguments(text: str) -> list[str]:
         out += [option, value]
     if "--turn" not in out:
         raise UsageError("From which turn?", hint=EXAMPLE)
-    return [*out, "--edit", _unescaped(edit)] if mark else out
+    return [*out, "--edit", _unescape(edit)] if mark else out
 
 
 def _is_number(text: str, *, whole: bool) -> bool:
     return text.isdigit() if whole else text.replace(".", "", 1).isdigit()
 
 
-def _unescaped(text: str) -> str:
-    """`\\n` as a newline, `\\\\` as a backslash."""
+def _unescape(text: str) -> str:
+    """Return `\\n` as a newline, `\\\\` as a backslash."""
     return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
 
 

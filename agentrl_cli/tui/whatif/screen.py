@@ -15,7 +15,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, named
+from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import HERE, TITLE, clip
@@ -35,7 +35,7 @@ Nothing here touches the episode itself: results are stored as its children (par
 class WhatIfScreen(AgentScreen):
     """One request; `arguments` as `client.whatif_arguments` returns them."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "whatif",
         [
             *moving("move"),
@@ -84,7 +84,7 @@ class WhatIfScreen(AgentScreen):
             self.take({"ev": "fatal", "message": str(error), "hint": ""})
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event onto the screen."""
+        """Shows one event."""
         self.events.append(event)
         done = sum(item["ev"] == "progress" for item in self.events)
         states = {
@@ -106,7 +106,7 @@ class WhatIfScreen(AgentScreen):
         ]
 
     def paint(self) -> None:
-        """Everything so far."""
+        """Paints everything so far."""
         asked = clip(" ".join(self.arguments), 60)
         self.put_head(f"agentrl what if   {self.episode_id}   {asked}   {self.state}")
         chosen = self.stored[self.cursor] if self.cursor < len(self.stored) else ""

@@ -17,7 +17,7 @@ def event_lines(event: dict[str, Any], width: int = 100) -> list[Text]:
 
 
 def ready_lines(event: dict[str, Any]) -> list[Text]:
-    """Return the model and its weights, and what to know about them."""
+    """Return the model and its weights, and the notes about them."""
     note, weights = event.get("note"), event["weights"]
     before = event.get("sampled_by", weights)
     weights += f"; the episode was sampled by {before}" * (before != weights)
@@ -26,7 +26,7 @@ def ready_lines(event: dict[str, Any]) -> list[Text]:
 
 
 def rerun_lines(event: dict[str, Any], width: int) -> list[Text]:
-    """One call: the same answer, or the difference."""
+    """Return one call's lines: the same answer, or the difference."""
     arguments = (
         "" if event["arguments"] is None else json.dumps(event["arguments"], ensure_ascii=False)
     )
@@ -109,7 +109,7 @@ def _columns(event: dict[str, Any]) -> str:
 
 
 def child_line(event: dict[str, Any], width: int) -> Text:
-    """One re-rolled episode."""
+    """Return the line of one re-rolled episode."""
     text = " ".join(event["text"].split())
     more = "  ".join(filter(None, [" ".join(event["flags"]), text]))
     line = f"#{event['sample']:<2} {_columns(event)}  {more}"
