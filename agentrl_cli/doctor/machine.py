@@ -174,7 +174,7 @@ def check_server(remote: RemoteConfig) -> Check:
 
 def check_engine(name: str, base: Path) -> Check:
     """Return the engine for a model, by its configuration."""
-    from agentrl_cli.inference.served import unserved
+    from agentrl_cli.inference.served import find_obstacle
 
     folder = bundled_model(name) if is_bundled(name) else base / Path(name).expanduser()
     if not (folder / "config.json").is_file():
@@ -185,7 +185,7 @@ def check_engine(name: str, base: Path) -> Check:
         fix = "Correct model.name, or copy its folder again."
         return Check("engine", "fail", f"{name}: {error}", fix)
     images = "it reads images" if config.get("vision_config") else ""
-    why = images or unserved(config.get("text_config") or config)
+    why = images or find_obstacle(config.get("text_config") or config)
     return Check("engine", "ok", f"fallback for {name}: {why}" if why else f"paged for {name}")
 
 

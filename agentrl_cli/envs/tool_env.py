@@ -138,7 +138,7 @@ class ToolEnv(Env):
         self.tools = {tool.name: tool for tool in tools}
         self.schemas = [tool.schema for tool in tools]
         self.context = ToolContext(
-            session_factory=self._prepared if open_session else None, seed=seed
+            session_factory=self._prepare_session if open_session else None, seed=seed
         )
         self._open_session = open_session
         self._interaction = interaction
@@ -333,7 +333,7 @@ class ToolEnv(Env):
                         raise as_env_error(error) from error
         return self._states[name]
 
-    async def _prepared(self) -> Any:
+    async def _prepare_session(self) -> Any:
         """Return the session, after running the task's set-up code in it."""
         assert self._open_session is not None
         session = await self._open_session()

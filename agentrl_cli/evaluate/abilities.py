@@ -137,11 +137,11 @@ def _new_tool(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     return any(ok for _, _, ok in calls)
 
 
-def _copied(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
+def _copies_argument(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     return any(ok and row["value"] in arguments.values() for _, arguments, ok in calls)
 
 
-def _corrected(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
+def _corrects_call(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     failed = next((at for at, (_, _, ok) in enumerate(calls) if not ok), len(calls))
     return any(ok and row["value"] in arguments.values() for _, arguments, ok in calls[failed:])
 
@@ -151,11 +151,11 @@ def _two_steps(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     return "driver_of" in done and "badge_of" in done[done.index("driver_of") :]
 
 
-def _chosen(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
+def _chooses_tool(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     return bool(calls) and calls[0][0] == row["value"]
 
 
-def _abstained(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
+def _abstains(calls: Sequence[Called], row: Mapping[str, Any]) -> bool:
     return not calls
 
 
@@ -174,13 +174,13 @@ ABILITIES = (
         "copies an argument",
         (parcel_status,),
         _rows("Where is the parcel {}?", {k: k for k in PARCELS}),
-        _copied,
+        _copies_argument,
     ),
     Ability(
         "corrects a call",
         (seat_of,),
         _rows("Which seat has {}?", {key[2:].capitalize(): key for key in SEATS}),
-        _corrected,
+        _corrects_call,
         needed=False,
     ),
     Ability(
@@ -199,7 +199,7 @@ ABILITIES = (
             {"prompt": "What is the fare of the ferry for 6 passengers?", "value": "ferry_fare"},
             {"prompt": "What does the museum cost at the age of 41?", "value": "museum_fee"},
         ),
-        _chosen,
+        _chooses_tool,
         needed=False,
     ),
     Ability(
@@ -214,7 +214,7 @@ ABILITIES = (
                 "Thanks, that was all.",
             )
         ),
-        _abstained,
+        _abstains,
         needed=False,
     ),
 )

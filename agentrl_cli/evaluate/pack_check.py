@@ -164,8 +164,8 @@ async def _blank(pack: Pack, task: Task, chat: Chat, sandbox: Sandbox | None) ->
 
 def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -> list[Problem]:
     """Compare the solver's tool results with the real ones: demonstrations must be true."""
-    claimed = [_seen(m["content"]) for m in said if m["role"] == "tool"]
-    real = [_seen(m["content"]) for m in got if m["role"] == "tool"]
+    claimed = [_strip_images(m["content"]) for m in said if m["role"] == "tool"]
+    real = [_strip_images(m["content"]) for m in got if m["role"] == "tool"]
     return [
         Problem(task.id, f"the solver has the tool answer {a!r}; it answers {b!r}")
         for a, b in zip(claimed, real, strict=False)
@@ -185,7 +185,7 @@ def _chat(task: Task) -> Chat:
     return Chat(tokenizer, images=Images(token, lambda data: (*image_size(data), 1, ())))
 
 
-def _seen(content: Any) -> Any:
+def _strip_images(content: Any) -> Any:
     """Return a tool's answer without what depends on a model: its texts, and its images by hash."""
     if not isinstance(content, list):
         return content

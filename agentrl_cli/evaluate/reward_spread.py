@@ -74,7 +74,8 @@ def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
     mean = (solved + 0.5) / (len(graded) + 1)
     counts = [(sum(episode.solved for episode in group), len(group)) for group in by_task.values()]
     chances = [
-        _mixed(won + PRIOR * mean, n - won + PRIOR * (1 - mean), group_size) for won, n in counts
+        _chance_of_both(won + PRIOR * mean, n - won + PRIOR * (1 - mean), group_size)
+        for won, n in counts
     ]
     rewards = [[episode.graded_reward for episode in group] for group in by_task.values()]
     return Spread(
@@ -90,7 +91,7 @@ def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
     )
 
 
-def _mixed(a: float, b: float, size: int) -> float:
+def _chance_of_both(a: float, b: float, size: int) -> float:
     """1 - E[p^size] - E[(1-p)^size] for p from Beta(a, b)."""
 
     def moment(x: float, y: float) -> float:

@@ -123,7 +123,7 @@ async def evaluate_policy(
         for task in tasks
         for n in range(k)
     ]
-    made = _stored(rollout.context.store, jobs, run_id, step, kind)
+    made = _load_stored(rollout.context.store, jobs, run_id, step, kind)
     reused = len(made)
     retried = await _attempt(rollout, jobs, made, on_done or (lambda attempt: None))
     result = EvalResult(
@@ -252,7 +252,7 @@ def _tasks(packs: Mapping[str, Pack], split: str) -> list[Task]:
     return [task for pack in having or packs.values() for task in pack.tasks(split)]
 
 
-def _stored(
+def _load_stored(
     store: Store | None, jobs: Sequence[Job], run_id: str | None, step: int | None, kind: str
 ) -> Made:
     """Graded attempts of the same run, step and seed, by (task, sample)."""

@@ -78,7 +78,7 @@ class View(Cache):
         """
         raise NotImplementedError
 
-    def _stored(self) -> tuple[Tensor, Tensor]:
+    def _layer_cache(self) -> tuple[Tensor, Tensor]:
         keys, values = self._pool.keys[self._layer], self._pool.values[self._layer]
         assert keys is not None and values is not None
         return keys, values
@@ -148,7 +148,7 @@ class PrefillView(View):
             return scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
             )
-        keys, values = self._gathered()
+        keys, values = self._gather_blocks()
         groups = heads // keys.shape[1]
         # The queries of all heads that share keys count as more positions of one head: keys are read once.
         q = query.reshape(count, keys.shape[1], groups * width, dim)
@@ -162,9 +162,9 @@ class PrefillView(View):
             out = explicit_attention(q, keys, values, mask, scale, softcap, extra)
         return out.reshape(count, heads, width, out.shape[-1])
 
-    def _gathered(self) -> tuple[Tensor, Tensor]:
+    def _gather_blocks(self) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, L, dim] of whole block tables."""
-        keys, values = self._stored()
+        keys, values = self._layer_cache()
         count, each = self._table.shape
         found = []
         for store in (keys.transpose(2, 3), values):
@@ -300,7 +300,7 @@ class DecodeView(View):
     ) -> Tensor:
         self.calls += 1
         rows, heads, _, dim = query.shape
-        keys, values = self._stored()
+        keys, values = self._layer_cache()
         kv_heads, groups = keys.shape[1], heads // keys.shape[1]
         queries, score_of, weight_of = self._tables.indices(kv_heads, groups)
         scores, out = self._tables.results(heads, values)

@@ -67,7 +67,7 @@ def paged_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def changed(model: nn.Module) -> ModelError:
+def make_change_error(model: nn.Module) -> ModelError:
     """Return the error of a model whose layers do not compute as they did when it was tried."""
     return ModelError(
         f"{type(model).__name__} was changed while it was in use: its layers do not compute as they did at first.",

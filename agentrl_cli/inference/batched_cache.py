@@ -185,8 +185,8 @@ def _stack(given: list[Any], name: str) -> Tensor:
 def _select(held: Any, sequences: list[int], length: int | None, name: str) -> Any:
     if isinstance(held, Tensor):
         if name in SECOND:
-            return _chosen(held.transpose(0, 1), sequences, length, name).transpose(0, 1)
-        return _chosen(held, sequences, length, name)
+            return _take(held.transpose(0, 1), sequences, length, name).transpose(0, 1)
+        return _take(held, sequences, length, name)
     if name in COUNTERS and length is not None:
         return min(held, length)
     if isinstance(held, dict | list | tuple) or _is_cache(held):
@@ -194,7 +194,7 @@ def _select(held: Any, sequences: list[int], length: int | None, name: str) -> A
     return held
 
 
-def _chosen(held: Tensor, sequences: list[int], length: int | None, name: str) -> Tensor:
+def _take(held: Tensor, sequences: list[int], length: int | None, name: str) -> Tensor:
     """Sequences of a tensor, cut to the newest `length` columns if it has any."""
     if not held.dim() or not held.numel():
         return held

@@ -79,14 +79,13 @@ class BatchedForward:
             if self._reader is None:
                 parts.append(self.forward.plain([request.context for request in some]))
             else:
-                ids = torch.from_numpy(some[0].context.astype(np.int64))[None].to(
-                    self.forward.device
-                )
-                given = self._reader.arguments(self._seen(some, [0]), [0], ids.shape[1])
+                ids = torch.from_numpy(some[0].context.astype(np.int64))[None]
+                ids = ids.to(self.forward.device)
+                given = self._reader.arguments(self._read_images(some, [0]), [0], ids.shape[1])
                 parts.append(self.model(input_ids=ids, use_cache=False, **given).logits[:, -1])
         return torch.cat(parts)
 
-    def joined(self, batches: Sequence[Batch]) -> list[Batch]:
+    def join_batches(self, batches: Sequence[Batch]) -> list[Batch]:
         """As few batches as the model's cache allows."""
         sets: dict[Any, list[Batch]] = {}
         for n, batch in enumerate(batch for batch in batches if batch.requests):
@@ -126,8 +125,8 @@ class BatchedForward:
                 )  # its cache is not copied
                 key = request.context.tobytes() + alone + "".join(map(digest, images)).encode()
                 prompts.setdefault(key, []).append(request)
-        for batch in self.joined(continued):
-            out += self._extended(batch)
+        for batch in self.join_batches(continued):
+            out += self._extend(batch)
         return [*out, *self._looking(looking), *self._prompts(list(prompts.values()))]
 
     def _feed(self, batch: Batch, ids: Tensor) -> None:
@@ -136,7 +135,7 @@ class BatchedForward:
         batch.logits, batch.cache = self.forward(ids, batch.lengths, batch.cache, shifts=shifts)
         batch.lengths = [length + ids.shape[1] for length in batch.lengths]
 
-    def _extended(self, batch: Batch) -> list[Batch]:
+    def _extend(self, batch: Batch) -> list[Batch]:
         """Feed each sequence what its cache lacks of its context: equal numbers of tokens at a time, no padding."""
         out: list[Batch] = []
         while batch.requests:
@@ -169,7 +168,7 @@ class BatchedForward:
         out: list[Batch] = []
         shown = [request for request in first if self._reader is not None and request.images]
         plain = [request for request in first if self._reader is None or not request.images]
-        for batch in [*(self._first(plain) if plain else ()), *self._pictured(shown)]:
+        for batch in [*(self._first(plain) if plain else ()), *self._prefill_images(shown)]:
             several = [n for n, request in enumerate(batch.requests) for _ in copies[id(request)]]
             everyone = [request for request in batch.requests for request in copies[id(request)]]
             if len(several) > len(batch.requests):
@@ -197,12 +196,12 @@ class BatchedForward:
             self.prefilled += shared
             several = prefix.part([0] * len(requests))
             several.requests = requests
-            return self._extended(several)
+            return self._extend(several)
         out: list[Batch] = []
         for some in self._alike(requests):
             empty = Batch(some, [0] * len(some), None)
             whole = self.abilities.pads and some[-1].length <= PIECE
-            out += [self._padded(empty)] if whole else self._extended(empty)
+            out += [self._prefill_padded(empty)] if whole else self._extend(empty)
         return out
 
     def _alike(self, requests: list[Request]) -> Iterable[list[Request]]:
@@ -220,7 +219,7 @@ class BatchedForward:
                 parts.append([request])
         return parts
 
-    def _padded(self, batch: Batch) -> Batch:
+    def _prefill_padded(self, batch: Batch) -> Batch:
         """Whole contexts in one forward, padded on the left."""
         lengths = [request.length for request in batch.requests]
         ids = np.zeros((len(lengths), max(lengths)), np.int64)
@@ -229,7 +228,7 @@ class BatchedForward:
         padding = [max(lengths) - length for length in lengths]
         given = torch.from_numpy(ids).to(self.forward.device)
         images = self._reader is not None and any(request.images for request in batch.requests)
-        seen = self._seen(batch.requests, batch.lengths) if images else None
+        seen = self._read_images(batch.requests, batch.lengths) if images else None
         batch.logits, batch.cache = self.forward(
             given, batch.lengths, None, padding=padding, seen=seen
         )
@@ -244,29 +243,32 @@ class BatchedForward:
         """Id of an image's placeholder."""
         return -1 if self._reader is None else self._reader.token
 
-    def _pictured(self, requests: list[Request]) -> list[Batch]:
+    def _prefill_images(self, requests: list[Request]) -> list[Batch]:
         """Different contexts with images on empty caches, as many at a time as a forward may hold; none is cut."""
-        return [self._padded(Batch(some, [0] * len(some), None)) for some in self._alike(requests)]
+        return [
+            self._prefill_padded(Batch(some, [0] * len(some), None))
+            for some in self._alike(requests)
+        ]
 
     def _looking(self, batches: Sequence[Batch]) -> list[Batch]:
         """Later turns with new images: those that lack equally many tokens together, as an image is not cut."""
         sets: dict[int, list[Batch]] = {}
         for batch in batches:
             sets.setdefault(batch.requests[0].length - batch.lengths[0], []).append(batch)
-        out = [batch for some in sets.values() for batch in self.joined(some)]
+        out = [batch for some in sets.values() for batch in self.join_batches(some)]
         for batch in out:
             ids = [
                 request.context[at:]
                 for request, at in zip(batch.requests, batch.lengths, strict=True)
             ]
             new = torch.from_numpy(np.stack(ids).astype(np.int64)).to(self.forward.device)
-            seen = self._seen(batch.requests, batch.lengths)
+            seen = self._read_images(batch.requests, batch.lengths)
             batch.logits, batch.cache = self.forward(new, batch.lengths, batch.cache, seen=seen)
             batch.lengths = [request.length for request in batch.requests]
             self.prefilled += new.numel()
         return out
 
-    def _seen(self, requests: Sequence[Request], starts: Sequence[int]) -> Seen:
+    def _read_images(self, requests: Sequence[Request], starts: Sequence[int]) -> Seen:
         """Positions and new images of contexts from `starts` on."""
         assert self._reader is not None
         device, images = self.forward.device, [request.images for request in requests]

@@ -221,29 +221,31 @@ class _Trial:
 
     def abilities(self) -> Abilities:
         forward = self.forward
-        start = self._tried(lambda: self._prompt(0)) if forward.caches else None
-        if start is None or not self._tried(lambda: self._steps([0], start, self.prompts[:1])):
-            whole = self._tried(
+        start = self._attempt(lambda: self._prompt(0)) if forward.caches else None
+        if start is None or not self._attempt(lambda: self._steps([0], start, self.prompts[:1])):
+            whole = self._attempt(
                 lambda: self._near(forward.plain([self._np(0), self._np(1)[:5]]), [0, 1], [-1, 4])
             )
             if not whole:
                 return Abilities(batches="single")
             return Abilities(batches="any")
         forward.columns = has_columns(start)
-        extends = bool(self._tried(lambda: self._extended(start)))
+        extends = bool(self._attempt(lambda: self._check_extending(start)))
         batches = "single"
-        other = self._tried(lambda: self._prompt(1))
-        if other is not None and self._tried(
-            lambda: self._joined([0, 1], [start, other], self.prompts)
+        other = self._attempt(lambda: self._prompt(1))
+        if other is not None and self._attempt(
+            lambda: self._check_joining([0, 1], [start, other], self.prompts)
         ):
             batches = "any"
-        elif self._tried(lambda: self._joined([0, 0], [start, start], [self.prompts[0]] * 2)):
-            batches = "equal"
-        pads = batches == "any" and bool(self._tried(self._padded))
-        if forward.reader is not None and not (
-            batches == "any" and pads and self._tried(lambda: self._sees([0, 1]))
+        elif self._attempt(
+            lambda: self._check_joining([0, 0], [start, start], [self.prompts[0]] * 2)
         ):
-            if not self._tried(lambda: self._sees([0])):
+            batches = "equal"
+        pads = batches == "any" and bool(self._attempt(self._check_padding))
+        if forward.reader is not None and not (
+            batches == "any" and pads and self._attempt(lambda: self._sees([0, 1]))
+        ):
+            if not self._attempt(lambda: self._sees([0])):
                 return Abilities(batches="single")
             batches, pads = "single", False
         few, some, many = (
@@ -254,7 +256,7 @@ class _Trial:
             True, extends, batches, pads, forward.columns, max(few - 8 * near, 0), (near, far)
         )
 
-    def _tried(self, act: Any) -> Any:
+    def _attempt(self, act: Any) -> Any:
         """What a try returns; None if the forward raises what it cannot do."""
         try:
             return act()
@@ -280,7 +282,7 @@ class _Trial:
             at = [place + 1 for place in at]
         return True
 
-    def _extended(self, start: Any) -> bool:
+    def _check_extending(self, start: Any) -> bool:
         """Return a later turn: several tokens at once, then decode steps."""
         begin, end = self.prompts[0], min(self.prompts[0] + MORE[0], len(self.ids[0]) - STEPS)
         logits, cache = self.forward(
@@ -289,7 +291,9 @@ class _Trial:
         same = self._same(_logp(logits)[0], self.wanted[0][begin:end])
         return same and self._steps([0], cache, [end])
 
-    def _joined(self, which: Sequence[int], caches: Sequence[Any], lengths: Sequence[int]) -> bool:
+    def _check_joining(
+        self, which: Sequence[int], caches: Sequence[Any], lengths: Sequence[int]
+    ) -> bool:
         """Two sequences in one batch; apart again, each continues alone."""
         both = join([select(cache, [0]) for cache in caches])
         if not self._steps(which, both, lengths):
@@ -299,7 +303,7 @@ class _Trial:
             for n in reversed(range(len(which)))
         )
 
-    def _padded(self) -> bool:
+    def _check_padding(self) -> bool:
         """Both prompts in one forward."""
         width = max(self.prompts)
         padding = [width - n for n in self.prompts]

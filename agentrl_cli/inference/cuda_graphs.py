@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, Tables
 from agentrl_cli.inference.cached_forward import TOLERANCE, difference
-from agentrl_cli.inference.decode_batch import Shape, decode_batch, padded, split
+from agentrl_cli.inference.decode_batch import Shape, decode_batch, pad_batch, unpack
 from agentrl_cli.inference.kv_cache import BlockPool
 from agentrl_cli.inference.memory import MOST_GRAPHS
 from agentrl_cli.inference.model_runner import ModelRunner
@@ -120,9 +120,9 @@ class GraphRunner(ModelRunner):
             self.drop()
             self._fixed = fixed
         rows = len(sequences)
-        batch = padded(decode_batch(sequences), pool.size)
+        batch = pad_batch(decode_batch(sequences), pool.size)
         shape = batch.layout.shape
-        packed = torch.from_numpy(batch.packed())
+        packed = torch.from_numpy(batch.pack())
         if len(self._given) < len(packed):
             self.drop()
             self._fixed = fixed
@@ -144,11 +144,11 @@ class GraphRunner(ModelRunner):
 
     def _run(self, pool: BlockPool, shape: Shape, size: int) -> None:
         def step() -> None:
-            given, *tables = split(self._given[:size], shape)
+            given, *tables = unpack(self._given[:size], shape)
             view = DecodeView(pool, given, Tables(tables, shape, in_place=True))
             self._logits[: shape.rows].copy_(self.run(given[0][:, None], view))
 
-        graph = self.graphs.get(shape) or self._captured(shape, step)
+        graph = self.graphs.get(shape) or self._capture_graph(shape, step)
         if graph is None:
             step()
             return
@@ -159,7 +159,7 @@ class GraphRunner(ModelRunner):
             graph.replay()
             self.replays += 1
 
-    def _captured(self, shape: Shape, step: Step) -> Graph | None:
+    def _capture_graph(self, shape: Shape, step: Step) -> Graph | None:
         assert self._make is not None
         if len(self.graphs) >= MOST_GRAPHS:
             self.graphs.popitem(last=False)  # the one that was not used for longest

@@ -103,12 +103,12 @@ class DecodeBatch:
     """[3, rows] tokens fed by the step; their positions; where their keys and values go, block · BLOCK + offset."""
     layout: Layout
 
-    def packed(self) -> Ints:
+    def pack(self) -> Ints:
         """Return all arrays in one."""
         return np.concatenate([array.reshape(-1) for array in (self.step, *self.layout.arrays)])
 
 
-def split(packed: Tensor, shape: Shape) -> list[Tensor]:
+def unpack(packed: Tensor, shape: Shape) -> list[Tensor]:
     """Return the arrays of a DecodeBatch in one tensor, as views of it."""
     sizes = shape.sizes
     flat = torch.split(packed, [int(np.prod(size)) for size in sizes])
@@ -144,7 +144,7 @@ def layout_of(tables: Sequence[list[int]]) -> Layout:
     size = int(blocks.max(initial=-1)) + 1
     in_place = len(blocks) >= IN_PLACE * size
     part, blocks = (blocks, np.arange(size)) if in_place else (np.arange(len(blocks)), blocks)
-    shared, members, shared_part = _shared(flat[is_shared])
+    shared, members, shared_part = _list_shared(flat[is_shared])
     parts.flat[spot[~is_shared]] = part
     parts.flat[spot[is_shared]] = len(blocks) + shared_part
     spots = np.zeros(len(blocks) + len(shared) * members, np.int64)
@@ -153,7 +153,7 @@ def layout_of(tables: Sequence[list[int]]) -> Layout:
     return Layout(blocks, shared, spots, parts, members, in_place, list(tables), lengths)
 
 
-def _shared(blocks: Ints) -> tuple[Ints, int, Ints]:
+def _list_shared(blocks: Ints) -> tuple[Ints, int, Ints]:
     """Entries of shared blocks, their members, and which part (entry · members + member) each given block is."""
     if not len(blocks):
         return np.zeros(0, np.int64), 1, np.zeros(0, np.int64)
@@ -169,7 +169,7 @@ def _shared(blocks: Ints) -> tuple[Ints, int, Ints]:
     return np.repeat(blocks[order[first]], entries), members, part
 
 
-def padded(batch: DecodeBatch, size: int) -> DecodeBatch:
+def pad_batch(batch: DecodeBatch, size: int) -> DecodeBatch:
     """Return a step of few different shapes: all `size` blocks of the pool in place, the rest padded to powers of two.
 
     Block 0 must be scratch: rows that fill up write there.

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agentrl_cli.inference.attention_hook import changed
+from agentrl_cli.inference.attention_hook import make_change_error
 from agentrl_cli.inference.kv_cache import (
     BLOCK,
     BlockPool,
@@ -173,7 +173,7 @@ class PagedEngine:
                 if live:
                     sample(self._decode(live), live, self.limit)
         except NotServed as error:
-            raise changed(transformer(self.runner.model)) from error
+            raise make_change_error(transformer(self.runner.model)) from error
         for request in live:
             if request.stop is not None:
                 self.scheduler.finish(request)

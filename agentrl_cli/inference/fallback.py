@@ -125,8 +125,8 @@ class FallbackEngine:
             self._shrink(fresh)
             for batch in self._batches:
                 self.forward.decode(batch)
-            self._batches = self.forward.joined(
-                [*self._batches, *self.forward.begin(fresh, self._continued)]
+            self._batches = self.forward.join_batches(
+                [*self._batches, *self.forward.begin(fresh, self._find_kept)]
             )
             live = self.running
             if not live:
@@ -139,7 +139,7 @@ class FallbackEngine:
         self._finish([request for request in live if request.stop is not None])
         return live
 
-    def _continued(self, request: Request) -> Kept | None:
+    def _find_kept(self, request: Request) -> Kept | None:
         """Return the cache of the episode's last turn, if the context continues it."""
         kept = self._turns.pop(request.key, None)
         if (

@@ -339,7 +339,7 @@ def blocks(length: int) -> int:
     return -(-length // BLOCK)
 
 
-def rounded(length: int) -> int:
+def round_up(length: int) -> int:
     """Positions of whole blocks."""
     return blocks(length) * BLOCK
 

@@ -9,7 +9,7 @@ import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.inference.kv_cache import rounded
+from agentrl_cli.inference.kv_cache import round_up
 from agentrl_cli.models.device import free_memory
 
 AUTO_SHARE = 0.5
@@ -78,14 +78,14 @@ def kv_positions(config: Config) -> int:
     comes after its prompt.
     """
     rollout, rows = config.rollout, live_rows(config)
-    whole, after = (rows + 1) * rounded(rollout.max_tokens), rollout.response_tokens
+    whole, after = (rows + 1) * round_up(rollout.max_tokens), rollout.response_tokens
     if config.deterministic:
-        return rows * rounded(rollout.max_tokens)  # fixed slots share nothing
+        return rows * round_up(rollout.max_tokens)  # fixed slots share nothing
     if after is None or after >= rollout.max_tokens or rollout.group_size < 2:
         return whole
     groups = min(rollout.prompts_per_step * (1 + rollout.async_staleness), rows)
-    own = rounded(after + 1)  # the last token of a prompt is a sequence's own
-    return min(whole, groups * rounded(rollout.max_tokens - after) + (rows + 1) * own)
+    own = round_up(after + 1)  # the last token of a prompt is a sequence's own
+    return min(whole, groups * round_up(rollout.max_tokens - after) + (rows + 1) * own)
 
 
 def rollout_memory(model: Any, given: Config) -> int:

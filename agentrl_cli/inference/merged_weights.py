@@ -37,7 +37,7 @@ class MergedWeights:
         self._sums, self._stale = {}, True
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Run forwards of the model with the sums. For eval and inference mode: no gradient passes them."""
         if self._stale:
             self._add()

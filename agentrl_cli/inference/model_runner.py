@@ -21,7 +21,7 @@ from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.merged_weights import MergedWeights
 from agentrl_cli.inference.request import TokenSequence
-from agentrl_cli.inference.served import unserved
+from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.models.adapter import short, transformer
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Int32
@@ -119,7 +119,7 @@ class ModelRunner:
 
     def run(self, ids: Tensor, view: View) -> Tensor:
         """Feed ids [B, T]; logits of the last position [B, vocabulary]."""
-        with attention_in(self._config, NAME, paged_attention), self.merged.applied():
+        with attention_in(self._config, NAME, paged_attention), self.merged.apply():
             out = self.model(
                 input_ids=ids,
                 position_ids=view.positions,
@@ -143,7 +143,7 @@ def check_structure(model: nn.Module) -> None:
     config = transformer(model).config.get_text_config()
     if reader_of(model) is not None:
         raise NotServed("it reads images")
-    why = unserved(config.to_dict())
+    why = find_obstacle(config.to_dict())
     if why:
         raise NotServed(why)
 

@@ -171,7 +171,7 @@ class LocalPolicy:
         try:
             return await request.future
         except asyncio.CancelledError:
-            await self._loop.stepped()  # the turn's own step: the model may be changed next
+            await self._loop.wait_for_step()  # the turn's own step: the model may be changed next
             raise
 
     async def release(self, key: str) -> None:
@@ -194,11 +194,11 @@ class LocalPolicy:
         episodes, begin with the new ones, on keys and values that are computed again. So a turn has one version.
         """
 
-        def changed() -> None:
+        def apply_change() -> None:
             change()
             self.set_version(version)
 
-        await self._loop.between_turns(changed)
+        await self._loop.between_turns(apply_change)
 
     async def publish(self, version: str) -> None:
         """Sample with the weights as they are now, between two turns; a copy of `source` is renewed."""

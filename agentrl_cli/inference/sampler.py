@@ -85,7 +85,7 @@ def sample(
 def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
     samplings = [r.sampling for r in requests]
     # `allow` is called once; a row with a single allowed token is drawn like any other, and then takes that one.
-    allowed = [_allowed(request, logits.shape[-1]) for request in requests]
+    allowed = [_ask_allow(request, logits.shape[-1]) for request in requests]
     single = single_tokens(allowed, samplings, logits.shape[-1])
     contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
     steered, forced = steer(logits, samplings, contexts, allowed, single)
@@ -105,7 +105,7 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
         request.take(token, records[n], limit, forced[n], drawn.support[n])
 
 
-def _allowed(request: Request, vocabulary: int) -> Sequence[int] | None:
+def _ask_allow(request: Request, vocabulary: int) -> Sequence[int] | None:
     """What a request's `allow` returns for its next token. An error ends this request and no other."""
     how = request.sampling
     if how.allow is None or request.error is not None:
@@ -196,7 +196,7 @@ def single_tokens(
     """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError if the model has no such token."""
     found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
     return {
-        row: _checked(ids, vocabulary)[0]
+        row: _check_allowed(ids, vocabulary)[0]
         for row, ids in found.items()
         if ids[0] not in samplings[row].bad_ids
     }
@@ -244,14 +244,14 @@ def steer(
 
 def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
     """In place: remove all but the allowed tokens. True if one is left."""
-    wanted = _checked(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
+    wanted = _check_allowed(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
     kept = row[wanted]
     row.fill_(-torch.inf)
     row[wanted] = kept
     return len(wanted) == 1
 
 
-def _checked(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
+def _check_allowed(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
     if not wanted or min(wanted) < 0 or max(wanted) >= vocabulary:
         raise PolicyError(
             f"Sampling.allow gave {list(wanted[:8])}, and the model knows tokens 0 to {vocabulary - 1}.",

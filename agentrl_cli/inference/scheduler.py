@@ -44,13 +44,13 @@ class Scheduler:
         for request in waiting:
             if len(self.running) + len(taken) >= self.rows:
                 break
-            need += self._wanted(request, held, prompts)
+            need += self._count_blocks(request, held, prompts)
             if len(held) + need > self.budget and (self.running or taken):
                 break
             taken.append(request)
         return taken
 
-    def _wanted(self, request: Request, held: set[int], prompts: set[bytes]) -> int:
+    def _count_blocks(self, request: Request, held: set[int], prompts: set[bytes]) -> int:
         """Blocks for a context, and some of what may be drawn, beside those that others hold. Notes what it shares."""
         context = request.context
         more = min(

@@ -9,7 +9,7 @@ KINDS = {"full_attention", "sliding_attention"}
 """Layers whose state is plain keys and values."""
 
 
-def unserved(config: Mapping[str, Any]) -> str:
+def find_obstacle(config: Mapping[str, Any]) -> str:
     """Return why the fallback samples from a model with this text configuration; empty if the paged engine may.
 
     The engine compares its numbers with the model's own when it is made, so the last word is said then.

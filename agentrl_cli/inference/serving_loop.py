@@ -80,7 +80,7 @@ class ServingLoop:
             self._held = False
             self._wake()
 
-    async def stepped(self) -> None:
+    async def wait_for_step(self) -> None:
         """Return once the step in progress is over."""
         if self._stepping is not None:
             await asyncio.wait([asyncio.wrap_future(self._stepping)])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
-from agentrl_cli.inference.attention_hook import attention_in, changed
+from agentrl_cli.inference.attention_hook import attention_in, make_change_error
 from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.learning.attention import NAME, NotPackable, Packing, packed_forward
@@ -87,7 +87,7 @@ def logprobs(
             raise ModelError("These episodes have images, and this model reads text alone.")
         return WAYS[way](base, packed, temperature, chunk, checkpoint)
     except (NotPackable, NotServed) as error:
-        raise changed(base) from error
+        raise make_change_error(base) from error
 
 
 def avoid(model: nn.Module, ways: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -146,20 +146,24 @@ def load_model(folder: Path, config: ModelConfig, *, base: Path) -> nn.Module:
             f"The weights in {folder} are corrupt: {what}",
             hint="Copy or download the folder again.",
         ) from error
-    if found["missing_keys"]:
-        lost = sorted(found["missing_keys"])
+    _require_complete(folder, found["missing_keys"])
+    # Quantised weights are on their device already.
+    ready: nn.Module = model.eval() if quantised else model.to(device).eval()
+    if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
+        with torch.no_grad():
+            ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
+    return ready
+
+
+def _require_complete(folder: Path, missing: Collection[str]) -> None:
+    """Raise ModelError if a folder lacks weights."""
+    if missing:
+        lost = sorted(missing)
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(
             f"The weights in {folder} are not all there: it lacks {lost[0]}{others}.",
             hint="transformers would make them up at random. Copy or download the folder again.",
         )
-    ready: nn.Module = (
-        model.eval() if quantised else model.to(device).eval()
-    )  # quantised weights are there already
-    if more:  # a model's own code may make tables in its first forward: inference mode's could not be trained with
-        with torch.no_grad():
-            ready(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
-    return ready
 
 
 def remote_code(folder: Path, config: ModelConfig) -> dict[str, Any]:

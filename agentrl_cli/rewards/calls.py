@@ -36,14 +36,14 @@ def same_calls(episode: Episode, ctx: RewardContext) -> Scored:
     for (name, arguments), places in zip(made, fits, strict=True):
         if not places:
             return ctx.part(0.0, f"{name} is not wanted with {arguments}")
-    taken = _matched(fits)
+    taken = _match_calls(fits)
     missing = next((one for n, one in enumerate(wanted) if n not in taken), None)
     if len(taken) < len(made):
         return ctx.part(0.0, f"{len(made)} calls, of which {len(taken)} fit a wanted one each")
     return ctx.part(float(missing is None), "" if missing is None else f"missing {missing}")
 
 
-def _matched(fits: Sequence[Sequence[int]]) -> dict[int, int]:
+def _match_calls(fits: Sequence[Sequence[int]]) -> dict[int, int]:
     """Return the most wanted calls that can each have a call of its own: wanted to made, by augmenting paths."""
     taken: dict[int, int] = {}
 

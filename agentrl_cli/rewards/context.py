@@ -81,7 +81,7 @@ class RewardContext:
         return result
 
 
-def split(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
+def split_messages(episode: Episode, ctx: RewardContext) -> tuple[list[Message], list[Message]]:
     """(prompt, completion) as messages: the completion begins with the first assistant turn of the main branch."""
     episode = episode.chain(episode.main)
     first = next(

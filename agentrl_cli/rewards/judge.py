@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.rewards.context import RewardContext, Scored, split
+from agentrl_cli.rewards.context import RewardContext, Scored, split_messages
 from agentrl_cli.rewards.llm_client import KEYS, Asked, ask
 from agentrl_cli.types import Message
 from agentrl_cli.types.content import content_text
@@ -82,7 +82,7 @@ class Judge:
         )
 
     async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
-        prompt, completion = split(episode, ctx)
+        prompt, completion = split_messages(episode, ctx)
         data = ctx.task.data
         expected = next(
             (data[key] for key in ("answer", "ground_truth", "gt") if data.get(key) is not None), ""

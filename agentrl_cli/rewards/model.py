@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, describe_error
 from agentrl_cli.hooks.threads import in_thread
-from agentrl_cli.rewards.context import RewardContext, Scored, split
+from agentrl_cli.rewards.context import RewardContext, Scored, split_messages
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RewardModel:
         return cls(str(path) if path.is_dir() else name, **rest)
 
     async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
-        prompt, completion = split(episode, ctx)
+        prompt, completion = split_messages(episode, ctx)
         async with self._one_at_a_time():
             try:
                 value = await in_thread(self._score, [*prompt, *completion])

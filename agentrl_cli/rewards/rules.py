@@ -43,14 +43,14 @@ def same_number(said: str | None, expected: str) -> bool:
 
 def gsm8k(episode: Episode, ctx: RewardContext) -> Scored:
     """1 if the final number is the row's `answer` (or `ground_truth`)."""
-    expected = _expected(ctx, "answer", "ground_truth")
+    expected = _find_expected(ctx, "answer", "ground_truth")
     said = final_number(str(ctx.state.get("answer") or ctx.final_text))
     return ctx.part(float(same_number(said, str(expected))), f"said {said}, expected {expected}")
 
 
 def contains(episode: Episode, ctx: RewardContext) -> Scored:
     """1 if every text of the row's `gt` occurs in the final turn, numbers as whole numbers."""
-    wanted = _expected(ctx, "gt", "ground_truth", "answer")
+    wanted = _find_expected(ctx, "gt", "ground_truth", "answer")
     texts = [str(item) for item in (wanted if isinstance(wanted, list) else [wanted])]
     numbers = {number.replace(",", "") for number in _NUMBER.findall(ctx.final_text)}
     lost = [t for t in texts if not _occurs(t, ctx.final_text, numbers)]
@@ -70,7 +70,7 @@ async def humaneval(episode: Episode, ctx: RewardContext) -> Scored:
     prompt. HumanEval's checks are code in the solution's own process: the part is `fakeable`.
     """
     code, prompt = code_of(ctx.final_text), str(ctx.task.data.get("code_prompt") or "")
-    entry, test = _expected(ctx, "entry_point"), _expected(ctx, "test")
+    entry, test = _find_expected(ctx, "entry_point"), _find_expected(ctx, "test")
     whole = f"def {entry}" in code
     before = prompt.partition(f"def {entry}")[0] if whole else prompt
     result = await ctx.grade(f"{before}{code}", [f"{test}\n\ncheck({entry})"])
@@ -82,7 +82,7 @@ async def mbpp(episode: Episode, ctx: RewardContext) -> Scored:
 
     They run in the solution's own process: the part is `fakeable`.
     """
-    data, tests = ctx.task.data, _expected(ctx, "test_list")
+    data, tests = ctx.task.data, _find_expected(ctx, "test_list")
     imports = data.get("test_imports") or []
     setup = "\n".join(
         [
@@ -101,7 +101,7 @@ async def same_rows(episode: Episode, ctx: RewardContext) -> Scored:
     """
     if "sql" not in ctx.state:
         raise EnvError("same_rows needs the tool `sql` in the pack: it holds the database.")
-    said, query = sql_of(ctx.final_text), str(_expected(ctx, "query"))
+    said, query = sql_of(ctx.final_text), str(_find_expected(ctx, "query"))
     connection: Any = ctx.state["sql"]
     wanted = await in_thread(_rows, connection, query)
     if isinstance(wanted, str):
@@ -147,7 +147,7 @@ def interaction(episode: Episode, ctx: RewardContext) -> float:
     return float(feedback[-1])
 
 
-def _expected(ctx: RewardContext, *names: str) -> Any:
+def _find_expected(ctx: RewardContext, *names: str) -> Any:
     for name in names:
         if ctx.task.data.get(name) is not None:
             return ctx.task.data[name]

@@ -146,7 +146,7 @@ class Attempt:
 
     async def parts(self, episode: Episode, ctx: RewardContext) -> tuple[RewardPart, ...]:
         """Return the reward parts of the pack."""
-        return await score(episode, self.pack.reweighted(self.context.config.rewards), ctx)
+        return await score(episode, self.pack.reweight(self.context.config.rewards), ctx)
 
     async def _close(self) -> Exception | None:
         """Free everything. Returns what went wrong with that: it must not hide what ended the episode."""

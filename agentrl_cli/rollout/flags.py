@@ -72,7 +72,7 @@ def flag_names(episode: Episode, drift: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(flag.name for flag in find_flags(episode, drift))
 
 
-def _answered(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
+def _pair_results(episode: Episode) -> Iterator[tuple[Turn, ToolCall | None, ToolResult]]:
     """Yield every result with the call it answers and the turn that asked, the nearest on its path."""
     states: list[tuple[Turn | None, int]] = []
     """After each turn the last one with calls, and how many of them are answered."""
@@ -101,7 +101,7 @@ def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode],
 
 
 def _bad_arguments(episode: Episode) -> Iterator[Flag]:
-    bad = [item for item in _answered(episode) if item[2].error in _BAD_ARGUMENTS]
+    bad = [item for item in _pair_results(episode) if item[2].error in _BAD_ARGUMENTS]
     for turn, call, result in bad:
         name = call.name if call else "a tool"
         yield Flag("BADARG", f"{len(bad)}×, first {name}: {_short(result.text)}", turn.index)
@@ -120,7 +120,7 @@ def _no_tool(episode: Episode) -> Iterator[Flag]:
 def _loop(episode: Episode) -> Iterator[Flag]:
     counts: Counter[str] = Counter()
     last: tuple[str, str] | None = None
-    for turn, call, result in _answered(episode):
+    for turn, call, result in _pair_results(episode):
         if call is None:
             continue
         same = f"{call.name} {_arguments(call)}"
@@ -149,7 +149,7 @@ def repetition(ids: Int32, most: int = LOOP_PERIOD) -> tuple[int, int]:
     return 0, 0
 
 
-def _truncated(episode: Episode) -> Iterator[Flag]:
+def _check_truncation(episode: Episode) -> Iterator[Flag]:
     if episode.outcome in _CUT:
         yield Flag(
             "TRUNC", str(episode.outcome), episode.turns[-1].index if episode.turns else None
@@ -176,12 +176,12 @@ def _after_error(episode: Episode) -> Iterator[Flag]:
             failed = None
 
 
-def _malformed(episode: Episode) -> Iterator[Flag]:
+def _check_parsing(episode: Episode) -> Iterator[Flag]:
     for turn in episode.turns:
         for call in turn.calls:
             if call.error:
                 yield Flag("MALFORMED", _short(call.error), turn.index)
-    for turn, _, result in _answered(episode):
+    for turn, _, result in _pair_results(episode):
         if result.error == "malformed_call":
             yield Flag("MALFORMED", _short(result.text), turn.index)
 
@@ -205,8 +205,8 @@ def _mask(episode: Episode) -> Iterator[Flag]:
         )
 
 
-def _diverged(episode: Episode) -> Iterator[Flag]:
-    for number, (turn, call, result) in enumerate(_answered(episode), 1):
+def _check_divergence(episode: Episode) -> Iterator[Flag]:
+    for number, (turn, call, result) in enumerate(_pair_results(episode), 1):
         if result.metrics.get("diverged"):
             name = call.name if call else "a tool"
             yield Flag(
@@ -228,10 +228,10 @@ RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
     "BADARG": _bad_arguments,
     "NOTOOL": _no_tool,
     "LOOP": _by_branch(_loop),
-    "TRUNC": _truncated,
+    "TRUNC": _check_truncation,
     "AFTERERR": _by_branch(_after_error),
-    "MALFORMED": _malformed,
-    "DIVERGED": _diverged,
+    "MALFORMED": _check_parsing,
+    "DIVERGED": _check_divergence,
     "MASK": _mask,
 }
 

@@ -41,7 +41,7 @@ class Greedy:
             seed = seed_of(self.config.seed, "greedy", step, name)
             task = by_id[first.pack, first.task_id]
             jobs[name] = Job(task, seed, 0, name + SUFFIX, step + 1, self.run.id, KIND, len(jobs))
-        done = self._finished(step, {job.group_id: job for job in jobs.values()})
+        done = self._load_finished(step, {job.group_id: job for job in jobs.values()})
         missing = [job for job in jobs.values() if job.group_id not in done]
         done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}
         self.store.marks.set_facts(
@@ -49,7 +49,7 @@ class Greedy:
         )
         return {name: done[job.group_id] for name, job in jobs.items()}
 
-    def _finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
+    def _load_finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
         """Return the stored attempts at these very tasks, by group."""
         found: dict[str | None, Episode] = {}
         for episode_id in self.store.episodes.find_finished(self.run.id, step + 1, KIND).values():

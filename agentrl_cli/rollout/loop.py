@@ -118,7 +118,7 @@ class LoopAttempt(Attempt):
         started = time.time()
         with self.clock.pause():
             generation = await self.sample([*text.ids, *forced], sampling)
-        return self._answered(generation, forced, started, done)
+        return self._append_answer(generation, forced, started, done)
 
     def turn_seed(self, done: int) -> int:
         """Return the seed of the turn after so many of the model's."""
@@ -130,7 +130,7 @@ class LoopAttempt(Attempt):
         images = tuple(self.transcript.images)
         return await self.context.policy.generate(key, ids, sampling, group=group, images=images)
 
-    def _answered(
+    def _append_answer(
         self, generation: Generation, forced: Sequence[int], started: float, number: int
     ) -> AgentState:
         """Append the sampled turn after its forced prefix and parse it. Returns the next state."""

@@ -85,7 +85,7 @@ async def rehearse(chat: Chat) -> tuple[Finding, ...]:
         )
         episode = await rollout.episode(Job(pack.tasks("train")[0], 0, kind="train"))
         if rollout.drift.get(episode.id) == "structural":
-            found.append(_drifted(what, episode, chat, pack.schemas))
+            found.append(_describe_drift(what, episode, chat, pack.schemas))
         elif episode.outcome is Outcome.ENV_ERROR:
             found.append(Finding(what, "", episode.error))
     return tuple(found)
@@ -105,7 +105,9 @@ def _zero(episode: Episode, ctx: Any) -> float:
     return 0.0
 
 
-def _drifted(what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema]) -> Finding:
+def _describe_drift(
+    what: str, episode: Episode, chat: Chat, tools: Sequence[ToolSchema]
+) -> Finding:
     lost = next(
         (drift for drift in check_episode(episode, chat, tools) if drift.kind == "structural"), None
     )

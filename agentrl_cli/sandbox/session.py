@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -61,6 +62,8 @@ class SessionHost(Protocol):
     """Executions at once; the waiting time counts against no limit."""
     sessions: set[Session]
     """Those that are not closed."""
+    counts: Counter[str]
+    """Executions by their status."""
 
     def count(self, status: str, detail: str = "") -> None:
         """Counts the status of an execution, and the limit that ended it."""

@@ -114,11 +114,11 @@ def demonstrations(
 
     `families` are those of a lesson; by default all.
     """
-    for pack, row, messages in drawn(recipe, packs, seed, families):
+    for pack, row, messages in draw_demonstrations(recipe, packs, seed, families):
         yield pack, [*_task(pack, row).prompt, *messages]
 
 
-def drawn(
+def draw_demonstrations(
     recipe: Recipe, packs: Mapping[str, Pack], seed: int, families: Sequence[str] = ()
 ) -> Iterator[tuple[Pack, dict[str, Any], list[Any]]]:
     """Endless (pack, row, what its demonstration says after the prompt)."""

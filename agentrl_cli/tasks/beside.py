@@ -29,8 +29,8 @@ def _needs(file: Path, folder: Path) -> Iterator[Path]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from _named(node.value, folder)
-        for name in _imported(node):
+            yield from _find_file(node.value, folder)
+        for name in _find_imports(node):
             top = name.partition(".")[0]
             if (folder / f"{top}.py").is_file():
                 yield folder / f"{top}.py"
@@ -38,14 +38,14 @@ def _needs(file: Path, folder: Path) -> Iterator[Path]:
                 yield from (inner for inner in (folder / top).rglob("*.py") if inner.is_file())
 
 
-def _imported(node: ast.AST) -> Iterator[str]:
+def _find_imports(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.level < 2:
         yield from [node.module] if node.module else (alias.name for alias in node.names)
 
 
-def _named(text: str, folder: Path) -> Iterator[Path]:
+def _find_file(text: str, folder: Path) -> Iterator[Path]:
     """Yield the file beside that a text names."""
     if (
         text

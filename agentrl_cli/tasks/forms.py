@@ -137,14 +137,14 @@ def math(row: Row) -> Row:
     row["prompt"] = row["problem"]
     row.setdefault("family", str(row.get("subject") or row.get("type") or ""))
     if "answer" not in row:
-        box = braced(row["solution"], row["solution"].rfind("\\boxed{"))
+        box = find_braces(row["solution"], row["solution"].rfind("\\boxed{"))
         if box is None:
             raise DataError("`solution` has no \\boxed{…}, and there is no `answer`.")
         row["answer"] = box[len("\\boxed{") : -1]
     return row
 
 
-def braced(text: str, start: int) -> str | None:
+def find_braces(text: str, start: int) -> str | None:
     """Return the part from `start` to the brace that closes its first; None if not closed, or `start` is below 0."""
     depth = 0
     for place in range(start, len(text)) if start >= 0 else ():
@@ -154,7 +154,7 @@ def braced(text: str, start: int) -> str | None:
     return None
 
 
-def own(row: Row) -> Row:
+def read_own(row: Row) -> Row:
     """Read AgentRL's own form."""
     if isinstance(row.get("prompt"), list):
         row["prompt"] = _read_arguments(row["prompt"])
@@ -165,7 +165,7 @@ FORMS: dict[str, Form] = {
     "messages": Form(lambda row: "messages" in row and "prompt" not in row, messages),
     "gsm8k": Form(lambda row: {"question", "answer"} <= set(row) and "prompt" not in row, gsm8k),
     "math": Form(lambda row: {"problem", "solution"} <= set(row), math),
-    "own": Form(lambda row: True, own),
+    "own": Form(lambda row: True, read_own),
 }
 
 
@@ -242,7 +242,7 @@ def _choice(row: Row) -> Row:
     choice = row.get("tool_choice")
     if choice is None or choice in CHOICES:
         return row
-    name = named(choice)
+    name = named_function(choice)
     if name is None:
         raise DataError(
             f"`tool_choice` must be {', '.join(CHOICES)} or name a function, not {choice!r}."
@@ -252,7 +252,7 @@ def _choice(row: Row) -> Row:
     return row
 
 
-def named(choice: Any) -> str | None:
+def named_function(choice: Any) -> str | None:
     """Return the function that a `tool_choice` names; None if it names none."""
     if not isinstance(choice, Mapping) or not isinstance(choice.get("function"), Mapping):
         return None

@@ -21,15 +21,15 @@ def with_media(row: Row) -> Row:
     They fill the parts without content of their own, else the texts `<image>` and `<video>`, else stand before the
     text of the first user message.
     """
-    images = _listed(row.pop("images", None)) + _listed(
+    images = _as_list(row.pop("images", None)) + _as_list(
         row.get("image") if _is_media(row.get("image")) else None
     )
-    videos = _listed(row.pop("videos", None))
+    videos = _as_list(row.pop("videos", None))
     if _is_media(row.get("image")):
         del row["image"]
     prompt = row.get("prompt")
     said: list[Any] = (
-        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _listed(prompt)
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _as_list(prompt)
     )
     if (
         not images
@@ -58,10 +58,10 @@ def with_media(row: Row) -> Row:
         if counts[kind] != len(found):
             raise DataError(f"the prompt has {counts[kind]} places for {len(found)} {kind}s.")
     rest = {kind: iter(found) for kind, found in given.items()}
-    return {**row, "prompt": [_filled(message, rest) for message in said]}
+    return {**row, "prompt": [_fill_media(message, rest) for message in said]}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
@@ -88,7 +88,7 @@ def _places(message: Any) -> list[str]:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return [text.strip("<>") for text in PLACES.findall(content)]
-    empty = [part for part in _listed(content) if isinstance(part, dict) and _empty(part)]
+    empty = [part for part in _as_list(content) if isinstance(part, dict) and _empty(part)]
     return [part["type"] for part in empty]
 
 
@@ -101,7 +101,7 @@ def _parts(content: Any) -> list[Row]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-def _filled(message: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
+def _fill_media(message: Any, rest: Mapping[str, Iterator[Any]]) -> Any:
     """Return a message with its media as parts that JSON can hold."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str) and _places(message):

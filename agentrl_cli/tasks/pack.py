@@ -22,7 +22,7 @@ from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
 from agentrl_cli.rewards import Reward
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.agent import AgentSpec
-from agentrl_cli.tasks.forms import named, normal
+from agentrl_cli.tasks.forms import named_function, normal
 from agentrl_cli.tasks.sources import Numbered, Source, default_source, default_splits
 from agentrl_cli.tools import Tool, as_tool
 from agentrl_cli.types import Message, Task, ToolSchema
@@ -42,7 +42,7 @@ class BadLine:
     text: str
 
 
-def templated(messages: list[Message], template: str, old: str = "{prompt}") -> list[Message]:
+def apply_template(messages: list[Message], template: str, old: str = "{prompt}") -> list[Message]:
     """Messages whose last one of the user, if it is a text, is written into a template; before it was in `old`."""
     if (
         template != old
@@ -171,7 +171,7 @@ class Pack:
         bad: list[BadLine] = []
         seen: dict[str, int] = {}
         own_ids = False
-        for number, given in self._numbered(split):
+        for number, given in self._number_rows(split):
             row = _normal(given, self._form(split))
             if isinstance(row, Mapping) and isinstance(given, Mapping):
                 if row.get("prompt") is None and any(tool.opens for tool in self.tools):
@@ -186,7 +186,7 @@ class Pack:
             wrong = (
                 row
                 if isinstance(row, str)
-                else _wrong(row, self.row, tools, seen) or self._refused(row)
+                else _wrong(row, self.row, tools, seen) or self._find_fault(row)
             )
             if wrong or isinstance(row, str):
                 bad.append(BadLine(number, wrong))
@@ -195,7 +195,7 @@ class Pack:
                 tasks.append(self.task(row, split))
         return tasks, bad
 
-    def _refused(self, row: Mapping[str, Any]) -> str:
+    def _find_fault(self, row: Mapping[str, Any]) -> str:
         """Return what a tool finds wrong with a row, or an image that is missing; empty if nothing."""
         return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(
             row["prompt"], self.dir
@@ -225,7 +225,7 @@ class Pack:
             name = next(iter(self.interactions))
         return self.interactions[name]() if name else None
 
-    def _numbered(self, split: str) -> Iterator[Numbered]:
+    def _number_rows(self, split: str) -> Iterator[Numbered]:
         return iter(enumerate(self.rows, 1)) if self.rows is not None else self.source(split).rows()
 
     def _form(self, split: str) -> str:
@@ -239,7 +239,7 @@ class Pack:
         )
         if self.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system})
-        messages = templated(messages, self.template)
+        messages = apply_template(messages, self.template)
         left_out = ("tools",) if isinstance(prompt, str) else ("prompt", "tools")
         data = {key: value for key, value in row.items() if key not in left_out}
         tools = tuple(row["tools"]) if row.get("tools") is not None else None
@@ -264,7 +264,7 @@ class Pack:
                 raise NotFound.of(f"tool in {self.name}", name, known)
         return tuple(tool for tool in shown if task.tools is None or tool.name in task.tools)
 
-    def reweighted(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
+    def reweight(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """Return the rewards with some weights replaced; unknown names belong to other packs or to tools."""
         return tuple(
             replace(r, weight=weights[r.name]) if r.name in weights else r for r in self.rewards
@@ -393,7 +393,7 @@ def _wrong_choice(row: Mapping[str, Any], known: Collection[str]) -> str:
         return ""
     if not usable:
         return f"`tool_choice` is {choice!r}, but the task has no tools."
-    name = named(choice)
+    name = named_function(choice)
     if name is not None and name not in usable:
         return f"`tool_choice` names {name!r}; the tools are {', '.join(usable)}."
     return ""

@@ -258,7 +258,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
     split, local = str(options.get("split") or "train"), source.folder / source.name
     try:
         if any((local / name).is_file() for name in ("state.json", "dataset_dict.json")):
-            found = _saved(datasets.load_from_disk(str(local)), split, source.name)
+            found = _pick_saved(datasets.load_from_disk(str(local)), split, source.name)
         else:
             found = datasets.load_dataset(
                 str(local) if local.is_dir() else source.name,
@@ -279,7 +279,7 @@ def _hub(source: Source) -> Iterator[Numbered]:
         yield number, without_nulls(dict(row))
 
 
-def _saved(found: Any, split: str, name: str) -> Any:
+def _pick_saved(found: Any, split: str, name: str) -> Any:
     """Return a split of a dataset from `save_to_disk`; one saved without splits serves as every split."""
     if not isinstance(found, dict):
         return found
@@ -301,7 +301,7 @@ def _dataset(source: Source) -> Iterator[Numbered]:
             raise ConfigError(
                 f"{source.name} returns {type(made).__name__}, neither iterable nor indexable."
             )
-        yield from _checked(items)
+        yield from _check_rows(items)
     except AgentRLError:
         raise
     except Exception as error:
@@ -313,7 +313,7 @@ def _generate(source: Source) -> Iterator[Numbered]:
     args = {**dict(source.options.get("args") or {}), "seed": int(source.options.get("seed") or 0)}
     made = _call(source, args)
     try:
-        yield from itertools.islice(_checked(made), int(source.options["count"]))
+        yield from itertools.islice(_check_rows(made), int(source.options["count"]))
     except Exception as error:
         raise EnvError(f"{source.name} raised {describe_error(error)}") from error
 
@@ -333,7 +333,7 @@ def _call(source: Source, args: Mapping[str, Any]) -> Any:
     return function(**args)
 
 
-def _checked(items: Iterable[Any]) -> Iterator[Numbered]:
+def _check_rows(items: Iterable[Any]) -> Iterator[Numbered]:
     for number, row in enumerate(items, 1):
         yield number, dict(row) if isinstance(row, Mapping) else "a row must be a mapping."
 

@@ -38,7 +38,7 @@ def with_parts(pack: Pack, parts: Parts) -> Pack:
         if name not in known:
             raise NotFound.of(f"text of the pack {pack.name}", name, list(known))
     tools = tuple(
-        _described(tool, parts.get(f"tools.{tool.name}.description")) for tool in pack.tools
+        _describe(tool, parts.get(f"tools.{tool.name}.description")) for tool in pack.tools
     )
     template = parts.get("task.prompt", pack.template)
     if "{prompt}" not in template:
@@ -46,7 +46,7 @@ def with_parts(pack: Pack, parts: Parts) -> Pack:
     return replace(pack, system=parts.get("system", pack.system), template=template, tools=tools)
 
 
-def _described(tool: Tool, text: str | None) -> Tool:
+def _describe(tool: Tool, text: str | None) -> Tool:
     if text is None:
         return tool
     other = copy.copy(tool)
@@ -84,7 +84,7 @@ def placeholders(text: str) -> set[str]:
     return found
 
 
-def lost(old: str, new: str) -> str:
+def explain_loss(old: str, new: str) -> str:
     """Return why `new` cannot replace `old`: a sentence, or "" if it can."""
     if not new.strip():
         return "it is empty"

@@ -188,7 +188,7 @@ def _phases(
     stays = _captured(config, shape, size, rollout) if on_gpu else {}
     rollout |= stays
     updates = [
-        stays | both | _updating(config, shape, size, trained, again=again, on_gpu=on_gpu)
+        {**stays, **both} | _updating(config, shape, size, trained, again=again, on_gpu=on_gpu)
         for again in (False, True)
     ]
     if config.rollout.async_staleness:  # both phases at once; the sampler has weights of its own

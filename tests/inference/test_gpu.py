@@ -146,7 +146,7 @@ async def test_the_fallback_engine_stays_on_the_gpu(
 
     requests = [request(n, length) for n, length in enumerate((20, 20, 33))]
     with torch.inference_mode(), OneDevice():
-        batches = forward.joined(forward.begin(requests, lambda request: None))
+        batches = forward.join_batches(forward.begin(requests, lambda request: None))
         for _ in range(3):
             for one in requests:
                 one.out.append(7)
@@ -156,7 +156,7 @@ async def test_the_fallback_engine_stays_on_the_gpu(
         alone, rest = batch.part([0]), batch.part([1, 2])
         kept = Kept(batch.requests[0].context[: alone.lengths[0]], alone.cache)
         later = forward.begin([request(3, len(kept.ids) + 6)], lambda request: kept)
-        whole = forward.joined([rest, *later])
+        whole = forward.join_batches([rest, *later])
     assert sum(len(batch.requests) for batch in whole) == 3
     for batch in whole:
         assert (

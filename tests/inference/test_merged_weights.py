@@ -37,7 +37,7 @@ def layers(model: Any) -> list[Any]:
 
 
 def merged_logits(model: Any, merged: MergedWeights) -> torch.Tensor:
-    with torch.inference_mode(), merged.applied():
+    with torch.inference_mode(), merged.apply():
         assert all("forward" in vars(layer) for layer in layers(model))
         found: torch.Tensor = model(IDS).logits
         return found
@@ -91,7 +91,7 @@ def test_a_large_model_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
         merged_weights, "MOST_BYTES", 1000
     )  # a larger model would take memory and time for nothing
     model = adapted()
-    with torch.inference_mode(), MergedWeights(model).applied():
+    with torch.inference_mode(), MergedWeights(model).apply():
         assert not any("forward" in vars(layer) for layer in model.modules())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl_cli.rewards.calls import _matched, _same
+from agentrl_cli.rewards.calls import _match_calls, _same
 from agentrl_cli.tools import ToolContext
 from agentrl_cli.tools.search import SearchTool
 from agentrl_cli.tools.sql import SqlTool
@@ -57,5 +57,5 @@ async def test_search_finds_chinese_japanese_and_korean(tmp_path: Path) -> None:
 
 
 def test_calls_are_matched_each_with_its_own_and_texts_are_not_lists() -> None:
-    assert _matched([[0, 1], [0]]) == {0: 1, 1: 0} and _matched([[0], [0]]) == {0: 0}
+    assert _match_calls([[0, 1], [0]]) == {0: 1, 1: 0} and _match_calls([[0], [0]]) == {0: 0}
     assert not _same(["N", "Y"], "NY") and not _same(["5"], "5") and _same([1, "a"], [1.0, "A"])

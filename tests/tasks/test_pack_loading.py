@@ -90,7 +90,7 @@ def test_a_pack(tmp_path: Path) -> None:
         ("brief", 0.5, False),
     ]
     assert pack.primary == "exact" and pack.defaults == {"train": {"lr": 3e-4}}
-    assert [r.weight for r in pack.reweighted({"brief": 0.0})] == [2.0, 0.0]
+    assert [r.weight for r in pack.reweight({"brief": 0.0})] == [2.0, 0.0]
 
 
 def test_rows_become_tasks(tmp_path: Path) -> None:

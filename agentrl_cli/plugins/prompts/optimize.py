@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.errors import ConfigError, NotFound, UsageError
 from agentrl_cli.evaluate import spread
 from agentrl_cli.evaluate.stats import difference, estimate, mcnemar
@@ -53,17 +52,8 @@ async def optimize(
     seed = runtime.config.seed
     reflect = reflection(plan.reflect_with, plan.reflect_model, runtime.loaded, seed, runtime.base)
     run = _find_run(runtime, plan, narrate)
-    rollout = AgentRollout(
-        runtime.loaded.policy,
-        runtime.loaded.chat,
-        runtime.packs,
-        runtime.config,
-        sandbox=runtime.sandbox,
-        store=runtime.store,
-        hooks=runtime.hooks,
-        temperature=plan.temperature,
-        run=run,
-    )
+    # Workers load packs from their files: the texts that are tried exist in this process alone.
+    rollout = runtime.rollout().with_(workers=None, temperature=plan.temperature, run=run)
     narrate(
         f"{run.name}: {plan.method}, at most {plan.budget} episodes and {2 * len(tasks['test'])} for the test;"
         f" {plan.reflect_with} writes the prompts"

@@ -22,7 +22,7 @@ from agentrl_cli.plugins.prompts.candidates import (
 )
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.keys import CLOSING, moving, named
+from agentrl_cli.tui.common.keys import CLOSING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.text import join
 
@@ -46,7 +46,7 @@ POLL = 2.0
 class PromptsScreen(AgentScreen):
     """`run`: a search as `store.runs.get` takes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = named(
+    BINDINGS: ClassVar[list[BindingType]] = with_ids(
         "prompts",
         [
             *moving("move"),

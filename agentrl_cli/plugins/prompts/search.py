@@ -13,14 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from agentrl_cli.agents.runners import AgentRollout
 from agentrl_cli.errors import RunFailed
 from agentrl_cli.plugins.prompts.store import PromptRow, Prompts
-from agentrl_cli.rollout import Job, seed_of
+from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.tasks.pack import templated
-from agentrl_cli.tasks.texts import lost, with_parts
+from agentrl_cli.tasks.pack import apply_template
+from agentrl_cli.tasks.texts import explain_loss, with_parts
 from agentrl_cli.types import Episode, Task
 from agentrl_cli.types.content import content_text
 
@@ -84,7 +83,7 @@ async def propose(
     None, with a line about it, if the answer has no usable text. Raises RunFailed after several of these.
     """
     text = read(await given.edit(prompt))
-    reason = lost(parent[name], text)
+    reason = explain_loss(parent[name], text)
     if not reason:
         given.useless = 0
         child = {**parent, name: text}
@@ -111,7 +110,7 @@ class Search:
     store: Store
     run: RunRow
     pack: Pack
-    rollout: AgentRollout
+    rollout: Rollout
     reflect: Reflect
     seed: int
     budget: int
@@ -238,7 +237,7 @@ def score(episode: Episode) -> float:
 
 def with_prompt(task: Task, old: Pack, new: Pack) -> Task:
     """Return a task with the new pack's system message where it has the old one's, and its template."""
-    messages = templated(list(task.prompt), new.template, old.template)
+    messages = apply_template(list(task.prompt), new.template, old.template)
     first = messages[0]
     if first["role"] == "system" and first.get("content") == old.system:
         messages[:1] = [{**first, "content": new.system}] if new.system else []

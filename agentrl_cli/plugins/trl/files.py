@@ -17,7 +17,7 @@ from agentrl_cli.hooks.threads import call
 from agentrl_cli.registry import resolve
 from agentrl_cli.rewards.adapt import accept_arguments
 from agentrl_cli.rewards.context import RewardContext
-from agentrl_cli.tasks.forms import Form, own
+from agentrl_cli.tasks.forms import Form, read_own
 from agentrl_cli.tools.base import Tool, ToolContext, as_result
 from agentrl_cli.tools.schema import tool_schema
 from agentrl_cli.types import Episode, Task, ToolResult
@@ -25,7 +25,7 @@ from agentrl_cli.types import Episode, Task, ToolResult
 NOT_TOOLS = {"reset", "get_reward", "close"}
 STATE = "environment"
 """Key of the episode's instance in `ToolContext.state`."""
-FORM = Form(lambda row: False, own)
+FORM = Form(lambda row: False, read_own)
 """Its rows are ours without an `id`, and recognised as such."""
 REWARDS = {"environment": {"primary": True, "function": "environment"}}
 """The reward of a pack that names none, if its environment has `get_reward`."""

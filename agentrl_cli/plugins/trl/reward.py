@@ -17,7 +17,7 @@ from typing import Any
 from agentrl_cli.errors import EnvError
 from agentrl_cli.hooks.threads import call, name_of
 from agentrl_cli.rewards.adapt import Parameters, accept_arguments
-from agentrl_cli.rewards.context import RewardContext, split
+from agentrl_cli.rewards.context import RewardContext, split_messages
 from agentrl_cli.types import Episode, Message, Origin, Turn
 from agentrl_cli.types.content import content_text
 
@@ -123,7 +123,7 @@ def _conversation(episode: Episode, ctx: RewardContext) -> dict[str, list[Any]]:
     # Everything to the last sampled token, tool results included.
     sampled = [n for n, origin in enumerate(main.tokens.origin) if origin == Origin.MODEL]
     ids = [int(id_) for id_ in main.tokens.ids[turns[0].start : sampled[-1] + 1]] if sampled else []
-    prompt, messages = split(episode, ctx)
+    prompt, messages = split_messages(episode, ctx)
     completion = [message for turn in turns for message in _with_values(turn)]
     text = ctx.task.data.get("prompt")
     if not isinstance(text, str):

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.tasks.forms import braced
+from agentrl_cli.tasks.forms import find_braces
 
 _NUMBER = re.compile(r"-?[0-9.,]+")
 _MARKED = re.compile(rf"#### ({_NUMBER.pattern})")
@@ -53,7 +53,7 @@ def gsm8k(
 
 def last_boxed(text: str) -> str | None:
     r"""Return the last `\boxed{…}` with its braces; None if absent or not closed."""
-    return braced(text, text.rfind("\\boxed{"))
+    return find_braces(text, text.rfind("\\boxed{"))
 
 
 def _unbox(text: str | None) -> str:
@@ -118,7 +118,7 @@ def math_boxed(text: str) -> str | None:
     _, spaced, tail = text.rpartition("\\boxed ")
     if spaced:
         return spaced + tail.partition("$")[0]
-    return braced(text, text.rfind("\\boxed" if "\\boxed" in text else "\\fbox"))
+    return find_braces(text, text.rfind("\\boxed" if "\\boxed" in text else "\\fbox"))
 
 
 def math_unbox(boxed: str) -> str:

@@ -15,7 +15,7 @@ from agentrl_cli.errors import AgentRLError
 from agentrl_cli.plugins.prompts.apo import block
 from agentrl_cli.plugins.prompts.store import Prompts
 from agentrl_cli.store import Store
-from agentrl_cli.tasks.texts import lost
+from agentrl_cli.tasks.texts import explain_loss
 from tests.helpers.processes import comes
 from tests.helpers.train import start, write_model
 from tests.helpers.web import completion, served
@@ -279,5 +279,5 @@ def test_the_text_of_an_answer(answer: str, text: str) -> None:
 
 
 def test_placeholders_must_survive() -> None:
-    assert lost("a {x}", "b {x} {y}") == ""
-    assert lost("a {x}", "b") == "it lost {x}" and lost("a", " ") == "it is empty"
+    assert explain_loss("a {x}", "b {x} {y}") == ""
+    assert explain_loss("a {x}", "b") == "it lost {x}" and explain_loss("a", " ") == "it is empty"
