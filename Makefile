@@ -51,6 +51,7 @@ check: lint types test test-ray  ## everything that .ci/run checks
 
 docs: $(VENV)/.docs  ## the documentation in site/, with its generated pages
 	$(BIN)/python docs/make_cli.py && $(BIN)/python docs/make_config.py && $(BIN)/python docs/make_store.py && $(BIN)/python docs/make_algorithms.py
+	PYTHONPATH=. $(BIN)/python docs/make_architecture.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 screens: $(VENV)/.dev  ## the pictures of the screens in docs/screens

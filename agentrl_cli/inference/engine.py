@@ -165,6 +165,7 @@ class PagedEngine:
 
     @torch.inference_mode()
     def step(self, fresh: list[Request]) -> list[Request]:
+        """Begin some requests, then draw one token for every running one; returns those."""
         try:
             with sampling_mode(self.runner.model):
                 self._begin(fresh)

@@ -124,6 +124,9 @@ class SearchTool(Tool):
             for n, d in enumerate(found, 1)
         )
 
+    shown = show
+    """The name in projects that were copied from search-task before it was a verb."""
+
     async def _remote(self, query: str, count: int) -> list[Document]:
         endpoint = Endpoint(self.url, concurrency=1, timeout=self.seconds, retries=2)
         try:

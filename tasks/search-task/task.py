@@ -202,7 +202,7 @@ TOOL = SearchTool("corpus/facts.jsonl", top_k=3, width=160)
 
 
 def _found(query: str) -> str:
-    return TOOL.shown(index_of(CORPUS).search(query, 3))
+    return TOOL.show(index_of(CORPUS).search(query, 3))
 
 
 def solve(row: Row) -> list[dict[str, Any]]:

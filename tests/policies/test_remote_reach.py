@@ -83,7 +83,7 @@ async def test_it_accepts_and_never_answers(tmp_path: Path) -> None:
         event["ev"] == "fatal"
         and event["message"] == f"{url} cannot be reached: no answer for 4 s."
     )
-    assert "loads its model" in event["hint"]
+    assert "loading its model" in event["hint"]
 
 
 async def test_it_falls_silent_while_the_model_is_to_answer(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ TABLE: dict[str, str | object] = {"root": "math:sqrt", "five": 5}
 
 
 def test_table_entries_are_objects_or_loaded_when_asked() -> None:
-    assert resolve("tools", TABLE, "root") is math.sqrt
-    assert resolve("tools", TABLE, "five") == 5
-    assert names("tools", TABLE) == ["five", "root"]
+    assert resolve("things", TABLE, "root") is math.sqrt
+    assert resolve("things", TABLE, "five") == 5
+    assert names("things", TABLE) == ["five", "root"]
 
 
 def test_paths_to_modules_and_files(tmp_path: Path) -> None:

@@ -104,9 +104,3 @@ async def test_only_the_token_opens_and_the_screen_answers_keys(tmp_path: Path) 
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-def test_the_old_form_says_what_to_type() -> None:
-    command = [sys.executable, "-m", "agentrl_cli", "serve", "--screens", "my-run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "agentrl screens my-run" in done.stderr
