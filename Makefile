@@ -11,7 +11,8 @@ TEMPLATES := .cache/templates/.fetched
 # the environment forbids to keep bytecode: there every command would compile again.
 LAZY   := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check $(LAZY) -c constraints.txt
-JOBS   ?= auto
+# Two more than the cores: many tests wait for a process or a clock.
+JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 2 )))
 AGENTRL := $(BIN)/agentrl
 
 .DEFAULT_GOAL := help

@@ -83,5 +83,7 @@ async def ask() -> None:
     world = world_of(["Hello."])
     transport = httpx2.ASGITransport(app=world.gateway.app)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
-    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://test", timeout=None
+    ) as client:
         assert (await client.post("/e/a/v1/chat/completions", json=body)).status_code == 200
