@@ -238,7 +238,7 @@ async def run_training(
     on_step: Callable[[int, dict[str, float]], None] | None = None,
     accept_changes: bool = False,
 ) -> RunRow:
-    """Open what a training needs and train. Returns the run's row as it ended.
+    """Open the parts of a training and train. Returns the run's row as it ended.
 
     `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
     `accept_changes`: see Trainer.

@@ -6,7 +6,7 @@
 It listens on one socket. `{"op": "open", "id", "limits"}` with a descriptor starts a box that serves that descriptor.
 Further descriptors: one lets the box join a cgroup (its `cgroup.procs`), and the rest report the kernel's out-of-memory
 kills in it. `{"op": "kill", "id"}` ends a box, and `{"op": "ping"}` is answered. It never reads code, so no box
-inherits anything of another, and its environment holds only what the host chose. When the socket closes it exits, and
+inherits anything of another, and its environment holds only the host's choice. When the socket closes it exits, and
 everything in its pid namespace with it.
 """
 

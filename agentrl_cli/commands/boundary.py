@@ -35,7 +35,7 @@ def report(error: BaseException) -> int:
                 f"{error.filename}: permission denied.", "Check its owner and its mode.", 3, error
             )
         case _:
-            return _unexpected(error)
+            return _report_bug(error)
 
 
 def silence_stdout() -> None:
@@ -74,7 +74,7 @@ def _fail(message: str, hint: str, code: int, error: BaseException | None = None
     return code
 
 
-def _unexpected(error: BaseException) -> int:
+def _report_bug(error: BaseException) -> int:
     """Write the traceback of a bug, in AgentRL or in a pack's code, to a file, and name it."""
     import traceback
 

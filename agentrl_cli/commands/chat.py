@@ -59,7 +59,7 @@ def command(
     """
     path = find_db(work.project, work.db, must_exist=False)
     here = work.model is not None or _at_server(work.project, work.config)
-    model = work.model if here else _trained(path, work.sets)
+    model = work.model if here else _find_trained(path, work.sets)
     given = {"--task": task, "--system": system, "--script": script, "--temperature": temperature}
     arguments = ["--db", str(path), "--seed", str(work.seed or 0), *["--approve"] * approve]
     arguments += _list_arguments({"--model": model, **given}, work)
@@ -101,7 +101,7 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
     return bool(said and said[-1].value)
 
 
-def _trained(path: Path, sets: list[str] | None) -> str | None:
+def _find_trained(path: Path, sets: list[str] | None) -> str | None:
     """Return the best checkpoint of the newest training, as in `eval`; None if absent or if a model was set."""
     if not path.is_file() or any(
         text.startswith(("model.name=", "remote.")) for text in sets or ()

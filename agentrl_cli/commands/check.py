@@ -84,7 +84,7 @@ def command(
 def _try(
     context: Context, result: dict[str, Any], model: str | None, rollouts: int, as_json: bool
 ) -> dict[str, Any] | None:
-    """Make rollouts of one pack, print what they mean for a training, and return it; None if no model can be loaded."""
+    """Make rollouts of one pack, print their meaning for a training, and return it; None if no model can be loaded."""
     from agentrl_cli.commands.rollout import sample
     from agentrl_cli.evaluate.reward_spread import ATTEMPTS, advice, estimate, summary
 

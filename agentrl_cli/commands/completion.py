@@ -1,4 +1,4 @@
-"""What the shell completes: runs, episodes, checkpoints and settings, from the project in the working folder.
+"""Completions of the shell: runs, episodes, checkpoints and settings, from the project in the working folder.
 
 Completion never fails aloud: without a readable store there is nothing to complete.
 """
@@ -94,7 +94,7 @@ def presets(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[tuple[str, str]]:
-    """Keys of settings with `=`, and what each is."""
+    """Keys of settings with `=`, and their descriptions."""
     from agentrl_cli.config.models import fields
 
     return [

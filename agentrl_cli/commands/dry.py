@@ -51,7 +51,7 @@ PresetOption = Annotated[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is planned for. Raises UsageError for options that exclude each other."""
+    """The plan's options. Raises UsageError for options that exclude each other."""
 
     preset: str | None = None
     _: dataclasses.KW_ONLY

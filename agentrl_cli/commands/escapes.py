@@ -1,4 +1,4 @@
-"""Printing what the encoding of a stream lacks."""
+"""Printing characters that the encoding of a stream lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 import json
 
 
-def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
@@ -14,4 +14,4 @@ def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
 
 ESCAPES = "agentrl-escape"
 """For `errors=` of a stream: what its encoding lacks is written as escapes, which JSON reads, too."""
-codecs.register_error(ESCAPES, _escaped)
+codecs.register_error(ESCAPES, _escape)

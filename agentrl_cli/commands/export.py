@@ -140,7 +140,7 @@ def _choose(store: Store, names: list[str], filter: str, run: str | None, group:
 def _write_report(
     where: RunStoreOptions, run: str, out: Path | None, markdown: bool, how: tuple[bool, bool, bool]
 ) -> None:
-    """Write what a run learned; `how`: whether to mask secrets, to overwrite, to print JSON."""
+    """Write the report of a run; `how`: whether to mask secrets, to overwrite, to print JSON."""
     from agentrl_cli.reports.report import make_report
     from agentrl_cli.reports.report_pages import write_report
     from agentrl_cli.tui.common.load_episode import token_texts

@@ -39,7 +39,7 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainOptions:
-    """What is printed in place of the screen."""
+    """The output in place of the screen."""
 
     plain: Annotated[bool, typer.Option("--plain", help="Print it; no screen.")] = False
     layer: Annotated[str, typer.Option(help="What to colour tokens by, with --plain.")] = ""
@@ -62,7 +62,7 @@ class PlainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunOptions:
-    """What is done again."""
+    """The calls and turns that are repeated."""
 
     whatif: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""`agentrl sft`: fine-tunes on demonstrations or the store's best episodes; also makes what a recipe describes."""
+"""`agentrl sft`: fine-tunes on demonstrations or the store's best episodes; also makes the model of a recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEACHER_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """What is trained on. Raises UsageError for options that do not go together."""
+    """The data to train on. Raises UsageError for options that do not go together."""
 
     recipe: Annotated[
         str | None,
@@ -183,7 +183,7 @@ class _Losses:
 
 
 def _use_recipe(name: str, given: dict[str, Any], out: Path, resume: bool) -> float:
-    """Make what a recipe describes and return the loss; Ctrl-C or SIGTERM finishes the step."""
+    """Make the model of a recipe and return the loss; Ctrl-C or SIGTERM finishes the step."""
     from agentrl_cli.sft.recipe import RecipeRun, find_recipe, load_settings, stop_on_signal
     from agentrl_cli.sft.train import use_recipe
 
@@ -241,7 +241,7 @@ def _fine_tune(context: Context, given: dict[str, Any], out: Path, data: DataOpt
 
 
 def _ask_teacher(context: Context, url: str, count: int, group: int) -> str:
-    """Let a teacher attempt training tasks; returns the filter of what it solved.
+    """Let a teacher attempt training tasks; returns the filter of the solved ones.
 
     Raises RunFailed if it solved none.
     """

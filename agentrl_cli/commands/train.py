@@ -73,7 +73,7 @@ INTERRUPTED = ("interrupted", "stopped at once")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What is planned before a training, and whether it begins."""
+    """The plan before a training, and whether it begins."""
 
     preset: PresetOption = None
     dry_run: DryOption = False
@@ -146,7 +146,7 @@ def _train(
     here = not (wanted.dry_run or process.apart)
     with hold_training(context.db, process.resume, here=here) as run:
         if run is not None:
-            context = _resumed(context, run, work, flags)
+            context = _resume_context(context, run, work, flags)
         elif not process.apart:  # the process that trains chooses
             context = wanted.fitted(context)
         if wanted.dry_run:
@@ -163,7 +163,7 @@ def _joins(context: Context) -> bool:
     return any(resolve("joins", {}, name)(context.config, logs) for name in offers("joins"))
 
 
-def _resumed(
+def _resume_context(
     context: Context, run: RunRow, work: ModelOptions, flags: Mapping[str, Any]
 ) -> Context:
     """Return the context with the settings of the run; exits if it has no steps left."""
@@ -244,7 +244,7 @@ async def _run(
 
 
 def _conclude(context: Context, run: RunRow) -> None:
-    """Print how a training ended and what comes next; exits with 130 if Ctrl-C stopped it."""
+    """Print how a training ended and the next command; exits with 130 if Ctrl-C stopped it."""
     _print_verdict(context.db, run.id)
     if run.status != "stopped":
         narrate(
@@ -261,7 +261,7 @@ def _conclude(context: Context, run: RunRow) -> None:
 
 
 def _print_verdict(db: Path, run_id: str) -> None:
-    """Print what a training came to, and how often each alert was raised."""
+    """Print the verdict on a training, and how often each alert was raised."""
     from agentrl_cli.reports.verdict import verdict
     from agentrl_cli.store import Store
 
@@ -278,7 +278,7 @@ def _print_verdict(db: Path, run_id: str) -> None:
 
 
 def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) -> RunRow:
-    """Return the row of the training, and print what it trains with."""
+    """Return the row of the training, and print its model, sandbox and store."""
     from agentrl_cli.policies.protocols import require_trainable
     from agentrl_cli.runtime import new_training
     from agentrl_cli.trainer.resume import reopen_run

@@ -96,7 +96,7 @@ class ClipCov(DualClip):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> ClipCov:
+    def _check_order(self) -> ClipCov:
         if self.low >= self.high:
             raise ValueError(
                 f"algo.loss.low ({self.low:g}) must be below algo.loss.high ({self.high:g})"

@@ -60,7 +60,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     order = {key: index for index, key in enumerate(descriptions)}
     lines: list[str] = []
     section = ""
-    settings = _joined(settings)
+    settings = _join_choices(settings)
     for key in sorted(
         settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))
     ):
@@ -77,7 +77,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _joined(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _join_choices(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with each choice's name and options in one mapping."""
     out = dict(settings)
     for key in CHOSEN:

@@ -27,7 +27,7 @@ KEYS = {"name", "class_name", "config", "function", "script", "model", "reward"}
 def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
     """Name to maker from `interaction:` of task.yaml: a file's name, a shipped name, an entry, or a list of entries.
 
-    Raises ConfigError for entries that say too little or too much, NotFound for what they name and is not there.
+    Raises ConfigError for entries that say too little or too much, NotFound for a missing name.
     """
     if value is None:
         return {}

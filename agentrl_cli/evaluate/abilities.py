@@ -1,4 +1,4 @@
-"""What a model can do of the things that a task with tools asks of it, by a few attempts at each.
+"""A model's share of the abilities that a task with tools needs, by a few attempts at each.
 
 Reinforcement learning can only reinforce what happens: a model that never calls a tool that it has not seen has nothing
 to begin with. The tools here are plain typed functions whose names and answers no model can know; the bundled models'

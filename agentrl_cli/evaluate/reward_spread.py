@@ -35,7 +35,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What some rollouts say about the groups of a training."""
+    """An estimate of a training's groups from some rollouts."""
 
     tasks: int
     rollouts: int
@@ -110,7 +110,7 @@ def _reason(episode: Episode) -> str:
 
 
 def summary(found: Spread, model: str) -> list[str]:
-    """What was seen, and what it means for a training, as lines."""
+    """Return the observations and their meaning for a training, as lines."""
     many = f"{found.rollouts} rollouts ({found.tasks} tasks)"
     lines = [f"{model} solved {found.solved} of {many}"]
     if found.failures:

@@ -211,7 +211,7 @@ async def evaluate(
 
 
 def _without_supports(config: Config) -> Config:
-    """What could be drawn is read by training alone, and servers do not report it."""
+    """Return the settings without supports: training alone reads them, and servers do not report them."""
     return config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"replay_truncation": False})}
     )

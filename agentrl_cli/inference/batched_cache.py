@@ -103,7 +103,7 @@ def has_columns(held: Any) -> bool:
 
 
 def _parts(held: Any) -> list[tuple[str, Any]]:
-    """What a container of a cache holds, by name."""
+    """Return the contents of a container of a cache, by name."""
     if isinstance(held, dict):
         return [(str(key), value) for key, value in held.items()]
     if isinstance(held, list | tuple):

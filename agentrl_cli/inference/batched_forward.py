@@ -30,7 +30,7 @@ class BatchedForward:
     """Computes batches of requests with a model's own forward and cache.
 
     Args:
-        abilities: What the model's cache can do; None: it is tried.
+        abilities: Those of the model's cache; None: they are tried.
     Raises ModelError if the model's own forward cannot compute a text.
     """
 
@@ -54,7 +54,7 @@ class BatchedForward:
         self._shifts.pop(id(request), None)
 
     def shift(self, request: Request) -> int:
-        """What the position of its next token is ahead of its number."""
+        """Return the distance between the position of its next token and its number."""
         return self._shifts.get(id(request), 0)
 
     def clear(self) -> None:

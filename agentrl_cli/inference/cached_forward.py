@@ -1,6 +1,6 @@
 """A model's own forward over transformers' own cache, for a batch of sequences of different lengths.
 
-What a model can do is found by trying it (`Abilities.of`): its numbers after prompts, decode steps and later turns are
+A model's abilities are found by trying it (`Abilities.of`): its numbers after prompts, decode steps and later turns are
 compared with one plain forward over whole sequences, whose windows are made so short that they are crossed.
 """
 
@@ -88,7 +88,7 @@ class CachedForward:
         Args:
             lengths: [B] tokens that the cache has of each sequence; it is padded on the left to the longest.
             padding: [B] how many of the new tokens are padding, on the left; for an empty cache only.
-            shifts: [B] what a position is ahead of its token's number, after images.
+            shifts: [B] distance of a position from its token's number, after images.
             seen: Images among the new tokens, and positions that take the place of the ones made here.
         """
         held = list(lengths) if self.columns else [0] * len(lengths)
@@ -136,7 +136,7 @@ class CachedForward:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the forward of a model can do with its numbers unchanged."""
+    """The uses of a model's forward that leave its numbers unchanged."""
 
     cached: bool = False
     """Compute on with its own cache; else every step computes the whole context again."""
@@ -156,7 +156,7 @@ class Abilities:
     """The longest window; 0 if there is none."""
 
     def bytes(self, length: int) -> int:
-        """What the cache of so many tokens takes."""
+        """Return the bytes that the cache of so many tokens takes."""
         near = min(length, self.window or length)
         return (
             self.sequence_bytes + self.token_bytes[0] * near + self.token_bytes[1] * (length - near)
@@ -164,7 +164,7 @@ class Abilities:
 
     @property
     def limits(self) -> str:
-        """What is computed again or apart, for people; empty if everything is batched."""
+        """Return the parts that are computed again or apart, for people; empty if everything is batched."""
         if not self.cached:
             return "its cache does not continue, so every step computes the whole context again"
         equal = "its cache batches sequences of equal length only"
@@ -257,7 +257,7 @@ class _Trial:
         )
 
     def _attempt(self, act: Any) -> Any:
-        """What a try returns; None if the forward raises what it cannot do."""
+        """Return the result of a try; None if the forward cannot do it."""
         try:
             return act()
         except CAUGHT:

@@ -192,7 +192,7 @@ class GraphRunner(ModelRunner):
 
 
 def addresses(model: nn.Module) -> tuple[Any, ...]:
-    """Return where a model's weights lie and which adapters are on: what a captured step has in it."""
+    """Return where a model's weights lie and which adapters are on: both are part of a captured step."""
     found: list[Any] = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
     every: Any = model.modules()
     for module in every:

@@ -33,7 +33,7 @@ Item = tuple[Int32, int, list[int]]
 
 
 class Engine(Protocol):
-    """What a LocalPolicy samples with. `step` runs in a thread, everything else between two steps."""
+    """The sampling engine of a LocalPolicy. `step` runs in a thread, everything else between two steps."""
 
     name: str
     vocabulary: int
@@ -73,7 +73,7 @@ class Engine(Protocol):
         """An episode is over."""
 
     def renew(self, version: str) -> None:
-        """The weights are others: drop what the old ones computed."""
+        """The weights are others: drop the results of the old ones."""
 
     def rest(self) -> None:
         """Give memory back while nothing is sampled."""

@@ -2,7 +2,7 @@
 
 For models whose layers keep a state that is not a list of keys and values (linear attention, state spaces), a latent,
 or compressed keys, that read images or have positions of three dimensions, or whose attention the paged engine does not
-support. What a model can do is tried when the engine is made (cached_forward.py).
+support. A model's abilities are tried when the engine is made (cached_forward.py).
 
 All running sequences are one batch with one cache, padded on the left. Prompts are computed beside it, equal ones once,
 and join it; a sequence that ends leaves it, and its cache is kept for the next turn of its episode. A turn is computed
@@ -59,7 +59,7 @@ class FallbackEngine:
 
     @property
     def used(self) -> int:
-        """Bytes of all caches, by what the trial found of a sequence and a token; padding counts."""
+        """Bytes of all caches, by the trial's bytes of a sequence and a token; padding counts."""
         size = self.abilities.bytes
         running = sum(len(batch.requests) * size(max(batch.lengths)) for batch in self._batches)
         return running + sum(size(len(kept.ids)) for kept in self._turns.values())
@@ -90,7 +90,7 @@ class FallbackEngine:
         return taken
 
     def _bytes(self, request: Request) -> int:
-        """What the cache of a request takes, by the trial, with some of what may be drawn."""
+        """Return the bytes of a request's cache, by the trial, with some of the tokens to come."""
         more = min(request.sampling.max_new_tokens - len(request.out), max(32, request.length // 2))
         return self.abilities.bytes(request.length + more)
 

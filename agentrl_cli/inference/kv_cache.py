@@ -264,7 +264,7 @@ class KVCache:
             self.pool.release(self.prefixes.pop(0).blocks)
 
     def drop_cached(self) -> None:
-        """New weights: evict what the old ones computed, except for running requests."""
+        """New weights: evict the results of the old ones, except for running requests."""
         for cached in (*self.prefixes, *self.turns.values()):
             self.pool.release(cached.blocks)
         self.prefixes.clear()
@@ -299,7 +299,10 @@ class FixedKVCache(KVCache):
         return self._tables
 
     def idle(self, live: Collection[str]) -> list[TokenSequence]:
-        """What stands for each slot in a decode step; what it writes lies behind what the slot's episode has cached."""
+        """The block table of each slot in a decode step.
+
+        Its writes lie behind the positions that the slot's episode has cached.
+        """
         rows = [
             TokenSequence(key="", ids=np.zeros(1, np.int32), block_table=table)
             for table in self.tables

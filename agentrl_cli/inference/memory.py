@@ -1,4 +1,4 @@
-"""How much memory keys and values may take: the setting in words, and what a position costs."""
+"""How much memory keys and values may take: the setting in words, and the bytes of a position."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def kv_positions(config: Config) -> int:
 
 
 def rollout_memory(model: Any, given: Config) -> int:
-    """Bytes that keys and values may take in a training by default: what it can need, if that is free."""
+    """Bytes that keys and values may take in a training by default: its largest need, if that is free."""
     config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
     needed = kv_positions(given) * position_bytes(config, weight.dtype)
     return min(needed, auto_memory(weight.device))

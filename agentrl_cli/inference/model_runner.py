@@ -84,7 +84,7 @@ class ModelRunner:
         return self._tables
 
     def forget_tables(self) -> None:
-        """Drop what is kept from one decode step to the next."""
+        """Drop the tables kept from one decode step to the next."""
         self._layout = self._tables = None
 
     def prefill(

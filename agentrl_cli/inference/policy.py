@@ -110,7 +110,7 @@ class LocalPolicy:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Memory for keys and values (blocks of positions; bytes with the fallback) and what it cost."""
+        """Memory for keys and values (blocks of positions; bytes with the fallback) and its cost."""
         return self._engine.metrics()
 
     @property
@@ -134,7 +134,7 @@ class LocalPolicy:
         on_token: Callable[[int], None] | None = None,
         images: Sequence[bytes] = (),
     ) -> Generation:
-        """Sample one turn after `ids`, the whole context so far; only what is new since the last turn is computed.
+        """Sample one turn after `ids`, the whole context so far; only new tokens since the last turn are computed.
 
         `images`: those of the context in order, for a model that reads them.
 

@@ -1,4 +1,4 @@
-"""One turn of one episode that is being sampled: its tokens, its block table, and what it becomes when it is over."""
+"""One turn of one episode that is being sampled: its tokens, its block table, and its result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TokenSequence:
 
     @property
     def context(self) -> Int32:
-        """[length] what was given and what was drawn."""
+        """[length] the given and the drawn tokens."""
         return np.concatenate([self.ids, np.asarray(self.out, np.int32)]) if self.out else self.ids
 
     @property
@@ -135,7 +135,7 @@ class Request(TokenSequence):
         return any(text in tail for text in self.sampling.stop_strings)
 
     def result(self, version: str) -> Generation:
-        """What was drawn, as the policy's answer."""
+        """Return the drawn tokens as the policy's answer."""
         count = len(self.out)
         records = (
             np.empty((0, NUMBERS), np.float32) if self._records is None else self._records[:count]

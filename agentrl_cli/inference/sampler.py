@@ -106,7 +106,7 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
 
 
 def _ask_allow(request: Request, vocabulary: int) -> Sequence[int] | None:
-    """What a request's `allow` returns for its next token. An error ends this request and no other."""
+    """Return the answer of a request's `allow` for its next token. An error ends this request and no other."""
     how = request.sampling
     if how.allow is None or request.error is not None:
         return None

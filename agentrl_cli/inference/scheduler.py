@@ -51,7 +51,7 @@ class Scheduler:
         return taken
 
     def _count_blocks(self, request: Request, held: set[int], prompts: set[bytes]) -> int:
-        """Blocks for a context, and some of what may be drawn, beside those that others hold. Notes what it shares."""
+        """Return the blocks for a context and some of the tokens to come, beside those that others hold."""
         context = request.context
         more = min(
             request.sampling.max_new_tokens - len(request.out), max(BLOCK, len(context) // 2)

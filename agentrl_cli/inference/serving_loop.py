@@ -156,7 +156,7 @@ class ServingLoop:
         self._engine.clear()
 
     def _tidy(self) -> None:
-        """Remove abandoned requests from the batch, and what was released from the cache."""
+        """Remove abandoned requests from the batch, and released ones from the cache."""
         for request in list(self._engine.running):
             if request.abandoned:
                 self._engine.remove(request)

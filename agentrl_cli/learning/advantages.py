@@ -72,7 +72,7 @@ def reinforce_pp_baseline(x: AdvantageInput) -> list[Float32]:
 
 
 def remax(x: AdvantageInput) -> list[Float32]:
-    """What is still to come at each token − reward of the greedy attempt. https://arxiv.org/abs/2310.10505.
+    """Reward still to come at each token − reward of the greedy attempt. https://arxiv.org/abs/2310.10505.
 
     As verl has it: with a reward at the end alone, R − the greedy attempt's on every token; rewards of turns and
     penalties of tokens count from where they lie backwards.
@@ -223,7 +223,7 @@ def estimate(algo: AlgoConfig, x: AdvantageInput) -> list[Float32]:
 
 
 def needs(algo: AlgoConfig) -> Needs:
-    """What must be computed for the configured estimator. Raises as `find` does."""
+    """Return the inputs that the configured estimator needs. Raises as `find` does."""
     return find(algo.advantage.name).needs
 
 

@@ -206,7 +206,7 @@ def _first_trained(segment: Segment) -> int:
 def _assemble(
     tensors: dict[str, Tensor], there: Tensor, pad_id: int, ids: tuple[str, ...]
 ) -> Batch:
-    """Return a batch from its two halves and the mask of what is not padding."""
+    """Return a batch from its two halves and the mask of the tokens that are not padding."""
     given: dict[str, Any] = {
         **tensors,
         "input_ids": torch.cat([tensors["prompts"], tensors["responses"]], 1),

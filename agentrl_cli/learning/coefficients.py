@@ -88,7 +88,7 @@ class Coefficients:
         return {name: values[name] for name, on in steered.items() if on}
 
     def state(self) -> dict[str, float | None]:
-        """What a checkpoint keeps."""
+        """Return the values that a checkpoint keeps."""
         return {"kl": self.kl, "entropy": self.entropy, "seen": self.seen}
 
     def load(self, state: Mapping[str, float | None]) -> None:

@@ -137,7 +137,7 @@ class Compute:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides the model's weights."""
+        """Return the state for a checkpoint, without the model's weights."""
         kept: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self.average is not None:
             kept["reference"] = self.average.state()

@@ -1,4 +1,4 @@
-"""What a training step does with each episode, and why: a `Fact` for every one, never a silent drop."""
+"""The fate of each episode in a training step: a `Fact` for every one, never a silent drop."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def decide(
     for group in groups:
         good = []
         for episode in group:
-            fact = _own(episode, drift.get(episode.id, ""), train_drifted, vocabulary)
+            fact = _decide_alone(episode, drift.get(episode.id, ""), train_drifted, vocabulary)
             facts[episode.id] = fact
             if fact is Fact.TRAINED and episode.id in stale:
                 facts[episode.id] = Fact.SKIPPED_STALE
@@ -80,7 +80,9 @@ def decide(
     return facts
 
 
-def _own(episode: Episode, drift: str, train_drifted: bool, vocabulary: int | None) -> Fact:
+def _decide_alone(
+    episode: Episode, drift: str, train_drifted: bool, vocabulary: int | None
+) -> Fact:
     if episode.outcome is not None and episode.outcome in _BY_OUTCOME:
         return _BY_OUTCOME[episode.outcome]
     if not episode.graded:
@@ -113,8 +115,8 @@ def void(turn: Turn) -> bool:
     return bool(turn.calls) or turn.stop_reason is StopReason.LENGTH or not said
 
 
-def _crooked(episode: Episode) -> str:
-    """What is wrong with the tree of turns, or ""."""
+def _find_tree_flaw(episode: Episode) -> str:
+    """Return the first flaw of the tree of turns, or ""."""
     for index, turn in enumerate(episode.turns):
         if turn.parent is not None and not ROOT <= turn.parent < index:
             return f"turn {index} continues turn {turn.parent}, which is not an earlier one"
@@ -124,7 +126,7 @@ def _crooked(episode: Episode) -> str:
 
 
 def flaw(episode: Episode, vocabulary: int | None = None) -> str:
-    """What is wrong with the tokens, or "". `vocabulary`: number of ids of the model.
+    """Return the first flaw of the tokens, or "". `vocabulary`: number of ids of the model.
 
     A server or a damaged store may return anything. One id outside the vocabulary would end an update, and each resume
     would take the same episode from the store again. NaN stands for an unknown log-probability and is accepted.
@@ -145,7 +147,7 @@ def flaw(episode: Episode, vocabulary: int | None = None) -> str:
         or any(turn.start > turn.end for turn in episode.turns)
     ):
         return f"the turns end at {ends[-1]} and the tokens at {n}"
-    if problem := _crooked(episode):
+    if problem := _find_tree_flaw(episode):
         return problem
     for logps in (
         tokens.logp_sampled[tokens.trained_mask],

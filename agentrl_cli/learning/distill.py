@@ -1,4 +1,4 @@
-"""On-policy distillation: what a teacher makes of the tokens that the student sampled.
+"""On-policy distillation: a teacher scores the tokens that the student sampled.
 
 The teacher sees the student's own tokens, so only its log-probabilities are needed; with a hint its prompt is longer
 than the student's (self-distillation from a privileged prompt, https://arxiv.org/abs/2601.18734). Not here: where a

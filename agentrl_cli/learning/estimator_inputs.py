@@ -1,4 +1,4 @@
-"""What an advantage estimator is given, and the few group operations that all of them share (numpy, float64).
+"""The inputs of advantage estimators, and the few group operations that all of them share (numpy, float64).
 
 Not here: any estimator. Notation: N episodes, G groups, `lengths[i]` trained tokens and K_i assistant turns in
 episode i. Tokens that were not sampled (tool results, templates) do not exist for an estimator: arrays per token
@@ -146,19 +146,19 @@ WORLD = ""
 def turn_rewards(episode: Episode) -> Float64:
     """[K] sum of what tools, user and environment gave to each assistant turn, NaN if nothing."""
     return np.array(
-        [sum(given.values()) if given else np.nan for given in _given(episode)], np.float64
+        [sum(given.values()) if given else np.nan for given in _split_rewards(episode)], np.float64
     )
 
 
 def turn_parts(episodes: Sequence[Episode]) -> tuple[Float64, ...]:
     """N × [K_i, S] the same apart, by the tool that gave it or the world; S over all episodes, sorted."""
-    given = [_given(episode) for episode in episodes]
+    given = [_split_rewards(episode) for episode in episodes]
     names = sorted({name for turns in given for turn in turns for name in turn})
     rows = ([[turn.get(name, np.nan) for name in names] for turn in turns] for turns in given)
     return tuple(np.array(row, np.float64).reshape(len(row), len(names)) for row in rows)
 
 
-def _given(episode: Episode) -> list[dict[str, float]]:
+def _split_rewards(episode: Episode) -> list[dict[str, float]]:
     """For each assistant turn, who gave it how much.
 
     What a turn gave belongs to the nearest assistant turn on its path; forks after one turn add up.

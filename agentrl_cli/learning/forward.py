@@ -104,7 +104,7 @@ def way_of(base: Any) -> str:
     Raises ModelError if none of them gives the model's numbers.
     """
     if base not in _WAYS:
-        _WAYS[base] = _tried_images(base) if reader_of(base) is not None else _tried(base)
+        _WAYS[base] = _tried_images(base) if reader_of(base) is not None else _try_ways(base)
         if _WAYS[base] == "apart":
             _LOG.warning(
                 "%s: episodes with images are computed one by one in training", type(base).__name__
@@ -148,7 +148,7 @@ def _tried_images(base: Any) -> str:
 
 
 @torch.no_grad()
-def _tried(base: Any) -> str:
+def _try_ways(base: Any) -> str:
     """Return the first way whose log-probabilities are those of the plain forward, over prompts that cross every
     window.
     """
@@ -350,7 +350,7 @@ def width(model: nn.Module) -> int:
 
 
 def logit_rules(config: Any) -> tuple[float, float | None]:
-    """(factor on the logits, soft cap): what some families do between head and softmax."""
+    """Return (factor on the logits, soft cap), which some families apply between head and softmax."""
     config = config.get_text_config()
     factor = float(getattr(config, "logit_scale", None) or 1.0)
     factor /= float(getattr(config, "logits_scaling", None) or 1.0)

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a forward works on: ids [T], positions [T], the blocks, and the positions whose states are wanted [M]."""
+    """The inputs of a forward: ids [T], positions [T], the blocks, and the positions whose states are wanted [M]."""
 
     ids: Tensor
     positions: Tensor

@@ -165,7 +165,7 @@ def _turn_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def _weighed(cos: Tensor, sin: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+def _weigh(cos: Tensor, sin: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
     """cos and sin that also multiply with a norm's weight."""
     if norm is None:
         return cos, sin
@@ -196,7 +196,7 @@ class Before(torch.autograd.Function):
             if weight is not None:
                 raw, by = _normal(raw, heads.eps)
                 kept += [raw, by]
-            turned.append(_turn(raw, *_weighed(cos, sin, weight)))
+            turned.append(_turn(raw, *_weigh(cos, sin, weight)))
         ctx.heads, ctx.given, ctx.norm, ctx.rotation = heads, given, norm, (cos, sin)
         ctx.save_for_backward(normal, factor, *kept, *adapters)
         ctx.kept = len(kept)
@@ -210,7 +210,7 @@ class Before(torch.autograd.Function):
         cos, sin = ctx.rotation
         flat = []
         for number, weight in enumerate((heads.q_norm, heads.k_norm)):
-            grad = _turn_backward(grads[number], *_weighed(cos, sin, weight))
+            grad = _turn_backward(grads[number], *_weigh(cos, sin, weight))
             if weight is not None:
                 grad = _normal_backward(grad, kept[2 * number], kept[2 * number + 1])
             flat.append(grad.flatten(1))

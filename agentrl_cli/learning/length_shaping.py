@@ -1,7 +1,7 @@
 """Reward parts that depend on an episode's length: overlong shaping and a length penalty.
 
 They are parts like any other: stored with their weight, shown in replay, and summed into the reward that advantages are
-relative to. Evaluations do not have them. What is skipped instead of penalised is decided in dispositions.py.
+relative to. Evaluations do not have them. dispositions.py decides which are skipped instead of penalised.
 """
 
 from __future__ import annotations

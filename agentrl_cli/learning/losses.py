@@ -142,7 +142,7 @@ def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: DualClip) -> Polic
     bounded = ratio.clamp(1 - c.clip_low, 1 + c.clip_high)
     loss = torch.maximum(-ratio * advantage, -bounded * advantage)
     held = ratio.detach()
-    clipped = _held(held, advantage, c)
+    clipped = _is_bound(held, advantage, c)
     if c.clip_dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -c.clip_dual * advantage), loss)
         clipped = clipped | ((advantage < 0) & (held > c.clip_dual))
@@ -150,7 +150,7 @@ def _clip(ratio: Tensor, slope: Tensor, advantage: Tensor, c: DualClip) -> Polic
     return PolicyTerm(loss, weight, held, clipped)
 
 
-def _held(ratio: Tensor, advantage: Tensor, c: Clip) -> Tensor:
+def _is_bound(ratio: Tensor, advantage: Tensor, c: Clip) -> Tensor:
     """[M] bool: a bound is reached on the side that changes the update."""
     return ((advantage > 0) & (ratio > 1 + c.clip_high)) | (
         (advantage < 0) & (ratio < 1 - c.clip_low)
@@ -263,7 +263,7 @@ def select_clip_cov(
     free = (
         torch.ones_like(selected)
         if old is None
-        else ~_held(torch.exp(logp.detach() - old), advantage, c)
+        else ~_is_bound(torch.exp(logp.detach() - old), advantage, c)
     )
     within = torch.nonzero((cov > c.low) & (cov < c.high) & free)[:, 0]
     order = torch.randperm(len(within), generator=torch.Generator().manual_seed(seed)).to(

@@ -1,4 +1,4 @@
-"""Trained tokens that count less: those far from what was sampled, and those whose policy term has no gradient.
+"""Trained tokens that count less: those far from the sampler, and those whose policy term has no gradient.
 
 A token that is rejected leaves the mini-batch: it is in no mean and no total, as if it had not been sampled. One that
 is masked stays in the totals, and its policy term is 0.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class MovingReference:
-    """The average of the trained weights alone; what is frozen is the model's own. It begins as the model does.
+    """The average of the trained weights alone; frozen ones are the model's own. It begins as the model does.
 
     After every `steps` steps: average ← (1 − share) · average + share · weights, as TRL's `sync_ref_model`
     (https://arxiv.org/abs/2404.09656). Works for adapters as for whole models, without a second model.
@@ -51,7 +51,7 @@ class MovingReference:
             one.copy_(value)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"seen": self.seen, "weights": self.weights}
 
     def load(self, state: Mapping[str, Any]) -> None:

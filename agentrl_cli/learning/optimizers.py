@@ -109,7 +109,7 @@ class OffloadedAdamW:
 
 
 def adamw_offload(model: nn.Module, settings: TrainConfig) -> Any:
-    """`OffloadedAdamW` over what is trained."""
+    """Return `OffloadedAdamW` over the trained weights."""
     return OffloadedAdamW(
         trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
     )

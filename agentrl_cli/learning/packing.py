@@ -81,7 +81,7 @@ class Packed:
 
     @property
     def tokens(self) -> int:
-        """T: what the forward costs."""
+        """Tokens of the forward, T."""
         return len(self.input_ids)
 
     def split(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
@@ -149,7 +149,7 @@ class _Row:
         self.size += len(ids)
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """A block: the common prefix of what is needed of the episodes, then each one's rest."""
+        """Return a block: the common prefix of the needed tokens, then each episode's rest."""
         for segment in segments:
             if len(segment.trained) != len(segment.ids):
                 raise ValueError("ids and trained differ in length")
@@ -158,9 +158,9 @@ class _Row:
                     "the first token of an episode has no log-probability: nothing precedes it"
                 )
         wanted = [np.flatnonzero(s.trained) for s in segments]
-        needed = [_needed(s) for s in segments]
+        needed = [_cut_needed(s) for s in segments]
         alive = [ids for ids in needed if len(ids)]
-        shared = _shared(segments, alive)
+        shared = _count_shared(segments, alive)
         start = self.size
         if shared:
             self._put(alive[0][:shared], 0)
@@ -277,12 +277,12 @@ def select_segments(
 
 def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:
     """Tokens of a group's prefix, and of each member after it."""
-    needed = [_needed(segment) for segment in group]
-    shared = _shared(group, [ids for ids in needed if len(ids)])
+    needed = [_cut_needed(segment) for segment in group]
+    shared = _count_shared(group, [ids for ids in needed if len(ids)])
     return shared, [max(len(ids) - shared, 0) for ids in needed]
 
 
-def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
+def _count_shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
     """Leading tokens that are computed once for all. 0 with images, which equal tokens may hide."""
     return (
         common_prefix(alive)
@@ -291,7 +291,7 @@ def _shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
     )
 
 
-def _needed(segment: Segment) -> Int32:
+def _cut_needed(segment: Segment) -> Int32:
     """Return the tokens up to the one that predicts the last trained token."""
     where = np.flatnonzero(segment.trained)
     return segment.ids[: where[-1]] if len(where) else segment.ids[:0]

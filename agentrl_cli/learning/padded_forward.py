@@ -70,7 +70,7 @@ def whole_logits(base: Any, packed: Packed) -> tuple[Tensor, Tensor]:
     wanted = torch.from_numpy(packed.rows).to(device)
 
     def both(rows: list[Tensor], length: int, _: list[int]) -> Tensor:
-        out = base(input_ids=_stacked(rows, length), use_cache=False, output_hidden_states=True)
+        out = base(input_ids=_stack(rows, length), use_cache=False, output_hidden_states=True)
         return torch.cat([out.logits, out.hidden_states[-1]], -1)
 
     found = _spread(torch.from_numpy(packed.input_ids).to(device), packed, both).index_select(
@@ -130,13 +130,13 @@ def _alike(lengths: list[int]) -> list[tuple[list[int], int]]:
 
 def _states(decoder: Any, rows: list[Tensor], length: int, **given: Any) -> Tensor:
     """[B, length, D] states of sequences padded on the right."""
-    out = decoder(input_ids=_stacked(rows, length), **{"use_cache": False, **given})
+    out = decoder(input_ids=_stack(rows, length), **{"use_cache": False, **given})
     return cast(
         Tensor, out[0] if isinstance(out, tuple) else out.last_hidden_state
     )  # a model's own code may return a tuple
 
 
-def _stacked(rows: list[Tensor], length: int) -> Tensor:
+def _stack(rows: list[Tensor], length: int) -> Tensor:
     return torch.stack([nn.functional.pad(row, (0, length - len(row))) for row in rows])
 
 
@@ -174,7 +174,7 @@ def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
 
 
 def _read_only(cache: Any) -> Any:
-    """Return a cache whose states are read and not written: what a backward pass needs stays as it was."""
+    """Return a cache whose states are read and not written, as a backward pass needs them."""
 
     def conv(layer: Any, new: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
         return torch.cat([layer.conv_states[state_idx], new], -1)

@@ -93,7 +93,7 @@ def _score(
     bundles: Sequence[int] | None = None,
     change: Callable[[TokenSequence], Segment] | None = None,
 ) -> Iterator[tuple[list[int], TokenScores]]:
-    """Yield the sequences of each micro-batch and its scores. `change`: what is computed instead of each segment."""
+    """Yield each micro-batch's sequences and scores. `change` returns the segment to compute instead of one."""
     bundles = range(len(table.bundles)) if bundles is None else bundles
     segments = table.segments(bundles)
     if change is not None:

@@ -2,7 +2,7 @@
 
 Rows follow the episodes, and within an episode its tokens; `offsets` says where each episode begins. A token sequence
 is an episode, or a branch of one, and knows the rows of the tokens that it trains: a token that several branches share
-is a row of the first. Sequences that begin alike lie in one bundle, so that what they share is computed once; a group
+is a row of the first. Sequences that begin alike lie in one bundle, so that their prefix is computed once; a group
 is one bundle unless agents in it began several contexts.
 """
 
@@ -79,7 +79,7 @@ class TokenColumns:
         return np.ones(len(self.advantage), np.bool_) if self.accepted is None else self.accepted
 
     def loss_inputs(self, rows: Ints) -> TokenColumns:
-        """Return what a loss may need of some rows."""
+        """Return the columns of some rows that a loss may need."""
         return TokenColumns(
             self.sampled_logp[rows],
             self.sampler_logp[rows],
@@ -140,7 +140,7 @@ class StepTable:
             first += len(group)
         empty = np.zeros(len(episodes))
         return cls(
-            number, episodes, offsets, sequences, bundles, by_group, _sampled(episodes), empty
+            number, episodes, offsets, sequences, bundles, by_group, _columns_of(episodes), empty
         )
 
     @property
@@ -268,7 +268,7 @@ def _take(column: NDArray[Any] | None, rows: Ints) -> NDArray[Any] | None:
     return None if column is None else column[rows]
 
 
-def _sampled(episodes: Sequence[Episode]) -> TokenColumns:
+def _columns_of(episodes: Sequence[Episode]) -> TokenColumns:
     """Return the columns that are known from sampling; all advantages are 0."""
     tokens = [(episode.tokens, episode.tokens.trained_mask) for episode in episodes]
     sampled = np.concatenate([one.logp_sampled[mask] for one, mask in tokens])

@@ -1,7 +1,7 @@
 """Advantages below the episode: per token (GAE) and per assistant turn (discounted returns, MT-GRPO, GiGPO).
 
 Discounts count trained tokens in `gae` and `discounted`, and assistant turns in the rest; tool tokens in between
-cost no discount, since the policy did not choose them. Not here: what the value head learns (value.py).
+cost no discount, since the policy did not choose them. The targets of the value head are in value.py.
 
 Where an episode branches, what follows a token or turn is what follows on its path, and each branch ends with the
 episode's reward. A token or turn on several branches counts as in the first, where it is trained.
@@ -251,7 +251,7 @@ def gigpo(x: AdvantageInput) -> list[Float32]:
 
     https://arxiv.org/abs/2505.10978: turns of one group are grouped again by the state they answered (anchor
     state) and their discounted returns normalised there; a state met once adds nothing. The episode's return is the
-    sum over its turns, what the world gave to single turns included.
+    sum over its turns, rewards of the environment for single turns included.
     """
     need(x.turn_states, "the state before each turn (turn_states)", "gigpo")
     assert x.turn_states is not None

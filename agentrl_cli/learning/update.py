@@ -100,7 +100,7 @@ class Learner:
         return self.compute.critic
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides the model's weights."""
+        """Return the state for a checkpoint, without the model's weights."""
         return {**self.compute.state(), "coefficients": self.coefficients.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ class Learner:
             self.coefficients.load(state["coefficients"])
 
     def close(self) -> None:
-        """End what an update keeps open; called at the end of a run."""
+        """Close open resources; called at the end of a run."""
 
     def learning_rate(self, step: int) -> float:
         """Return the policy's learning rate in a step."""
@@ -143,7 +143,7 @@ class Learner:
         self.compute.end()
         result = Update(rejected | {name: float(np.mean(values)) for name, values in sums.items()})
         result.metrics |= {"learning_rate": lr} | self.coefficients.metrics()
-        result.metrics |= _explained(seen) | _distance(seen)
+        result.metrics |= _explained_variance(seen) | _distance(seen)
         if not algo.bypass and seen.old_logp is not None:
             result.metrics |= sampling_gap(seen.old_logp, seen.sampler_logp)
         self.coefficients.adapt(result.metrics, len(seen.advantage))
@@ -281,7 +281,7 @@ def _minibatches(groups: Sequence[Sequence[int]], count: int) -> Iterator[list[i
             yield [bundle for group in part for bundle in groups[group]]
 
 
-def _explained(seen: TokenColumns) -> dict[str, float]:
+def _explained_variance(seen: TokenColumns) -> dict[str, float]:
     """Return the explained variance of the values before the update; {} without values, or for equal returns."""
     if seen.value is None or seen.returns is None:
         return {}

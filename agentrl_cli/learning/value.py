@@ -71,7 +71,7 @@ class Critic:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from agentrl_cli.errors import writing as disk_writing
 def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
     """Lock the folder `out` for the command `doing` while the block runs, and the stored run that it lies in.
 
-    First deletes what a process that died left beside `out`.
+    First deletes leftovers of a process that died beside `out`.
     Raises UsageError if another process writes there or works on that run; StoreError if it is not writable.
     """
     from agentrl_cli.models.checkpoint import sweep
@@ -26,7 +26,7 @@ def writing(out: Path, doing: str, db: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if db is not None and db.is_file():
             stack.enter_context(_run_around(out, doing, db))
-        stack.enter_context(_locked(out, named, doing))
+        stack.enter_context(_hold_lock(out, named, doing))
         sweep(out.parent, out.name)
         yield
 
@@ -49,7 +49,7 @@ def _run_around(out: Path, doing: str, db: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(out: Path, named: str, doing: str) -> Iterator[None]:
+def _hold_lock(out: Path, named: str, doing: str) -> Iterator[None]:
     """Yield a lock on a file beside the folder `named` by the user; the kernel releases it when the process exits."""
     path = out.with_name(f".{out.name}.lock")
     with disk_writing(named, hint="Choose another folder, or free some space."):

@@ -1,4 +1,4 @@
-"""What a reward function may use of the episode that it scores."""
+"""The parts of an episode that a reward function may use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scored(NamedTuple):
 
 @dataclass
 class RewardContext:
-    """What a reward function may use: the task, the final text, the still open sandbox session, the tools' states."""
+    """The context of a reward function: the task, the final text, the still open sandbox session, the tools' states."""
 
     task: Task
     final_text: str

@@ -1,4 +1,4 @@
-"""What an attempt needs of the rollout it belongs to."""
+"""The parts of a rollout that its attempts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags: what is worth a look in an episode, each with its evidence. Pure functions over an `Episode`.
+"""Flags: reasons to look at an episode, each with its evidence. Pure functions over an `Episode`.
 
 BADARG     a tool was unknown or got arguments that do not fit its schema
 NOTOOL     no tool was called

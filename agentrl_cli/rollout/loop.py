@@ -1,4 +1,4 @@
-"""The built-in agent loop: the state machine of an episode, and what is appended at each turn."""
+"""The built-in agent loop: the state machine of an episode, and the tokens that each state appends."""
 
 from __future__ import annotations
 

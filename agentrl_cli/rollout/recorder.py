@@ -22,7 +22,7 @@ class Recorder(Protocol):
         """A finished turn, or a newer version of it."""
 
     def live(self, episode_id: str, state: AgentState, turn: int, text: str) -> None:
-        """What the episode does now, for the screens."""
+        """Write the state of a running episode, for the screens."""
 
     def drift(self, episode_id: str, drift: Drift) -> None:
         """A difference that the drift guard found."""

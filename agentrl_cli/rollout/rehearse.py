@@ -66,7 +66,7 @@ class Finding:
 
 
 async def rehearse(chat: Chat) -> tuple[Finding, ...]:
-    """Play what a model may write around a call. Returns what a training would skip; empty if nothing.
+    """Play texts that a model may write around a call. Returns the findings for which a training would skip episodes.
 
     Empty too if turns cannot be read from the template: the audit refuses such a template.
     """

@@ -1,4 +1,4 @@
-"""What a recipe says, and the demonstrations that it asks for: fresh rows of packs with their solutions, and drills."""
+"""The settings of a recipe, and its demonstrations: fresh rows of packs with their solutions, and drills."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KNOWN = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What every recipe decides: how long, how fast, how large."""
+    """The settings of every recipe: how long, how fast, how large."""
 
     steps: int = 200
     rows: int = 16
@@ -63,7 +63,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """Steps on a part of what a recipe teaches, before the rest of it."""
+    """Steps on a part of a recipe's families, before the rest of it."""
 
     steps: int
     families: Sequence[str] = ()

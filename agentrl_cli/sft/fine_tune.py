@@ -24,7 +24,7 @@ from agentrl_cli.types import Episode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What is trained on: the packs' demonstrations, unless a file or episodes of the store are named."""
+    """The data to train on: the packs' demonstrations, unless a file or episodes of the store are named."""
 
     file: Path | None = None
     """Conversations, in JSONL."""
@@ -50,7 +50,7 @@ def fine_tune(
 ) -> None:
     """Train the configured model and write it into `out`.
 
-    `given`: settings of `Recipe`. `start` gets the number of steps and returns what is called after each of them.
+    `given`: settings of `Recipe`. `start` gets the number of steps and returns a function to call after each.
     Raises ConfigError, NotFound, UsageError, ModelError.
     """
     stored = data.filter is not None

@@ -198,7 +198,7 @@ def with_demonstrations(
 
 
 def use_recipe(run: RecipeRun) -> bool:
-    """Make what a recipe describes, by `make` of the recipe.py beside its settings, or from packs if it has none.
+    """Make the model of a recipe, by `make` of the recipe.py beside its settings, or from packs if it has none.
 
     False if it was stopped before. Raises ConfigError for a recipe.py without `make`.
     """
@@ -214,7 +214,7 @@ def use_recipe(run: RecipeRun) -> bool:
 
 
 def make_from_packs(run: RecipeRun) -> bool:
-    """Make what a recipe of packs describes, in one go: a stop leaves nothing. Raises UsageError, ConfigError."""
+    """Make the model of a recipe of packs, in one go: a stop leaves nothing. Raises UsageError, ConfigError."""
     if run.resume:
         raise UsageError(f"{run.path} is trained in one go: it cannot be resumed.")
     recipe = parse_recipe(run.settings, run.path)
@@ -232,7 +232,7 @@ def make_from_packs(run: RecipeRun) -> bool:
 def make(
     recipe: Recipe, folder: Path, report: Callable[[int, float, float], None] | None = None
 ) -> None:
-    """Make what a recipe describes and write it into `folder`.
+    """Make the model of a recipe and write it into `folder`.
 
     With `architecture` a model from nothing (bfloat16 safetensors), with `adapter` an adapter of the bundled model
     (float16, and the tokenizer). Raises ConfigError for a recipe with neither.

@@ -67,7 +67,7 @@ class AgentSpec:
 
     @property
     def code(self) -> str:
-        """What decides what it does, as far as it is known: its settings, its file and what that imports beside it."""
+        """Return the inputs that decide its behaviour, as far as known: settings, file, imports beside it."""
         where = self.folder / self.function.partition(":")[0]
         files = [where, *files_beside(where)] if where.suffix == ".py" and where.is_file() else []
         texts = [

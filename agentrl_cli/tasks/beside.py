@@ -1,4 +1,4 @@
-"""Which files a program needs of those that lie beside it: what it imports there, and what it names."""
+"""The files beside a program that it needs: those that it imports or names."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Pack:
         return tasks, bad
 
     def _find_fault(self, row: Mapping[str, Any]) -> str:
-        """Return what a tool finds wrong with a row, or an image that is missing; empty if nothing."""
+        """Return a tool's objection to a row, or the name of a missing image; empty if there is none."""
         return next(filter(None, (tool.wrong(row) for tool in self.tools)), "") or _missing(
             row["prompt"], self.dir
         )

@@ -48,7 +48,7 @@ CUT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What a health rule found: its value, the threshold it crossed, and what to try."""
+    """A health rule's finding: its value, the threshold it crossed, and the remedy."""
 
     level: str
     """info | warn | bad"""
@@ -254,7 +254,7 @@ def _errors(s: Series) -> Alert | None:
     return Alert("bad", "errors", broken, 0.0, text) if broken else None
 
 
-def _ungraded(s: Series) -> Alert | None:
+def _look_for_ungraded(s: Series) -> Alert | None:
     counts = {
         key.partition("/")[2]: value
         for key, value in s.now.items()
@@ -309,7 +309,7 @@ RULES: Mapping[str, Callable[[Series], Alert | None]] = {
     "mask": _mask,
     "mismatch": _mismatch,
     "errors": _errors,
-    "ungraded": _ungraded,
+    "ungraded": _look_for_ungraded,
     "bad_tokens": _bad_tokens,
     "truncated": _cut,
 }

@@ -1,4 +1,4 @@
-"""What a run keeps on disk: its checkpoints, the newest usable one to resume from, and per-token numbers."""
+"""A run's files: its checkpoints, the newest usable one to resume from, and per-token numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Checkpoints:
 
     def missing(self, step: int) -> bool:
         """Whether one is due after this step and the store has none of it."""
-        return self.due(step) and step not in {c.step for c in self._found() if c.kind == "step"}
+        return self.due(step) and step not in {c.step for c in self._list() if c.kind == "step"}
 
     def save(self, kind: str, step: int, best: float | None) -> Path:
         """Write a checkpoint (best, last or step) and its row. Returns its folder."""
@@ -65,7 +65,7 @@ class Checkpoints:
 
     def forget_old(self) -> None:
         """Delete all but the last `train.keep_last` checkpoints of steps."""
-        old = sorted((c for c in self._found() if c.kind == "step"), key=lambda c: c.step)
+        old = sorted((c for c in self._list() if c.kind == "step"), key=lambda c: c.step)
         for checkpoint in old[: -self.config.keep_last]:
             self.store.runs.remove_checkpoint(self.run_id, checkpoint.path)
             shutil.rmtree(checkpoint.path, ignore_errors=True)
@@ -77,7 +77,7 @@ class Checkpoints:
         swept first. Raises ModelError if none can be used and one of them was partly loaded.
         """
         sweep(self.folder)
-        found = sorted(self._found(), key=lambda c: (c.step, c.id))
+        found = sorted(self._list(), key=lambda c: (c.step, c.id))
         changed = False
         while found:
             path = Path(found[-1].path)
@@ -107,7 +107,7 @@ class Checkpoints:
             )
         return {}
 
-    def _found(self) -> list[CheckpointRow]:
+    def _list(self) -> list[CheckpointRow]:
         return list(self.store.runs.checkpoints(self.run_id))
 
     def _add(self, kind: str, folder: Path, step: int, best: float | None) -> None:

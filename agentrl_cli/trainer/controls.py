@@ -53,7 +53,7 @@ class Controls:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is not None:
             self._polling = loop.create_task(self._poll(task))
-            self._polling.add_done_callback(self._polled)
+            self._polling.add_done_callback(self._after_poll)
 
         def interrupted() -> None:
             if self.stopping and task is not None:
@@ -90,7 +90,7 @@ class Controls:
         if self.lost:
             raise RunFailed(self.lost, hint="Nothing more was written to it from here.")
 
-    def _polled(self, polling: asyncio.Task[None]) -> None:
+    def _after_poll(self, polling: asyncio.Task[None]) -> None:
         """A store that could not be read stops the run at its next write, not through the event loop's handler."""
         error = None if polling.cancelled() else polling.exception()
         if isinstance(error, StoreError):

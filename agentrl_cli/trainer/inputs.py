@@ -1,6 +1,6 @@
-"""What a run is made from besides its settings: its rows, its code and its tokenizer.
+"""The inputs of a run besides its settings: its rows, its code and its tokenizer.
 
-A run keeps their hashes as an event. A resume reports what is different. It is refused where a group that the
+A run keeps their hashes as an event. A resume reports differences. It is refused where a group that the
 interruption cut would hold episodes of both versions, unless the change is accepted: then such a group is retired,
 and a new one takes its place.
 """
@@ -57,12 +57,12 @@ class Inputs:
         rows = (
             _name(t.pack, t.id) + _hash(dumps([t.prompt, dict(t.data), t.tools])) for t in tasks
         )
-        hashes = {_shown(path, base): _hash_file(path) for path in sorted(set(_files(packs, base)))}
+        hashes = {_show(path, base): _hash_file(path) for path in sorted(set(_files(packs, base)))}
         code = {name: found for name, found in hashes.items() if found is not None}
         for pack in packs:
             spec = load_yaml(pack.dir / "task.yaml")
             kept = {key: value for key, value in spec.items() if key not in TEXTS}
-            code[_shown(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
+            code[_show(pack.dir.resolve() / "task.yaml", base)] = _hash(dumps(kept))
         return cls(tuple(task.id for task in tasks), tuple(rows), code, tokenizer)
 
     def settle(
@@ -95,14 +95,14 @@ class Inputs:
         files = [name for name, now_ in self.code.items() if code.get(name, now_) != now_]
         other = before["tokenizer"] != self.tokenizer
         found = [*self._about_rows(rows, list(contents))]
-        found += [f"the code of {_listed(files)} is different"] if files else []
+        found += [f"the code of {_list(files)} is different"] if files else []
         tokenizers = f"{before['tokenizer']} before, {self.tokenizer} now"
         found += [f"the tokenizer is another ({tokenizers})"] if other else []
         text = f"Changed since this run was last started: {'; '.join(found)}." if found else ""
         begun = _cut_groups(store, run.id, done, size, greedy=greedy)
         cut = [group for group, task in begun if files or other or task in rows]
         if cut and not accept:
-            text += f" Groups that the interruption cut would hold episodes of both versions: {_listed(cut)}."
+            text += f" Groups that the interruption cut would hold episodes of both versions: {_list(cut)}."
             again = f"agentrl train --resume {run.name} --accept-changes"
             raise UsageError(
                 text, hint=f"Undo the change, or let new groups take their places: {again}"
@@ -114,14 +114,14 @@ class Inputs:
                 store.runs.update(run.id, tokenizer=self.tokenizer)
             if now != stored:
                 store.journal.add_event(run.id, EVENT, now)
-        return text + f" {count} episodes of cut groups are replaced: {_listed(cut)}." * bool(cut)
+        return text + f" {count} episodes of cut groups are replaced: {_list(cut)}." * bool(cut)
 
     def _about_rows(self, changed: Collection[str], before: Sequence[str]) -> Iterator[str]:
         """Clauses about the rows; `before` are the names that the run had, in order."""
         now = [row[:DIGITS] for row in self.rows]
         if changed:
             ids = [task for task, name in zip(self.tasks, now, strict=True) if name in changed]
-            yield f"{_rows(len(ids))} of the same id with another content ({_listed(ids)})"
+            yield f"{_rows(len(ids))} of the same id with another content ({_list(ids)})"
         missing, new = set(before) - set(now), set(now) - set(before)
         if missing:
             yield f"{_rows(len(missing))} fewer"
@@ -179,7 +179,7 @@ def _files(packs: Iterable[Pack], base: Path) -> Iterator[Path]:
             yield from (agent.folder / agent.cwd / word for word in words)
 
 
-def _shown(path: Path, base: Path) -> str:
+def _show(path: Path, base: Path) -> str:
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
@@ -210,6 +210,6 @@ def _rows(count: int) -> str:
     return f"{count} row" + "s" * (count != 1)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

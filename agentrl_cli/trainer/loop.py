@@ -168,7 +168,7 @@ class Trainer:
     async def learn(
         self, groups: Sequence[Sequence[Episode]], step: int
     ) -> tuple[dict[str, Fact], Update]:
-        """Decide what is trained, train on it, and publish the new weights."""
+        """Decide which episodes are trained, train on them, and publish the new weights."""
         facts = self.collector.dispositions(
             groups, stale(groups, self.run.name, step, self.prefetcher.staleness)
         )
@@ -265,7 +265,7 @@ class Trainer:
         return bool(state)
 
     async def _rehearse(self) -> None:
-        """Report before the first step what a model may write that this run would skip as drift."""
+        """Report before the first step texts of the model that this run would skip as drift."""
         if self.config.drift.structural != "train" and any(
             pack.tools for pack in self.packs.values()
         ):

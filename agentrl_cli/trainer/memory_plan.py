@@ -185,7 +185,7 @@ def _phases(
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Return the rollout's memory, and the update's without and with recomputed activations."""
     rollout = {**both} | _sampling(config, shape, size, adapted=config.adapter.enabled)
-    stays = _captured(config, shape, size, rollout) if on_gpu else {}
+    stays = _graph_memory(config, shape, size, rollout) if on_gpu else {}
     rollout |= stays
     updates = [
         {**stays, **both} | _updating(config, shape, size, trained, again=again, on_gpu=on_gpu)
@@ -254,7 +254,7 @@ def _sampling(
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 
-def _captured(
+def _graph_memory(
     config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
 ) -> dict[str, float]:
     """Memory of captured CUDA graphs, held in both phases; empty without them."""
@@ -301,7 +301,7 @@ def _updating(
 def _token_bytes(config: Config, shape: Mapping[str, int], size: int, *, again: bool) -> int:
     """Bytes of activations of a token in the update."""
     fuses, hidden = _fuses(config, shape), shape["hidden"]
-    kept = _kept_fused(shape, size) if fuses else _kept(shape, size)
+    kept = _fused_activation_bytes(shape, size) if fuses else _activation_bytes(shape, size)
     layers = shape["layers"] * hidden * size + kept if again else shape["layers"] * kept
     passing = 4 * (shape["inner"] + hidden) * size  # of a token, in one layer's backward pass
     ends = 4 * hidden * size  # the embedding, the last states, their gradient and the head's
@@ -313,7 +313,7 @@ def _head(shape: Mapping[str, int]) -> int:
     return shape["hidden"] ** 2 + 2 * shape["hidden"] + 1
 
 
-def _kept(shape: Mapping[str, int], size: int) -> int:
+def _activation_bytes(shape: Mapping[str, int], size: int) -> int:
     """Bytes per token and layer that the backward pass keeps, counted by operation and checked by measurement.
 
     About 9 numbers a hidden unit (norms, residuals), 7 a unit of the query heads (queries, their norm and rotation,
@@ -323,8 +323,8 @@ def _kept(shape: Mapping[str, int], size: int) -> int:
     return wide * 4 + (3 * shape["q_width"] + 2 * shape["kv_width"] + 4 * shape["inner"]) * size
 
 
-def _kept_fused(shape: Mapping[str, int], size: int) -> int:
-    """`_kept` for the fused forward with an adapter: what its two functions and attention save per token."""
+def _fused_activation_bytes(shape: Mapping[str, int], size: int) -> int:
+    """Return `_activation_bytes` of the fused forward with an adapter: its two functions and attention save these."""
     heads = 5 * shape["q_width"] + shape["head_norms"] * (shape["q_width"] + shape["kv_width"])
     return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
 

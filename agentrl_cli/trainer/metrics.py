@@ -34,7 +34,7 @@ def step_metrics(
     rewards = [[e.graded_reward for e in group if e.id in graded] for group in groups]
     metrics: dict[str, float] = {"num_tokens": float(sum(len(e.tokens) for e in episodes))}
     if good:
-        metrics |= _graded(good, rewards) | _equal(
+        metrics |= _graded_means(good, rewards) | _equal(
             [[e for e in group if e.id in graded] for group in groups]
         )
     for name in sorted({part.name for e in good for part in e.reward_parts}):
@@ -66,7 +66,7 @@ def step_metrics(
     return metrics
 
 
-def _graded(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+def _graded_means(good: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     """Means over the graded episodes; `rewards` are theirs by group."""
     spread = [float(np.std(r, ddof=1)) if len(r) > 1 else 0.0 for r in rewards]
     lengths = [e.trained_tokens for e in good]

@@ -42,7 +42,7 @@ class Prefetcher:
         return groups
 
     async def stop(self) -> None:
-        """Cancel what was prefetched and wait until it has ended."""
+        """Cancel the prefetched step and wait until it has ended."""
         running = list(self._running.values())
         self._running.clear()
         for task in running:

@@ -1,4 +1,4 @@
-"""What a step and a run leave behind: rows, per-token numbers, a line for people, alerts, and how the run ended."""
+"""The records of a step and a run: rows, per-token numbers, a line for people, alerts, and how the run ended."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Reporter:
         self._ended.append(time.monotonic())
         line = f"step {report.step + 1}/{self.config.train.steps}  {report.line}"
         self.store.journal.add_log(self.run_id, "info", line)
-        self.narrate(line + self._left(report))
+        self.narrate(line + self._estimate_rest(report))
         if report.metrics.get("drift/by_design") and self._first("rewritten"):
             text = "The chat template rewrites earlier turns by design; the sampled tokens are trained as they were."
             self.log("info", text)
@@ -157,7 +157,7 @@ class Reporter:
             self.store.journal.add_log(self.run_id, "info", f"engine {description}")
 
     def rehearsal(self, findings: Sequence[Finding]) -> None:
-        """Report what a model may write that this run would skip as drift."""
+        """Report texts of the model that this run would skip as drift."""
         for finding in findings:
             self.narrate(f"warning: {finding}.")
         if findings:
@@ -222,7 +222,7 @@ class Reporter:
                 )
         return stop
 
-    def _left(self, report: StepReport) -> str:
+    def _estimate_rest(self, report: StepReport) -> str:
         """Return the time left by the median of the last steps, as text; empty after the last step."""
         took = [later - earlier for earlier, later in pairwise(self._ended)] or [
             report.metrics["time/step"]

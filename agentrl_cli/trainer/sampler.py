@@ -2,7 +2,7 @@
 
 Everything is a function of the seed, the step and what earlier steps and rounds left in the store, so a resume that
 walks through the same steps picks the same tasks. The reason for a group out of turn is stored with it (`groups.why`)
-and shown by `agentrl show` and replay. What is then trained and what is skipped: learning/dispositions.py.
+and shown by `agentrl show` and replay. learning/dispositions.py decides which are trained and which skipped.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Collector:
     def dispositions(
         self, groups: Sequence[Sequence[Episode]], stale: Collection[str] = ()
     ) -> dict[str, Fact]:
-        """What is trained and what is skipped, by episode id; `stale` are the ids of episodes that are too old."""
+        """Return the fact of each episode by its id; `stale` are the ids of episodes that are too old."""
         return decide(
             groups,
             drift=self.rollout.drift,

@@ -120,7 +120,7 @@ class _Hints:
         self._ids: dict[tuple[str, str], Int32] = {}
         for task in tasks:
             try:
-                filled = text.format_map({key: _shown(value) for key, value in task.data.items()})
+                filled = text.format_map({key: _show(value) for key, value in task.data.items()})
             except (KeyError, ValueError, IndexError, AttributeError) as error:
                 known = ", ".join(sorted(task.data)) or "none"
                 raise ConfigError(
@@ -134,7 +134,7 @@ class _Hints:
         return self._ids[episode.pack, episode.task_id]
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

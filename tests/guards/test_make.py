@@ -162,12 +162,12 @@ def test_tests_run_with_and_without_what_could_be_fetched(tmp_path: Path) -> Non
     machine.checkout()
     (tmp_path / "offline").touch()
     (tmp_path / ".cache" / "templates").mkdir(parents=True)
-    suite = "python -m pytest -q -n auto --dist worksteal -m not ray"
+    suite = "python -m pytest -q -n 4 --dist worksteal -m not ray"
     fetching = "python -m tests.helpers.template"
     for offline in (True, False, False):
         if not offline:
             (tmp_path / "offline").unlink(missing_ok=True)
-        done = machine.run("make", "test")
+        done = machine.run("make", "test", "JOBS=4")
         assert (
             done.returncode == 0
             and "The strong sandbox is not tested." in done.stderr

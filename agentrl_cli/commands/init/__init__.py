@@ -138,7 +138,7 @@ def command(
 def _new_pack(
     target: Path, name: str, sources: list[str], python: str, place: Path
 ) -> tuple[Path, list[str]]:
-    """Write a pack for `target` under `place`; returns its folder, and what the user should know."""
+    """Write a pack for `target` under `place`; returns its folder, and notes for the user."""
     from agentrl_cli.commands.init.draft import Draft, build
     from agentrl_cli.commands.init.sources import add_source, blank, finish
 

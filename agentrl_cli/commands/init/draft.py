@@ -1,4 +1,4 @@
-"""What is known of a new pack, and its files."""
+"""A new pack as far as it is known, and its files."""
 
 from __future__ import annotations
 

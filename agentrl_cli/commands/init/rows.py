@@ -47,7 +47,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     for number, row in FILES[path.suffix](path):
         if isinstance(row, str):
             raise DataError(f"{path}:{number}: {row}")
-        named = _named(row)
+        named = _rename_columns(row)
         try:
             made = normal(named)
         except DataError as problem:
@@ -66,7 +66,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     return rows, places
 
 
-def _named(row: Mapping[str, Any]) -> Row:
+def _rename_columns(row: Mapping[str, Any]) -> Row:
     """Return a row with the names of `KNOWN` columns in lower case, and of question and answer as AgentRL has them."""
     made = {
         key.strip().lower() if key.strip().lower() in KNOWN else key: value

@@ -1,4 +1,4 @@
-"""Reads what a new pack is made from: rows, functions, an agent, a service, an MCP server, an environment.
+"""Reads the sources of a new pack: rows, functions, an agent, a service, an MCP server, an environment.
 
 rows.jsonl  .json  .csv  .tsv  .parquet rows of any known form, with their answers
 tool.py                                 typed functions with docstrings
@@ -234,7 +234,7 @@ def _code(value: Any, draft: Draft) -> str:
 
 
 def _copy(draft: Draft, path: Path) -> None:
-    """Add a file to the pack, and what it needs of the files beside it."""
+    """Add a file to the pack, with the files beside it that it needs."""
     needed = files_beside(path) if path.suffix == ".py" else []
     for file in (path, *needed):
         name = file.relative_to(path.parent).as_posix()

@@ -183,7 +183,7 @@ class InMemoryLightningStore(LightningStore):
 
 
 class SqliteLightningStore(LightningStore):
-    """A store in the file of runs and episodes, for several processes; what it holds is there after them."""
+    """A store in the file of runs and episodes, for several processes; its contents outlive them."""
 
     def __init__(self, path: str | Path = "runs/agentrl.db") -> None:
         """Raises StoreError."""

@@ -85,7 +85,7 @@ class Trace:
             self.add(span)
 
     async def flush(self, store: Any) -> None:
-        """Write what is new to the store, with its sequence ids."""
+        """Write new spans to the store, with their sequence ids."""
         self.look()
         # Counted before the first await: the periodic writer and the end of the trace may flush at once.
         new, start = self.spans[self.written :], self.written

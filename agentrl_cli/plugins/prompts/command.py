@@ -71,7 +71,7 @@ def command(
 
 
 def _show(path: Path, run: str, as_json: bool) -> None:
-    """Print what the screen of a search shows."""
+    """Print the contents of a search's screen."""
     from agentrl_cli.plugins.prompts.candidates import load_candidates, plain_lines
     from agentrl_cli.store import Store
 

@@ -84,14 +84,16 @@ class Ranks:
         if self.rank == 0:
             self.send(_map_tree(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
             return _map_tree(
-                tree, lambda one: place(self._sent(one.detach().cpu().contiguous())), Tensor
+                tree, lambda one: place(self._send_tensor(one.detach().cpu().contiguous())), Tensor
             )
         (outline,) = self.receive()
         return _map_tree(
-            outline, lambda one: place(self._sent(torch.empty(one.shape, dtype=one.dtype))), _Shape
+            outline,
+            lambda one: place(self._send_tensor(torch.empty(one.shape, dtype=one.dtype))),
+            _Shape,
         )
 
-    def _sent(self, one: Tensor) -> Tensor:
+    def _send_tensor(self, one: Tensor) -> Tensor:
         dist.broadcast(one, src=0, group=self.control)
         return one
 

@@ -67,7 +67,7 @@ def require_possible(config: Config) -> None:
 
 
 def _conflicts(config: Config, ranks: RanksConfig, gpus: int) -> list[tuple[object, str, str]]:
-    """Return each conflict: whether it is one, what it is, and what to do."""
+    """Return each conflict: whether it applies, its description, and the remedy."""
     from agentrl_cli.trainer.compute import find_learner
 
     device, on_cpu = config.model.device.split(":")[0], ranks.gpus is None
