@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli._version import __version__ as __version__
+from agentrl_cli.registry import old_modules as old_modules
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.render import Chat

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import EnvError, MissingDependency
+from agentrl_cli.registry.old_modules import keep_old_names
+from agentrl_cli.registry import resolve
 from agentrl_cli.types import Task
 
 TAIL = 4000
@@ -78,6 +80,12 @@ class ForeignAgent:
 
     def _submit(self, **fields: Any) -> Future[dict[str, Any]]:
         return asyncio.run_coroutine_threadsafe(_ask(self._started, fields), _loop())
+
+
+def open_program(kind: str, package: str | Path, **options: Any) -> ForeignAgent:
+    """Return an environment by the name of the plugin that runs it. Raises NotFound."""
+    made: ForeignAgent = resolve("programs", {}, kind)(package, **options)
+    return made
 
 
 def _path_text(place: str | Path) -> str:
@@ -252,3 +260,6 @@ def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+keep_old_names(__name__)

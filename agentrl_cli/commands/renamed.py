@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "bench": "eval --bench=",
     "report": "export --report",
     "rescore": "compare --rewards",
+    "sandbox attack": "doctor --sandbox",
 }
 
 OPTIONS: dict[tuple[str, str], str] = {

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agentrl_cli.config.choice import Algorithm, Options
+from agentrl_cli.old_names import OldAttribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Loss(Algorithm):
 
     select: str
     """`module:object` of a function that selects tokens of the whole mini-batch before the loss; "": none."""
+    mark = OldAttribute("select")
 
 
 def _low(default: float, bound: str = "1 - clip_low") -> float:

@@ -30,6 +30,7 @@ from agentrl_cli.config.losses import (
     Loss,
     TrustRegion,
 )
+from agentrl_cli.old_names import OldAttribute
 from agentrl_cli.registry import resolve
 
 _MAX_LOG_RATIO = 20.0
@@ -81,6 +82,10 @@ class LossInput:
     """Log-probability under the sampler's weights, of the same distribution as `logp`, where a mask compares it."""
     entropy_masked: Tensor | None = None
     """bool, tokens whose policy term and entropy bonus are 0, and which count in the totals."""
+
+    marked = OldAttribute("selected")
+    kept = OldAttribute("accepted")
+    held = OldAttribute("entropy_masked")
 
     def among(self, values: Tensor) -> Tensor:
         """[M, …] those of the tokens that were not rejected."""

@@ -22,6 +22,7 @@ imports nothing of agentrl, which is being imported. The kinds:
                 or None
     tables      name of a table of the store to the statements that make it (`store.plugin_tables`)
     renamed     old key of agentrl.yaml to the new one
+    moved       old Python module or `module:object` to the new one, without `agentrl_cli.` (`old_modules`)
     settings    section of agentrl.yaml to its `Section`
     checks      name to a function (config) that raises ValueError if settings contradict each other
     servers     name to a context manager (config, project folder, folder for logs, model or None) that yields the

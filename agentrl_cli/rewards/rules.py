@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
+from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.hooks.threads import in_thread
 
 if TYPE_CHECKING:
@@ -152,3 +153,6 @@ def _find_expected(ctx: RewardContext, *names: str) -> Any:
         if ctx.task.data.get(name) is not None:
             return ctx.task.data[name]
     raise EnvError(f"The row {ctx.task.id} has no {' or '.join(names)}.")
+
+
+keep_old_names(__name__)

@@ -6,6 +6,7 @@ from typing import Any
 
 from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.errors import ConfigError
+from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.registry import resolve
 from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext, refuse, tool
 from agentrl_cli.tools.schema import tool_schema
@@ -49,3 +50,6 @@ def as_tool(value: Any) -> Tool:
     raise ConfigError(
         f"{value!r} is not a tool.", hint="A tool is a typed function with a docstring, or a Tool."
     )
+
+
+keep_old_names(__name__)

@@ -26,6 +26,8 @@ from agentrl_cli.chat.parse import is_malformed
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.hooks.own_time import OwnTime
 from agentrl_cli.hooks.threads import call, contain
+from agentrl_cli.old_names import OldAttribute, adopt_override
+from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
@@ -122,6 +124,11 @@ class Tool:
     def wrong(self, row: Mapping[str, Any]) -> str:
         """Return the error in a row for this tool, as a sentence for its author; empty if valid."""
         return ""
+
+    offered = OldAttribute("offer")
+
+    def __init_subclass__(cls) -> None:
+        adopt_override(cls, "offered", "offer")
 
     def offer(self, task: Task) -> list[Tool]:
         """Return the tools that it offers for a task: the result of `for_task`, none, or several."""
@@ -353,3 +360,6 @@ def refuse(call: ToolCall, names: Mapping[str, Any]) -> ToolResult:
 def _exception_text(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"Error: {text[:MAX_ERROR]}"
+
+
+keep_old_names(__name__)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_cli.old_names import OldAttribute
+
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
@@ -81,6 +83,9 @@ class Tokens:
     top_logps: Float32
     support: Support | None = None
     """Where it was stored (`rollout.replay_truncation`)."""
+
+    given = OldAttribute("from_ids")
+    sampled = OldAttribute("from_generation")
 
     def __len__(self) -> int:
         return len(self.ids)

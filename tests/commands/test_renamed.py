@@ -23,6 +23,7 @@ OLD = {
     "report": "fox -o a.html --format html --force --no-mask --json -p . --db a.db",
     "rescore": "fox --set rewards.a=1 --reward a=b.py:c --advantage rloo -f step:1 --name a --no-keep -n 3"
     " -p . --db a.db --json",
+    "sandbox attack": "--level ns --json",  # --only chose among the 88 programs, which are the tests' now
     "eval --checkpoint": "best --json",
     "eval --families": "a,b --json",
     "export --html": "-o a.html",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.browser"
 OFFERS = {
+    "moved": {
+        "servers.screens": "plugins.browser.server",
+    },
     "commands": {
         "screens": ("Look", f"{HERE}.command:command", "The screens in a browser, on this machine")
     },

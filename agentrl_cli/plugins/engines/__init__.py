@@ -4,6 +4,9 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.engines"
 OFFERS = {
+    "moved": {
+        "policies.remote.engine": "plugins.engines.server",
+    },
     "commands": {
         "engine": ("Run", f"{HERE}.command:app", "Install and start a vLLM server of the model")
     },

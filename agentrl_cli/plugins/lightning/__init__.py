@@ -15,7 +15,10 @@ from typing import Any
 
 from agentrl_cli.plugins.lightning.modules import register
 
-OFFERS: dict[str, dict[str, Any]] = {"tables": {"lightning": f"{__name__}.records:TABLE"}}
+OFFERS: dict[str, dict[str, Any]] = {
+    "moved": {"lightning": "plugins.lightning"},
+    "tables": {"lightning": f"{__name__}.records:TABLE"},
+}
 
 register(__name__)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.minimind"
 OFFERS = {
+    "moved": {
+        "compat.minimind": "plugins.minimind.files",
+        "models.import_minimind": "plugins.minimind.model",
+    },
     "adapters": {
         "table": f"{HERE}.files:table_tools",
         "reward": f"{HERE}.files:adapt_reward",

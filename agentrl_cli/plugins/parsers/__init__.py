@@ -9,9 +9,13 @@ TABLES = (
     *("minicpm", "muse_glimmer", "seed_oss", "solar"),
 )
 OFFERS = {
+    "moved": {
+        "chat.parsers.functionary_v32": "plugins.parsers.functionary",
+        "chat.parsers.json_lists": "plugins.parsers.json_lists",
+    },
     "syntaxes": {
         "functionary_v32": f"{HERE}.functionary:PARSER",
         **{name: f"{HERE}.json_lists:{name.upper()}" for name in LISTS},
         **{name: f"{HERE}.tables:{name.upper()}" for name in TABLES},
-    }
+    },
 }

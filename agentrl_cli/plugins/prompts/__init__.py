@@ -4,6 +4,10 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.prompts"
 OFFERS = {
+    "moved": {
+        "prompts": "plugins.prompts",
+        "store.prompts": "plugins.prompts.store",
+    },
     "commands": {
         "optimize": ("Run", f"{HERE}.command:command", "Better prompts instead of better weights")
     },

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.ray"
 OFFERS = {
+    "moved": {
+        "cluster": "plugins.ray",
+        "config.cluster": "plugins.ray.settings",
+    },
     "settings": {"cluster": f"{HERE}.settings:ClusterConfig"},
     "pools": {"cluster": f"{HERE}.open:open_pool"},
     "doctors": {"cluster": f"{HERE}.doctor:check_workers"},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, StoreError
+from agentrl_cli.old_names import adopt_override
 from agentrl_cli.plugins.ray.pool import WorkerPool
 from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.plugins.ray.service import Following, Hello, Setup, describe_node
@@ -85,6 +86,7 @@ def make_setup(
     import torch
 
     cluster, policy = config.section(ClusterConfig), loaded.policy
+    adopt_override(type(policy), "published", "last_published")
     served = isinstance(policy, Following)
     if trainable and not served and isinstance(policy, TrainablePolicy) and policy.separate_weights:
         raise ConfigError(

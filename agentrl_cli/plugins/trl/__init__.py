@@ -4,6 +4,12 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.trl"
 OFFERS = {
+    "moved": {
+        "compat.trl": "plugins.trl.files",
+        "compat.trl_reward": "plugins.trl.reward",
+        "rewards.rules:environment": "plugins.trl.files:environment",
+        "trainer.with_trl": "plugins.trl.learner",
+    },
     "adapters": {
         "environment": f"{HERE}.files:environment_tools",
         "reward": f"{HERE}.reward:adapt_reward",

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.verl_tool"
 OFFERS = {
+    "moved": {
+        "chat.parsers.verl_tool": "plugins.verl_tool.parser",
+        "servers.tool_server": "plugins.verl_tool",
+        "tools.remote": "plugins.verl_tool.client",
+        "tools.remote_answers": "plugins.verl_tool.answers",
+    },
     "subcommands": {"tools serve": f"{HERE}.command:serve"},
     "examples": {
         "tools serve": ("agentrl tools serve", "agentrl tools serve --pack code-task --port 7700")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 HERE = "agentrl_cli.plugins.web"
 OFFERS = {
+    "moved": {
+        "tools.fetch_page": "plugins.web.fetch_page",
+        "tools.openapi": "plugins.web.openapi",
+    },
     "tools": {"fetch_page": f"{HERE}.fetch_page:TOOL"},
     "adapters": {
         "openapi": f"{HERE}.openapi:openapi_tools",
