@@ -228,12 +228,30 @@ def page() -> str:
     )
     exported = ", ".join(f"`{name}`" for name in names)
     parts.append(
+        "## A loop in one file\n[`examples/loop.py`](../examples/loop.py) is GRPO from top to bottom: sample,"
+        " advantages, loss, update, publish, evaluate. `agentrl train` with the same settings ends with the same"
+        " weights, byte for byte."
+    )
+    parts.append(
         "## What may change\nPublic, and changed with a line in the changelog and the old name for one release: the"
         " commands with their options and `--json`, the settings, the views and columns of the store, the kinds of"
-        f" offers in `registry/plugins.py`, and what `agentrl_cli` itself exports: {exported}."
+        f" offers in `registry/plugins.py`, what `agentrl_cli` itself exports, {exported}, and the parts of"
+        f" which `examples/loop.py` makes a loop: {', '.join(_loop_parts())}."
         " Everything else may change without notice."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _loop_parts() -> list[str]:
+    """Return the names that the example imports from the rooms of the package."""
+    tree = ast.parse((ROOT / "examples" / "loop.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return [
+        f"`{node.module}.{alias.name}`"
+        for node in imports
+        if node.module and node.module.startswith("agentrl_cli.")
+        for alias in node.names
+    ]
 
 
 if __name__ == "__main__":

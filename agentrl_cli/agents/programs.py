@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.errors import EnvError, MissingDependency
-from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.registry import resolve
+from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.types import Task
 
 TAIL = 4000

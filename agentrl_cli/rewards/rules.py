@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import EnvError
-from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.hooks.threads import in_thread
+from agentrl_cli.registry.old_modules import keep_old_names
 
 if TYPE_CHECKING:
     from agentrl_cli.rewards import RewardContext, Scored

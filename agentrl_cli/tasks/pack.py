@@ -19,7 +19,6 @@ from typing import Any
 from agentrl_cli.chat.media import missing_file
 from agentrl_cli.envs.user_simulator import Interaction, Maker, kwargs_of
 from agentrl_cli.errors import ConfigError, DataError, NotFound, nearest
-from agentrl_cli.old_names import OldAttribute
 from agentrl_cli.rewards import Reward
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.tasks.agent import AgentSpec
@@ -264,8 +263,6 @@ class Pack:
             if name not in known:
                 raise NotFound.of(f"tool in {self.name}", name, known)
         return tuple(tool for tool in shown if task.tools is None or tool.name in task.tools)
-
-    reweighted = OldAttribute("reweight")
 
     def reweight(self, weights: Mapping[str, float]) -> tuple[Reward, ...]:
         """Return the rewards with some weights replaced; unknown names belong to other packs or to tools."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.registry import resolve
+from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext, refuse, tool
 from agentrl_cli.tools.schema import tool_schema
 

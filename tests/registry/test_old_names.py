@@ -16,7 +16,6 @@ from agentrl_cli.policies.remote.servers import Servers
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import MODULES, OBJECTS
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import Tool
 from agentrl_cli.types import Task
 from agentrl_cli.types.tokens import Tokens
@@ -25,7 +24,7 @@ MOVED = MODULES | OBJECTS | offers("moved")
 
 
 @pytest.fixture(autouse=True)
-def _imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     for old in MOVED:
         for name in [one for one in sys.modules if f"{one}.".startswith(f"agentrl_cli.{old}.")]:
             monkeypatch.delitem(sys.modules, name)
@@ -90,7 +89,6 @@ TASK = Task(id="1", pack="", family="", split="", prompt=[])
 OLD_ATTRIBUTES: dict[type, dict[str, str]] = {
     Loss: {"mark": "select"},
     LossInput: {"marked": "selected", "kept": "accepted", "held": "entropy_masked"},
-    Pack: {"reweighted": "reweight"},
     Tokens: {"given": "from_ids", "sampled": "from_generation"},
     Tool: {"offered": "offer"},
 }
