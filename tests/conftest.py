@@ -4,8 +4,10 @@ which is removed at the end. So it runs with an empty home, and a user's own set
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -25,6 +27,9 @@ HOMES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any module of the tests is read: some libraries look for their folders when they are imported."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores Ctrl-C, and so would every program that a test interrupts and waits for.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return  # a worker of xdist has its environment from the process that started it
     os.environ.setdefault(
@@ -44,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub
     tempfile.tempdir = None  # read TMPDIR again
+
+
+def pytest_sessionfinish() -> None:
+    """Kill what failed tests have left: the interpreter would wait for it, and a stopped process never ends."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @pytest.fixture(scope="session")

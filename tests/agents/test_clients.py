@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.clients import CLIENTS, Client, fork_trace
+from benchmarks.clients import CLIENTS, Client, fork_trace
 
 pytestmark = pytest.mark.filterwarnings(
     "default"

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from agentrl_cli.registry.plugins import PLUGINS
 from tests.helpers.core import FOLDERS, ROOT, delete_plugins
 
@@ -54,30 +52,61 @@ def test_nothing_names_a_plugin_but_its_line_and_itself() -> None:
 
 
 WITHOUT = """
-import importlib, pkgutil, sys
-import agentrl_cli
-from agentrl_cli.commands import commands, load_command, main
-from agentrl_cli.registry.plugins import load_plugins
+import importlib, os, pkgutil, sys, traceback
 
-assert agentrl_cli.__file__.startswith(sys.argv[1]) and sorted(load_plugins()) == sys.argv[2].split()
-for module in pkgutil.walk_packages(agentrl_cli.__path__, "agentrl_cli."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
-for name in commands():
-    load_command(name)
-assert main(["config", "show", "--all"]) == 0
-assert main(["tools", "list", "--pack", "echo-task"]) == 0
+def load(root):
+    sys.path.insert(0, root)
+    import agentrl_cli
+
+    assert agentrl_cli.__file__.startswith(root + "/")
+    for module in pkgutil.walk_packages(agentrl_cli.__path__, "agentrl_cli."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+def use(root, left):
+    own = ("agentrl_cli", "agentlightning")  # the second is an alias that a plugin registers
+    for name in [name for name in sys.modules if name.split(".")[0] in own]:
+        del sys.modules[name]
+    os.chdir(root)
+    load(root)
+    from agentrl_cli.commands import commands, load_command, main
+    from agentrl_cli.registry.plugins import load_plugins
+
+    assert sorted(load_plugins()) == left
+    for name in commands():
+        load_command(name)
+    assert main(["config", "show", "--all"]) == 0
+    assert main(["tools", "list", "--pack", "echo-task"]) == 0
+
+load(sys.argv[1])  # what others wrote is imported once: a fork loads each copy
+for line in sys.stdin.read().splitlines():
+    if not os.fork():
+        root, *left = line.split()
+        try:
+            use(root, left)
+            print("works:", os.path.basename(root), flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    os.wait()
 """
 
 
-@pytest.mark.parametrize("missing", [*FOLDERS, "all of them"])
-def test_without_a_plugin_the_rest_can_be_imported_and_used(missing: str, tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "agentrl_cli", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("tasks", "sandbox", "runs"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    deleted = FOLDERS if missing == "all of them" else [missing]
-    delete_plugins(tmp_path, deleted)
-    left = " ".join(sorted(set(FOLDERS) - set(deleted)))
-    command = [sys.executable, "-c", WITHOUT, str(tmp_path), left]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_without_a_plugin_the_rest_can_be_imported_and_used(tmp_path: Path) -> None:
+    """Without each of them, and without all."""
+    lines = []
+    for missing in [*FOLDERS, "all"]:
+        copy = tmp_path / missing
+        shutil.copytree(PACKAGE, copy / "agentrl_cli")
+        for name in ("tasks", "sandbox", "runs"):
+            (copy / name).symlink_to(ROOT / name)
+        deleted = FOLDERS if missing == "all" else [missing]
+        delete_plugins(copy, deleted)
+        lines.append(" ".join([str(copy), *sorted(set(FOLDERS) - set(deleted))]))
+    command = [sys.executable, "-P", "-c", WITHOUT, str(ROOT)]
+    given = "\n".join(lines)
+    done = subprocess.run(
+        command, cwd=tmp_path, input=given, capture_output=True, text=True, check=False
+    )
+    works = [line for line in done.stdout.splitlines() if line.startswith("works: ")]
+    assert works == [f"works: {name}" for name in [*FOLDERS, "all"]], done.stderr[-4000:]

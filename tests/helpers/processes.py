@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -39,6 +40,15 @@ def comes(condition: Callable[[], bool], lives: Callable[[], bool] = lambda: Tru
         time.sleep(pause)
         pause = min(1.1 * pause, 0.5)  # looking takes CPU, too
     return True
+
+
+def end_together(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Wait for processes that need each other: one that fails ends the others, which would wait for it."""
+    try:
+        comes(lambda: any(p.poll() for p in processes) or all(p.poll() == 0 for p in processes))
+    finally:
+        for process in processes:
+            process.kill()
 
 
 async def soon(condition: Callable[[], bool]) -> bool:

@@ -48,8 +48,9 @@ def killed(folder: Path, model: Path, *, cut: bool = True) -> Path:
     """A project whose training was killed in its second step; its reward is in a file of its own, with a helper."""
     shutil.copytree(model, folder / "model")
     hooks = ["hook.py:Saboteur", "killer.py:Killer"]
+    # The model stands beside the project, so that a copy of both is the same run.
     project = project_of(
-        folder / "project", folder / "model", rollout={"concurrency": 1}, hooks=hooks
+        folder / "project", Path("../model"), rollout={"concurrency": 1}, hooks=hooks
     )
     (project / "killer.py").write_text(HOOK)
     (project / "scale.py").write_text("FACTOR = 1.0\n")
@@ -66,6 +67,18 @@ def killed(folder: Path, model: Path, *, cut: bool = True) -> Path:
     code, said = spawn(project, "train")
     assert code == -signal.SIGKILL, said
     return project
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """The folder of a project that was killed within a group, and of its model; tests copy it."""
+    return killed(tmp_path_factory.mktemp("cut"), model).parent
+
+
+@pytest.fixture
+def project(cut: Path, tmp_path: Path) -> Path:
+    """The project of a copy."""
+    return Path(shutil.copytree(cut, tmp_path / "copy")) / "project"
 
 
 def rows_of(project: Path) -> list[dict[str, str]]:
@@ -147,9 +160,8 @@ def prompts(episodes: list[Episode]) -> dict[str | None, set[str]]:
     ],
 )
 def test_a_cut_group_never_holds_two_versions(
-    tmp_path: Path, model: Path, change: Callable[[Path], None], named: str
+    project: Path, change: Callable[[Path], None], named: str
 ) -> None:
-    project = killed(tmp_path, model)
     before, was = (
         state(project),
         {e.id: e for e in stored(project) if e.outcome not in (None, Outcome.CANCELLED)},
@@ -210,12 +222,8 @@ def test_a_change_that_no_cut_group_meets_goes_on(tmp_path: Path, model: Path) -
     ],
 )
 def test_other_tasks_than_planned_are_reported(
-    tmp_path: Path,
-    model: Path,
-    change: Callable[[list[dict[str, str]]], list[dict[str, str]]],
-    named: str,
+    project: Path, change: Callable[[list[dict[str, str]]], list[dict[str, str]]], named: str
 ) -> None:
-    project = killed(tmp_path, model)
     write_rows(project, change(rows_of(project)))
     code, said = spawn(project, "train", "--resume", "last")
     assert code == 0 and f"{named}the next steps draw other tasks than planned." in said, said

@@ -31,10 +31,21 @@ pytestmark = pytest.mark.filterwarnings(
 async def test_every_episode_has_a_fact_and_every_step_its_metrics(
     tmp_path: Path, model: Path
 ) -> None:
+    """And sampling holds no memory between steps, and the run no signal after its end."""
     seen: list[tuple[int, dict[str, float]]] = []
-    async with trainer_of(tmp_path, model) as trainer:
+    held: list[float] = []
+
+    class Weigher:
+        def on_step_start(self) -> None:
+            policy: Any = trainer.loaded.policy
+            held.append(policy.metrics["rollout/kv_blocks"])
+
+    async with trainer_of(tmp_path, model, [Weigher()]) as trainer:
         trainer.on_step = lambda step, metrics: seen.append((step, metrics))
         run = await trainer.train()
+        assert held == [0, 0]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            assert not asyncio.get_running_loop().remove_signal_handler(number)
         store = trainer.store
         assert (run.status, run.step, run.error) == ("finished", 2, "") and run.ended > run.started
         assert [step for step, _ in seen] == [1, 2]
@@ -69,6 +80,7 @@ async def test_every_episode_has_a_fact_and_every_step_its_metrics(
 
 
 async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> None:
+    """What is stored counts only for the same task and seed: the data may change between a kill and the resume."""
     async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
         run = await trainer.train()
         trained = [e for e in episodes_of(trainer.store, run) if e.fact == Fact.TRAINED]
@@ -96,6 +108,13 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
             assert signals.weight[mask] == pytest.approx(signals.advantage[mask] / total, rel=1e-4)
             groups.setdefault(episode.group_id, []).append(episode.advantage or 0.0)
         assert all(sum(advantages) == pytest.approx(0, abs=1e-4) for advantages in groups.values())
+        jobs = trainer.collector.jobs(0)
+        assert len(trainer.collector.finished(0, jobs)) == len(jobs)
+        other = [
+            replace(jobs[0], seed=jobs[0].seed + 1),
+            replace(jobs[1], task=replace(jobs[1].task, id="else")),
+        ]
+        assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
 
 
 async def test_learning_still_works(tmp_path: Path, model: Path) -> None:
@@ -507,14 +526,16 @@ async def test_a_paused_run_waits(tmp_path: Path, model: Path) -> None:
     assert (run.status, run.step) == ("finished", 2)
 
 
-async def test_evaluations_can_be_switched_on_while_it_runs(tmp_path: Path, model: Path) -> None:
+async def test_more_steps_and_evaluations_can_be_asked_for(tmp_path: Path, model: Path) -> None:
     asking = Asking(
-        tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.eval_every", "value": 1})
+        tmp_path / "runs" / "agentrl.db",
+        ("set", {"key": "train.steps", "value": 3}),
+        ("set", {"key": "train.eval_every", "value": 2}),
     )
-    async with trainer_of(
-        tmp_path, model, [asking], train={"eval_tasks": 3, "eval_samples": 1}
-    ) as trainer:
+    train = {"eval_tasks": 3, "eval_samples": 1}
+    async with trainer_of(tmp_path, model, [asking], train=train) as trainer:
         run = await trainer.train()
+        assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)
         assert [(row.step, row.n_tasks) for row in trainer.store.runs.evals(run.id)] == [(2, 3)]
 
 
@@ -529,29 +550,6 @@ async def test_a_changed_setting_is_never_applied_to_steps_from_before_it(
         await trainer.train()
         saved = [c.step for c in trainer.store.runs.checkpoints(trainer.run.id) if c.kind == "step"]
     assert saved == [1]
-
-
-async def test_signals_are_given_back_after_the_run(tmp_path: Path, model: Path) -> None:
-    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
-        await trainer.train()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            assert not asyncio.get_running_loop().remove_signal_handler(number)
-
-
-async def test_what_is_stored_counts_only_for_the_same_task_and_seed(
-    tmp_path: Path, model: Path
-) -> None:
-    """The data changed between a kill and the resume: episodes finished then are not attempts at the new prompt."""
-    async with trainer_of(tmp_path, model, train={"steps": 1}) as trainer:
-        run = await trainer.train()
-        jobs = trainer.collector.jobs(0)
-        assert len(trainer.collector.finished(0, jobs)) == len(jobs)
-        other = [
-            replace(jobs[0], seed=jobs[0].seed + 1),
-            replace(jobs[1], task=replace(jobs[1].task, id="else")),
-        ]
-        assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
-        assert run.status == "finished"
 
 
 async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
@@ -579,23 +577,3 @@ async def test_tasks_of_several_packs(tmp_path: Path, model: Path) -> None:
     with pytest.raises(NotFound, match="odds"):
         async with trainer_of(tmp_path, model, task={**task, "families": ["odds"]}):
             pass
-
-
-async def test_memory_of_sampling_is_free_while_training(tmp_path: Path, model: Path) -> None:
-    held: list[float] = []
-
-    class Weigher:
-        def on_step_start(self) -> None:
-            policy: Any = trainer.loaded.policy
-            held.append(policy.metrics["rollout/kv_blocks"])
-
-    async with trainer_of(tmp_path, model, [Weigher()]) as trainer:
-        await trainer.train()
-    assert held == [0, 0]
-
-
-async def test_more_steps_can_be_asked_for(tmp_path: Path, model: Path) -> None:
-    asking = Asking(tmp_path / "runs" / "agentrl.db", ("set", {"key": "train.steps", "value": 3}))
-    async with trainer_of(tmp_path, model, [asking]) as trainer:
-        run = await trainer.train()
-    assert (run.status, run.step, run.total_steps) == ("finished", 3, 3)

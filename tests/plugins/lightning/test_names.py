@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import agentrl_cli.plugins.lightning as agl
+from tests.helpers.processes import end_together
 from tests.plugins.lightning import scenario
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -161,6 +162,7 @@ def test_the_sides_of_a_training_meet_at_a_served_store(tmp_path: Path) -> None:
         )
         for role in ("algorithm", "runner")
     ]
+    end_together(sides)
     said = [side.communicate()[0] for side in sides]
     assert said[0].strip() == "['succeeded', 'succeeded', 'succeeded'] [0.0, 1.0, 2.0]"
     assert [side.returncode for side in sides] == [0, 0]

@@ -25,6 +25,7 @@ from agentrl_cli.tasks.forms import normal
 from agentrl_cli.tasks.spec import load_pack
 from agentrl_cli.types import Outcome
 from tests.helpers.packs import call, play
+from tests.sft.test_from_file import CALLED, SYSTEM
 
 HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
 """minimind's 2-layer configuration."""
@@ -104,34 +105,8 @@ class MiniMind(nn.Module):
         return logits
 
 
-SYSTEM = {
-    "role": "system",
-    "content": "",
-    "tools": json.dumps(
-        [
-            {
-                "type": "function",
-                "function": {
-                    "name": "calculate_math",
-                    "description": "计算数学表达式",
-                    "parameters": {
-                        "type": "object",
-                        "properties": {"expression": {"type": "string"}},
-                    },
-                },
-            }
-        ]
-    ),
-}
-CALLS = json.dumps([{"name": "calculate_math", "arguments": {"expression": "2+3"}}])
-SFT = [
-    {"role": "user", "content": "2+3?", "reasoning_content": "", "tools": "", "tool_calls": ""},
-    {"role": "assistant", "content": "", "tool_calls": CALLS},
-    {"role": "tool", "content": '{"result": "5"}'},
-    {"role": "assistant", "content": "5"},
-]
 AGENT: dict[str, Any] = {
-    "conversations": [SYSTEM, SFT[0], {"role": "assistant", "content": ""}],
+    "conversations": [SYSTEM, CALLED[0], {"role": "assistant", "content": ""}],
     "gt": ["5"],
 }
 CODE = """
@@ -183,7 +158,7 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
     ids = torch.arange(5, 45)[None]
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": SFT}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
     project = tmp_path / "p"
     assert (
         main(

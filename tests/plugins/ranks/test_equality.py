@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import multiprocessing
-import socket
 import traceback
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentrl_cli.learning.compute import MicroBatch
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.plugins.ranks.compute import Lead, Ranks, Replica, deal_batches, follow, split_for
+from agentrl_cli.plugins.ranks.processes import store_at
 from agentrl_cli.plugins.ranks.settings import is_sharded
 from tests.helpers.train import PRELOADED, write_model
 
@@ -118,12 +119,11 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
 def rank_process(rank: int, port: int, folder: str, report: str) -> None:
     """Rank 0 writes for each case how far two ranks are from one process."""
     from agentrl_cli.plugins.ranks.places import Place
-    from agentrl_cli.plugins.ranks.processes import store_at
     from agentrl_cli.plugins.ranks.team import connect
 
     torch.set_num_threads(1)
     try:
-        store = store_at("127.0.0.1", port, is_master=rank == 0)
+        store = store_at("127.0.0.1", port)
         ranks = connect(Place(rank, rank, 2, "127.0.0.1", port), store, torch.device("cpu"))
         far: dict[str, float] = {}
         for name, case in CASES.items():
@@ -150,19 +150,19 @@ def rank_process(rank: int, port: int, folder: str, report: str) -> None:
 
 def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", layers=2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = store_at("127.0.0.1", 0, is_master=True)  # on a port that nobody else can take
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     report = tmp_path / "report"
-    given = (port, str(folder), str(report))
+    given = (store.port, str(folder), str(report))
     processes = [context.Process(target=rank_process, args=(rank, *given)) for rank in range(2)]
     for process in processes:
         process.start()
     try:
-        for process in processes:
-            process.join()
+        left = processes
+        while left and not any(process.exitcode for process in processes):
+            wait([process.sentinel for process in left])  # one that fails leaves the other waiting
+            left = [process for process in left if process.exitcode is None]
     finally:
         for process in processes:
             process.kill()

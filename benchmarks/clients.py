@@ -1,6 +1,6 @@
 """Agents of other projects, each written as its own documentation has it: one tool call, then an answer.
 
-`python -m tests.helpers.clients` prints how often each forks its history.
+`python -m benchmarks.clients` prints how often each forks its history.
 """
 
 from __future__ import annotations
