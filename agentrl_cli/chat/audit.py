@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 from agentrl_cli.chat.drift import check_episode
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.rendered import Rendered
-from agentrl_cli.chat.spans import shared_prefix
+from agentrl_cli.chat.spans import Rendered, shared_prefix
 from agentrl_cli.chat.template_probe import PROBE_TOOL, tool, user
 from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines, family_thinking, has_thinking

@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl_cli.chat.escaping import Range
 from agentrl_cli.chat.media import FRAMES, frames_of, image_bytes
-from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.chat.template_probe import assistant, tool, user
 from agentrl_cli.chat.tokenizer import BaseTokenizer, MovedText, Offsets, overlaps
 from agentrl_cli.errors import EnvError, PolicyError, TemplateError

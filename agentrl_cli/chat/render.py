@@ -14,13 +14,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from agentrl_cli.chat.delta import render_delta
-from agentrl_cli.chat.encode import Encoder
+from agentrl_cli.chat.delta import Encoder, render_delta
 from agentrl_cli.chat.families import family_of
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.parse import Parsed, parse_text
-from agentrl_cli.chat.rendered import Rendered, join_renderings
-from agentrl_cli.chat.spans import find_ends, locate
+from agentrl_cli.chat.spans import Rendered, find_ends, join_renderings, locate
 from agentrl_cli.chat.template import ModelTemplates
 from agentrl_cli.chat.template_syntax import Tools, find_syntax
 from agentrl_cli.chat.thinking import THINK

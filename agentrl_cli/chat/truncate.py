@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.types import Message, ToolResult
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from agentrl_cli.agents.runners import AgentRollout
-from agentrl_cli.agents.runners.recorded import RecordedPolicy
+from agentrl_cli.agents.runners.policy import RecordedPolicy
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat_session.open import Past
 from agentrl_cli.chat_session.rerun import Rerun

@@ -22,10 +22,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from agentrl_cli.chat_session.choices import Choices
 from agentrl_cli.chat_session.conversation import Answer, failed_run
 from agentrl_cli.chat_session.open import open_session
-from agentrl_cli.chat_session.session import SETTINGS, Session, save
+from agentrl_cli.chat_session.session import SETTINGS, Choices, Session, save
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Tokens, ToolCall, Turn

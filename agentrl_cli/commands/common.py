@@ -250,7 +250,7 @@ def warn_unsafe(sandbox: Sandbox | None) -> None:
 def warn_bare(settings: SandboxConfig) -> None:
     """Warns before a sandbox is opened if both settings ask for no isolation (one alone is refused)."""
     if settings.backend == settings.min_level == "bare":
-        from agentrl_cli.sandbox.levels import bare_warning
+        from agentrl_cli.sandbox.sandbox import bare_warning
 
         warn(f"WARNING: {bare_warning()}")
 

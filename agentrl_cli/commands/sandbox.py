@@ -127,7 +127,7 @@ async def _run(
 ) -> tuple[Any, dict[str, bytes | UsageError]]:
     """Return the result, and for each requested file its content or the error."""
     from agentrl_cli.sandbox import Sandbox
-    from agentrl_cli.sandbox.options import package_names
+    from agentrl_cli.sandbox.results import package_names
 
     async with await Sandbox.open(settings) as sandbox:
         warn_unsafe(sandbox)

@@ -61,11 +61,11 @@ PER_EPISODE = {"on_rollout_start", "on_trace_start", "on_sample", "on_trace_end"
 ALIASES = {"episode": "rollout", "trainer": "run", "ctx": "context"}
 
 HOOKS: dict[str, str | object] = {
-    "jsonl": "agentrl_cli.hooks.jsonl:JsonlLogger",
+    "jsonl": "agentrl_cli.hooks.loggers:JsonlLogger",
 }
 
 LOGGERS: dict[str, str | object] = {
-    "jsonl": "agentrl_cli.hooks.jsonl:JsonlLogger",
+    "jsonl": "agentrl_cli.hooks.loggers:JsonlLogger",
     "tensorboard": "agentrl_cli.hooks.loggers:TensorBoard",
     "wandb": "agentrl_cli.hooks.loggers:Wandb",
     "trackio": "agentrl_cli.hooks.loggers:Trackio",

@@ -5,7 +5,7 @@ episode cuts it off. A function cannot be stopped from outside: after its deadli
 running, is counted, and is not joined when the process exits.
 
 asyncio's own pool has only a few more threads than cores, so sixty waiting graders would queue in it, and Python joins
-its threads at exit. Here a call takes an idle thread or starts one, and never waits for one.
+its threads at exit. Here each call has a thread of its own, which starts in less time than any grader takes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import contextlib
 import contextvars
 import inspect
 import logging
-import os
-import queue
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
@@ -29,8 +27,6 @@ from agentrl_cli.registry.files import CALL, code_of, from_outside
 P = ParamSpec("P")
 T = TypeVar("T")
 
-IDLE = 30.0
-"""Seconds after which an idle thread ends."""
 LOOP_ONLY = ("signal only works in main thread", "no running event loop", "no current event loop")
 """Python's messages if code needs the main thread or its event loop."""
 
@@ -45,25 +41,6 @@ class Quit(EnvError):
         self.__cause__ = cause
 
 
-class _Call:
-    """One call in a thread, and the loop that waits for it."""
-
-    def __init__(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.function = function
-        self.loop = loop
-        self.answer: asyncio.Future[Any] = loop.create_future()
-        self.ended = False
-        self.abandoned = False
-
-    def tell(self, value: Any, error: BaseException | None) -> None:
-        if self.answer.done():  # its deadline has passed
-            return
-        if error is None:
-            self.answer.set_result(value)
-        else:
-            self.answer.set_exception(error)
-
-
 def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """(return value, exception). Has no reference to the call: an exception keeps its frames alive."""
     try:
@@ -74,94 +51,66 @@ def _result(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, Quit(describe_error(error), error)
 
 
+def _run(
+    function: Callable[[], Any], loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
+) -> None:
+    value, error = _result(function)
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+        loop.call_soon_threadsafe(_tell, answer, value, error)
+    del answer, value, error  # the exception's frames hold this one
+
+
+def _tell(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if answer.done():  # its deadline has passed
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)
+
+
 class Threads:
-    """Daemon threads, reused when idle; as many as there are concurrent calls."""
+    """Daemon threads, one for each call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
+        self._abandoned: list[threading.Thread] = []
         self._reported = False
-        self.abandoned = 0
-        """Number of threads still running after their call's deadline."""
 
     async def run(self, function: Callable[[], Any], name: str) -> Any:
         """Return the result of `function`, or raise its exception. If cancelled, abandons the thread."""
-        call = _Call(function, asyncio.get_running_loop())
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is None:
-            worker = _Worker(self)
-        worker.calls.put(call)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        given = (function, loop, answer)
+        thread = threading.Thread(target=_run, args=given, name="agentrl-code", daemon=True)
+        thread.start()
         try:
-            return await call.answer
+            return await answer
         except asyncio.CancelledError:
-            self._abandon(call, name)
+            self._abandoned.append(thread)
+            if not self._reported and thread.is_alive():
+                self._reported = True
+                log.warning(
+                    "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
+                    " the process will not wait for it",
+                    name,
+                )
             raise
         finally:
-            del call  # it holds the exception, whose traceback holds this frame
+            del answer, given  # they hold the exception, whose traceback holds this frame
+
+    @property
+    def abandoned(self) -> int:
+        """Number of threads still running after their call's deadline."""
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        return len(self._abandoned)
 
     def metrics(self) -> dict[str, float]:
         """`threads/abandoned`, if there are any."""
         return {"threads/abandoned": float(self.abandoned)} if self.abandoned else {}
 
-    def forget(self) -> None:
-        """Start empty in a forked child, which has none of the threads."""
-        self._lock, self._idle, self.abandoned = threading.Lock(), [], 0
-
-    def _abandon(self, call: _Call, name: str) -> None:
-        with self._lock:
-            if call.ended or call.abandoned:
-                return
-            call.abandoned = True
-            self.abandoned += 1
-            first, self._reported = not self._reported, True
-        if first:
-            log.warning(
-                "The function %s outlived its episode and still runs in its thread (metric threads/abandoned);"
-                " the process will not wait for it",
-                name,
-            )
-
-    def _end_call(self, worker: _Worker, call: _Call) -> None:
-        with self._lock:
-            call.ended = True
-            self.abandoned -= call.abandoned
-            self._idle.append(worker)
-
-    def _leave(self, worker: _Worker) -> bool:
-        """Remove an idle worker. False if a call is already assigned to it."""
-        with self._lock:
-            if worker not in self._idle:
-                return False
-            self._idle.remove(worker)
-            return True
-
-
-class _Worker(threading.Thread):
-    def __init__(self, threads: Threads) -> None:
-        super().__init__(name="agentrl-code", daemon=True)
-        self.threads = threads
-        self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            try:
-                call = self.calls.get(timeout=IDLE)
-            except queue.Empty:
-                if self.threads._leave(self):
-                    return
-                continue
-            value, error = _result(call.function)
-            self.threads._end_call(self, call)  # first, so that the next call finds it idle
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
-                call.loop.call_soon_threadsafe(call.tell, value, error)
-            del call, value, error
-
 
 THREADS = Threads()
 """The threads of this process."""
-os.register_at_fork(after_in_child=THREADS.forget)
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

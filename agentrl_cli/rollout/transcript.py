@@ -10,7 +10,7 @@ from typing import Any
 from agentrl_cli.chat.drift import Drift, worst
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.rollout.flags import flag_names
 from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.types import (

@@ -6,6 +6,8 @@
     await sandbox.close()
 
 A level below the configured minimum is an error, never a fallback. A session costs nothing until its first execution.
+
+`kinds_of` returns the levels of isolation that a configuration allows, with the kind of runner behind each.
 """
 
 from __future__ import annotations
@@ -19,14 +21,67 @@ from types import TracebackType
 from typing import Any
 
 from agentrl_cli.errors import ConfigError, SandboxUnavailable
+from agentrl_cli.registry import resolve
 from agentrl_cli.sandbox import cgroup, launch, owner
 from agentrl_cli.sandbox.channel import BoxLost
-from agentrl_cli.sandbox.levels import STRENGTH, bare_warning, kinds_of, runner_kind
-from agentrl_cli.sandbox.options import package_names
 from agentrl_cli.sandbox.pool import GRADING, RunnerPool
-from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of
+from agentrl_cli.sandbox.results import ExecResult, Limits, limit_of, package_names
 from agentrl_cli.sandbox.runner_process import AT_ONCE, Runner
 from agentrl_cli.sandbox.session import Session
+
+STRENGTH = {"bare": 0, "landlock": 1, "ns": 2, "docker": 3}
+"""Levels, weakest first. `ns` and `docker` hold hostile code; `landlock` holds most of it; `bare` holds nothing."""
+
+AUTO = ("ns", "docker", "landlock")
+"""What `backend: auto` tries, in this order: `ns` and `docker` hold the same, and `ns` is faster and needs no daemon
+that runs as root. `bare` has to be asked for."""
+
+RUNNERS = {
+    "ns": "agentrl_cli.sandbox.runner_process:Process",
+    "landlock": "agentrl_cli.sandbox.runner_process:Process",
+    "bare": "agentrl_cli.sandbox.runner_process:Process",
+    "docker": "agentrl_cli.sandbox.container:Container",
+}
+"""Level → its kind of runner. A user's own backend is named in the configuration as `module:object`."""
+
+_BARE = "Sandbox level bare isolates NOTHING: the model's code runs as "
+
+
+def bare_warning() -> str:
+    """Return level `bare`'s warning for the current user: a runner that root starts becomes another user."""
+    if os.geteuid() == 0:
+        return (
+            _BARE
+            + "an ordinary user of this machine, with all files that are open to everyone, and your network."
+        )
+    return _BARE + "you, with your files and your network."
+
+
+def runner_kind(level: str) -> type[Runner]:
+    """Return the class of a level's runners."""
+    kind: type[Runner] = resolve("sandbox", RUNNERS, level)
+    return kind
+
+
+def kinds_of(backend: str) -> dict[str, type[Runner]]:
+    """Return the levels that a backend may run at, in the order to try, with their classes. Raises ConfigError."""
+    if backend == "auto":
+        return {level: runner_kind(level) for level in AUTO}
+    if backend in STRENGTH:
+        return {backend: runner_kind(backend)}
+    if ":" not in backend:
+        raise ConfigError(
+            f"Unknown sandbox backend {backend!r}.",
+            hint=f"There are: auto, {', '.join(STRENGTH)}, or module:object.",
+        )
+    kind = resolve("sandbox backends", RUNNERS, backend)
+    if not (isinstance(kind, type) and issubclass(kind, Runner)) or kind.level not in STRENGTH:
+        raise ConfigError(
+            f"{backend} is not a sandbox backend.",
+            hint="It has to be a subclass of agentrl_cli.sandbox.runner_process.Runner whose `level` is the level that "
+            f"it is as strong as: {', '.join(STRENGTH)}.",
+        )
+    return {kind.level: kind}
 
 
 class Sandbox:

@@ -16,7 +16,7 @@ from agentrl_cli.store.episode_sql import episode_key
 from agentrl_cli.store.episodes import Episodes
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.journal import Controls, Journal, Live, Workers
-from agentrl_cli.store.marks import Marks, Signals
+from agentrl_cli.store.marks import Marks, Score, Scores, Signals
 from agentrl_cli.store.references import Tasks, Tokenizers
 from agentrl_cli.store.rows import (
     CheckpointRow,
@@ -30,7 +30,6 @@ from agentrl_cli.store.rows import (
     WorkerRow,
 )
 from agentrl_cli.store.runs import Runs
-from agentrl_cli.store.scores import Score, Scores
 from agentrl_cli.store.stats import Stats
 
 

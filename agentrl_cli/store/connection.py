@@ -18,8 +18,7 @@ import numpy as np
 
 from agentrl_cli.errors import NotFound, StoreError, disk_problem
 from agentrl_cli.store.holder import Holder
-from agentrl_cli.store.migration import bring_up, migrate
-from agentrl_cli.store.older import add_views
+from agentrl_cli.store.migration import add_views, bring_up, migrate
 from agentrl_cli.store.schema import APPLICATION_ID, SCHEMA_VERSION
 from agentrl_cli.store.sqlite_errors import COPY_BOTH, ELSEWHERE, lacks_locks, lacks_log, map_errors
 

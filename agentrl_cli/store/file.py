@@ -3,6 +3,15 @@
 A write transaction is opened, filled and committed at once and never left open, so several processes share a file.
 Writes that can wait (running episodes, logs, events, training signals) stay in memory and are made together, by the
 next write that cannot wait or by a thread, after at most `LINGER` seconds: `kill -9` loses no more.
+
+`Identity` checks that a connection's open files are those at its path, as SQLite does not. If a store is deleted or
+replaced under a writer, every further commit goes into a file without a name, and is lost when the process ends. The
+log beside it (`-wal`) holds commits that are not in the file yet, and without its index (`-shm`) other processes do
+not see this one's locks, so both count as much as the file.
+
+The core's schema has no table of a plugin: a store gets one when its plugin first writes to it. The plugin offers the
+statements under `tables`. They say IF NOT EXISTS: a store of an earlier version has the table already, and two
+processes may add it at the same time.
 """
 
 from __future__ import annotations
@@ -18,14 +27,57 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agentrl_cli.errors import StoreError
+from agentrl_cli.registry import resolve
 from agentrl_cli.store.connection import BUSY_MS, connect
-from agentrl_cli.store.identity import Identity
-from agentrl_cli.store.older import drop_views
+from agentrl_cli.store.migration import drop_views
+from agentrl_cli.store.schema import statements
 from agentrl_cli.store.sqlite_errors import RECOVER, map_errors
 from agentrl_cli.store.write_buffer import Flusher, Params, WriteBuffer, savepoint
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
+_SUFFIXES = ("", "-wal", "-shm")
+
+
+class Identity:
+    """The files of one open store, by device and inode."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()  # the process may change its folder
+        self._known: dict[str, tuple[int, int]] = {}
+        self.require()
+
+    def require(self) -> None:
+        """Raise StoreError if a file was deleted or replaced; log files are recorded when they appear."""
+        for suffix in _SUFFIXES:
+            now = _identity(f"{self.path}{suffix}")
+            if self._known.get(suffix, now) != now:
+                raise StoreError(
+                    f"The store was {'deleted' if now is None else 'replaced'} while it was in use:"
+                    f" {self.path}{suffix}. What was being written is lost.",
+                    hint="Put it back, from a backup if need be, then `agentrl train --resume last` continues.",
+                )
+            if now is not None:
+                self._known[suffix] = now
+
+    @property
+    def has_lost_its_log(self) -> bool:
+        """Whether only the log is missing: it is still open and can be written back into the file."""
+        log = f"{self.path}-wal"
+        return (
+            self._known[""] == _identity(self.path)
+            and "-wal" in self._known
+            and _identity(log) is None
+        )
+
+
+def _identity(path: Path | str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class StoreFile:
@@ -249,3 +301,25 @@ def batches(values: Iterable[Any], size: int = 500) -> Iterator[list[Any]]:
     values = list(values)
     for start in range(0, len(values), size):
         yield values[start : start + size]
+
+
+class PluginPart(Part):
+    """A part of a store whose table a plugin brings."""
+
+    table = ""
+    """Its name, under which the plugin offers the statements that make it."""
+
+    def __init__(self, file: StoreFile) -> None:
+        """Add the table to a store that lacks it, unless it is open for reading only."""
+        super().__init__(file)
+        if not file.readonly and not self.exists:
+            script: str = resolve("tables", {}, self.table)
+            with file.transaction() as conn:
+                for statement in statements(script):
+                    conn.execute(statement)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the store has the table; a reader of one without it finds no rows."""
+        found = "SELECT 1 FROM sqlite_schema WHERE type='table' AND name=?"
+        return bool(self.file.select(found, (self.table,), settled=False))

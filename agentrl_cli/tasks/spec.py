@@ -15,7 +15,7 @@ from agentrl_cli.registry import load_file, resolve, trust
 from agentrl_cli.registry.adapters import adapt
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.load import load_reward
-from agentrl_cli.sandbox.options import read_options
+from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.tasks.agent import read_agent
 from agentrl_cli.tasks.pack import Pack
 from agentrl_cli.tasks.sources import default_splits, source_of

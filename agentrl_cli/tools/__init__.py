@@ -13,9 +13,9 @@ from agentrl_cli.tools.schema import tool_schema
 
 TOOLS: dict[str, str] = {
     "calculator": "agentrl_cli.tools.calculator:TOOL",
-    "run_python": "agentrl_cli.tools.run_python:TOOL",
-    "bash": "agentrl_cli.tools.bash:TOOL",
-    "files": "agentrl_cli.tools.files:TOOL",
+    "run_python": "agentrl_cli.tools.session:TOOL",
+    "bash": "agentrl_cli.tools.session:BASH",
+    "files": "agentrl_cli.tools.session:FILES",
     "sql": "agentrl_cli.tools.sql:TOOL",
     "search": "agentrl_cli.tools.search:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",

@@ -19,8 +19,8 @@ from agentrl_cli.chat import families
 from agentrl_cli.chat.audit import audit, require_append_only, require_calls_read
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.template_adapter import Abilities
 from agentrl_cli.chat.template_probe import MARK, PROBE_TOOL, tool, user
+from agentrl_cli.chat.template_syntax import Abilities
 from agentrl_cli.chat.tiny_template import tiny_template
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl_cli.agents.gateway.messages import assistant_message, without_echo
-from agentrl_cli.agents.gateway.request import RequestError
-from agentrl_cli.agents.gateway.tools import read_tools
+from agentrl_cli.agents.gateway.request import RequestError, read_tools
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import PARSERS, load_parser
 from agentrl_cli.chat.thinking import drop_empty, drop_empty_lines

@@ -11,8 +11,7 @@ from agentrl_cli.commands import commands
 from agentrl_cli.registry import load_file
 from agentrl_cli.registry.plugins import offers
 from agentrl_cli.store import Store
-from agentrl_cli.store.file import Part
-from agentrl_cli.store.plugin_tables import PluginPart
+from agentrl_cli.store.file import Part, PluginPart
 from agentrl_cli.store.queries import schema
 from docs.store_columns import described
 

@@ -27,7 +27,7 @@ MODEL = {
     "benchmarks/bundled_subjects.py": {"shelf", "shelves"},
     "tests/evaluate/test_abilities.py": {"seat"},
     "agentrl_cli/rewards/judge.py": {"where there is no"},
-    "agentrl_cli/tools/files.py": {"is no x", "go on with"},
+    "agentrl_cli/tools/session.py": {"is no x", "go on with"},
     "benchmarks/rollout_tools.py": {"what is asked"},
     "tests/tools/test_session_tools.py": {"is no x", "go on with"},
 }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.chat.rendered import Rendered
+from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import DriftConfig

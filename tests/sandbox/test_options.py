@@ -16,7 +16,7 @@ from agentrl_cli.config import Config, SandboxConfig
 from agentrl_cli.errors import ConfigError, MissingDependency
 from agentrl_cli.reports.score_sets import grader_imports
 from agentrl_cli.sandbox import Sandbox, Session, grade
-from agentrl_cli.sandbox.options import read_options
+from agentrl_cli.sandbox.results import read_options
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.tools import tool
 from tests.helpers.sandbox import open_sandbox

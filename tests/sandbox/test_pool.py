@@ -21,7 +21,7 @@ from agentrl_cli.sandbox.channel import BoxLost, Channel, guest_module
 from agentrl_cli.sandbox.pool import SPARES
 from agentrl_cli.sandbox.runner_process import PATIENCE, Process, Runner
 from agentrl_cli.tools.base import ToolContext
-from agentrl_cli.tools.run_python import TOOL as run_python
+from agentrl_cli.tools.session import TOOL as run_python
 from tests.helpers.processes import comes, descendants, soon
 from tests.helpers.sandbox import open_sandbox
 

@@ -14,7 +14,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
 from agentrl_cli.sandbox import Sandbox, Session
 from agentrl_cli.tools import ToolContext, as_tool
-from agentrl_cli.tools.files import LINES, MAX_TEXT
+from agentrl_cli.tools.session import LINES, MAX_TEXT
 from agentrl_cli.types import ToolResult
 from tests.helpers.sandbox import open_sandbox
 

@@ -27,20 +27,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentrl_cli.agents.emit import reward_value
-from agentrl_cli.agents.gateway.aside import aside
 from agentrl_cli.agents.gateway.dialects import DIALECTS
 from agentrl_cli.agents.gateway.dialects.base import Dialect
-from agentrl_cli.agents.gateway.guard import is_token
 from agentrl_cli.agents.gateway.http import (
     CLOSED,
     KEEP_ALIVE,
     Stream,
+    aside,
     body_limit,
     events_response,
     first,
     json_body,
     wait_until_left,
 )
+from agentrl_cli.agents.gateway.listen import is_token
 from agentrl_cli.agents.gateway.messages import merge_messages
 from agentrl_cli.agents.gateway.request import TOO_LONG, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.session import Session

@@ -1,10 +1,16 @@
-"""HTTP of the gateway: bodies, clients that go away, and streams that stay alive."""
+"""HTTP of the gateway: bodies, clients that go away, and streams that stay alive.
+
+Requests are read beside the event loop (`aside`), so that a long one keeps no other client waiting. One thread for all
+sessions: requests are read in the order in which they came, and the memory that a long one takes is taken once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -123,4 +129,16 @@ def events_response(events: Iterator[str]) -> Response:
     """Return all events at once."""
     return Response(
         "".join(events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )
+
+
+P = ParamSpec("P")
+
+_READER = ThreadPoolExecutor(1, thread_name_prefix="gateway-reader")
+
+
+async def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function in the reading thread and return its result."""
+    return await asyncio.get_running_loop().run_in_executor(
+        _READER, partial(function, *args, **kwargs)
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrl_cli.agents.gateway.aside import aside
+from agentrl_cli.agents.gateway.http import aside
 from agentrl_cli.agents.gateway.messages import assistant_message, canonical, merge_messages
 from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.sampling import (

@@ -17,9 +17,16 @@ from itertools import groupby
 
 import numpy as np
 
-from agentrl_cli.agents.gateway.messages import Key, canonical, key_of, tools_key, without_echo
+from agentrl_cli.agents.gateway.messages import (
+    Key,
+    canonical,
+    key_of,
+    require_room,
+    require_short,
+    tools_key,
+    without_echo,
+)
 from agentrl_cli.agents.gateway.request import bad, too_long
-from agentrl_cli.agents.gateway.room import require_room, require_short
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.types import (

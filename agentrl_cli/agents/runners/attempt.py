@@ -19,9 +19,8 @@ from agentrl_cli.agents.gateway.request import TOO_LONG
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.gateway.sessions import new_key
-from agentrl_cli.agents.runners.base import AgentLost, Ended, MakeRunner, Runner
+from agentrl_cli.agents.runners.base import AgentLost, Ended, FunctionRunner, MakeRunner, Runner
 from agentrl_cli.agents.runners.command import CommandRunner
-from agentrl_cli.agents.runners.function import FunctionRunner
 from agentrl_cli.agents.runners.jail import JailedRunner
 from agentrl_cli.agents.runners.policy import EpisodePolicy
 from agentrl_cli.agents.runners.remote import RemoteRunner

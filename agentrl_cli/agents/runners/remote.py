@@ -26,9 +26,8 @@ from starlette.types import ASGIApp
 
 from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.gateway.app import answer_error, reward_of
-from agentrl_cli.agents.gateway.guard import PageGuard, bearer, is_loopback, is_token
 from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.listen import PageGuard, bearer, is_loopback, is_token, listening
 from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.runners.base import AgentLost, Ended, printed_names
 from agentrl_cli.agents.runners.command import task_of

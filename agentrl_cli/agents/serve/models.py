@@ -8,7 +8,6 @@ the new one. Turns of one model are batched as in a training.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -89,75 +88,67 @@ class SharedEngine:
     activate: Callable[[ServedModel], None] | None = None
     _current: ServedModel | None = None
     _running: int = 0
-    _waiting: deque[tuple[ServedModel, asyncio.Future[None]]] = field(default_factory=deque)
+    _waiting: list[tuple[int, ServedModel]] = field(default_factory=list)
+    """Number and model of each turn that waits for its weights, in order."""
+    _asked: int = 0
+    """Turns that were asked for."""
+    _before: int = 0
+    """Those of them that were asked for when the current model was activated."""
     _changing: bool = False
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def turn(self, model: ServedModel) -> AsyncIterator[None]:
         """Compute with a model's weights meanwhile."""
-        await self._begin(model)
+        self._asked += 1
+        ticket = (self._asked, model)
+        self._waiting.append(ticket)
+        try:
+            await self._until(lambda: self._is_next(*ticket))
+            if self.activate is not None and model is not self._current:
+                self.activate(model)
+                self._current, self._before = model, self._asked
+            self._running += 1
+        finally:
+            self._waiting.remove(ticket)
+            self._ring()
         try:
             yield
         finally:
-            self._end()
+            self._running -= 1
+            self._ring()
 
-    async def _begin(self, model: ServedModel) -> None:
-        """Wait for the model's weights. Requests are served in their order; those for one model together."""
-        free = model is self._current and not self._waiting and not self._changing
-        if free or self.activate is None:
-            self._running += 1
-            return
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((model, ready))
-        self._wake()
-        try:
-            await ready
-        except asyncio.CancelledError:
-            if (
-                ready.done() and not ready.cancelled()
-            ):  # admitted in the moment in which its client left
-                self._end()
-            raise
-
-    def _end(self) -> None:
-        self._running -= 1
-        self._wake()
+    def _is_next(self, number: int, model: ServedModel) -> bool:
+        """Whether a turn may begin: in the order of requests, but with all that waited for the same model."""
+        if self._changing or self.activate is None:
+            return not self._changing
+        if model is not self._current:
+            return not self._running and self._waiting[0][0] == number
+        return number <= self._before or all(other is model for _, other in self._waiting)
 
     async def exclusive(self, change: Callable[[], Awaitable[T]]) -> T:
         """Run `change` while no turn runs; those that come meanwhile wait."""
-        async with self._lock:
-            self._changing = True
-            try:
-                while self._running:
-                    await asyncio.sleep(0.005)
-                return await change()
-            finally:
-                self._current, self._changing = None, False
-                self._wake()
+        await self._until(lambda: not self._changing)
+        self._changing = True
+        try:
+            await self._until(lambda: not self._running)
+            return await change()
+        finally:
+            self._current, self._changing = None, False
+            self._ring()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            await self._moved.wait()
+
+    def _ring(self) -> None:
+        """Let everything that waits look again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def close(self) -> None:
         """Close the policy, which may be another than at first."""
         await self.policy.close()
-
-    def _wake(self) -> None:
-        """Admit the next request and any others for the same model, if its weights can be loaded."""
-        while self._waiting and self._waiting[0][1].done():
-            self._waiting.popleft()
-        if not self._waiting or self._changing:
-            return
-        model = self._waiting[0][0]
-        if model is not self._current:
-            if self._running:
-                return
-            assert self.activate is not None
-            self.activate(model)
-            self._current = model
-        for asked, ready in self._waiting:
-            if asked is model and not ready.done():
-                ready.set_result(None)
-                self._running += 1
-        self._waiting = deque(each for each in self._waiting if each[0] is not model)
 
 
 class ServedModels:

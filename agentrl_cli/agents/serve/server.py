@@ -1,9 +1,14 @@
-"""Puts a model server together: policy, adapters, sessions, recorder, routes; and listens."""
+"""Puts a model server together: policy, adapters, sessions, recorder, routes; and listens.
+
+LoRA adapters are put on the loaded model and taken off between turns. Served sessions become episodes in the store:
+turns as they are made, the end with its reward and drift.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
@@ -16,24 +21,156 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from agentrl_cli.agents.gateway.app import Gateway, PrivateRoute
-from agentrl_cli.agents.gateway.guard import PageGuard
 from agentrl_cli.agents.gateway.http import json_body
+from agentrl_cli.agents.gateway.listen import PageGuard
 from agentrl_cli.agents.gateway.request import bad
 from agentrl_cli.agents.gateway.sampling import Limits
-from agentrl_cli.agents.gateway.session import OnTurn, Session
+from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
-from agentrl_cli.agents.serve.adapters import Adapters
-from agentrl_cli.agents.serve.models import ServedModels, SharedEngine
-from agentrl_cli.agents.serve.recorder import KIND, Recorder
+from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
+from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.policy import LocalPolicy
-from agentrl_cli.policies.load import load_policy
-from agentrl_cli.store import Store
+from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
+from agentrl_cli.models.load import adapter_base, model_folder
+from agentrl_cli.policies.load import load_policy, make_policy
+from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
-from agentrl_cli.types import Tokens, Turn
+from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
+    from agentrl_cli.inference.policy import LocalPolicy
     from agentrl_cli.policies.load import Loaded
+    from agentrl_cli.store import Store
+
+KIND = "serve"
+"""Kind of the run and its episodes."""
+
+
+class Recorder:
+    """Writes the sessions of a server into its run. A session without an answer leaves no episode."""
+
+    def __init__(self, store: Store, run: RunRow, tokenizer: str) -> None:
+        """Write into a run; `tokenizer` is the hash of the one that ids are decoded with."""
+        self._store, self._run, self._tokenizer = store, run, tokenizer
+        self._episodes: dict[str, Episode] = {}
+
+    def writer(self, key: str, seed: int) -> OnTurn:
+        """Return the callback of a session for its turns."""
+
+        def write(turn: Turn, tokens: Tokens) -> None:
+            episode = self._episodes.get(key)
+            if episode is None:
+                episode = Episode(
+                    new_id(), key, run_id=self._run.id, seed=seed, kind=KIND, started=time.time()
+                )
+                self._episodes[key] = episode
+                self._store.episodes.start(episode, tokenizer=self._tokenizer)
+            if turn.weights_version and not episode.weights_version:
+                self._episodes[key] = replace(episode, weights_version=turn.weights_version)
+            # An answer is stored before its client has it; the messages before it are stored with it.
+            self._store.episodes.add_turn(episode.id, turn, tokens, later=turn.role != "assistant")
+
+        return write
+
+    def end(self, session: Session, trace: Trace, reward: float | None) -> None:
+        """Store the end of a session's episode."""
+        episode = self._episodes.pop(session.key, None)
+        if episode is None:
+            return
+        parts = () if reward is None else (RewardPart("reward", reward, primary=True),)
+        outcome = (
+            Outcome.UNGRADED
+            if reward is None
+            else Outcome.SOLVED
+            if reward >= 1.0
+            else Outcome.FAILED
+        )
+        ended = episode.with_(
+            turns=trace.turns,
+            tokens=trace.tokens,
+            reward_parts=parts,
+            outcome=outcome,
+            ended=time.time(),
+        )
+        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in trace.drift]))
+        for drift in trace.drift:
+            self._store.marks.add_drift(episode.id, **drift.row)
+        self._store.episodes.finish(ended, tokenizer=self._tokenizer)
+
+
+class Adapters:
+    """The adapters of one loaded model. Its engine is made again when one is put on or taken off.
+
+    That is because an engine may hold a copy of the model's layers, and an adapter may wrap others than those before.
+    """
+
+    def __init__(
+        self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None
+    ) -> None:
+        self._model, self._folder, self._name = loaded.model, loaded.folder, loaded.name
+        self._decode = loaded.chat.tokenizer.decode
+        self._config, self._base, self._store = config, base, store
+        self._own = "default" if hasattr(loaded.model, "peft_config") else None
+        self._numbers = itertools.count()
+        self._policy = policy
+        self.engine = SharedEngine(policy, self.activate)
+
+    def activate(self, model: ServedModel) -> None:
+        """Compute with a model's weights from here on; no turn may be running."""
+        if hasattr(self._model, "peft_config"):
+            use_adapter(self._model, model.adapter or self._own)
+        self._policy.set_version(model.weights_version)
+
+    async def load(self, spec: str) -> tuple[str, str]:
+        """Put the adapter of `RUN@STEP` or a folder on the model; return peft's name for it, and its version.
+
+        Raises ModelError, NotFound.
+        """
+        if self._config.rollout.cuda_graphs != "off":
+            raise ModelError(
+                "Adapters are served without CUDA graphs.", hint="--set rollout.cuda_graphs=off"
+            )
+        folder = model_folder(spec, self._config, base=self._base, store=self._store)
+        self._check(spec, folder)
+        name = f"adapter{next(self._numbers)}"
+        self._model = put_adapter(self._model, folder, name)
+        await self._renew()
+        return name, self._version(spec, folder)
+
+    async def unload(self, name: str) -> None:
+        """Take an adapter off the model."""
+        self._model = drop_adapter(self._model, name)
+        await self._renew()
+
+    def _check(self, spec: str, folder: Path) -> None:
+        """Raise ModelError unless a folder holds an adapter for this very model."""
+        if not (folder / ADAPTER_FILE).is_file():
+            raise ModelError(f"{spec} is not an adapter: there is no {ADAPTER_FILE} in {folder}.")
+        assert self._folder is not None
+        mine = self._folder
+        if (mine / ADAPTER_FILE).is_file():
+            mine = adapter_base(mine, self._config.model, base=self._base)
+        under = adapter_base(folder, self._config.model, base=self._base)
+        if under.resolve() != mine.resolve():
+            raise ModelError(f"The adapter {spec} was trained on {under}, and {mine} is served.")
+
+    def _version(self, spec: str, folder: Path) -> str:
+        """Return `RUN@STEP` of a checkpoint, so that the version names the weights whatever `best` means later."""
+        run, at, _ = spec.rpartition("@")
+        if at and self._store is not None:
+            rows = self._store.runs.checkpoints(self._store.runs.get(run).id)
+            found = [row for row in rows if Path(row.path) == folder]
+            return f"{run}@{found[-1].step}" if found else spec
+        return spec
+
+    async def _renew(self) -> None:
+        await self._policy.close()
+        self._policy = self.engine.policy = make_policy(
+            self._model, self._config, self._name, self._decode, False
+        )
+
 
 Watch = Callable[[str], OnTurn]
 

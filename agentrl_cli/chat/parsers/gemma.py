@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call
-from agentrl_cli.chat.parsers.blocks import parse_blocks
+from agentrl_cli.chat.parsers.base import ParsedText, call, parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 THOUGHT, THOUGHT_END = "<|channel>", "<channel|>"

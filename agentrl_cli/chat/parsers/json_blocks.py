@@ -1,8 +1,14 @@
-"""One call a block, with its arguments as one JSON object.
+"""Calls whose arguments are one JSON object: in blocks, or as Mistral and Harmony write them.
 
 hermes           `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`: Hermes and Qwen
 kimi_k2          a section of `functions.f:0` and the arguments between tokens
 deepseek         a section of calls: `function<｜tool▁sep｜>f` and a code fence (V3, R1), or `f<｜tool▁sep｜>{…}` (V3.1)
+mistral          `[TOOL_CALLS]` and a JSON list of calls; from v11 on `[TOOL_CALLS]NAME[ARGS]{…}`, repeated
+harmony          gpt-oss: `to=functions.NAME`, the channel `commentary`, and JSON after `<|message|>`
+
+In Harmony a model begins after `<|start|>assistant` and may write `analysis` messages first; the recipient stands
+before or after the channel, and the answer in the channel `final`.
+https://github.com/openai/harmony/blob/main/docs/format.md
 """
 
 from __future__ import annotations
@@ -10,11 +16,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, call_with, read_call
-from agentrl_cli.chat.parsers.blocks import Markers, Read, parse_blocks
+from agentrl_cli.chat.parsers.base import (
+    Markers,
+    ParsedText,
+    Read,
+    call,
+    call_of,
+    call_with,
+    kind,
+    parse_blocks,
+    read_call,
+    read_json,
+    unreadable,
+)
 from agentrl_cli.types import ToolCall, ToolSchema
 
 OWN_ID = re.compile(r"[\w.:\-]{1,64}")
@@ -123,3 +140,107 @@ KIMI_K2 = JSONBlockParser(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner=("<|tool_call_argument_begin|>",),
 )
+
+
+OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class MistralParser:
+    """`[TOOL_CALLS] [{"name": "f", "arguments": {…}}]`; only the end of the turn closes it."""
+
+    name = "mistral"
+    markers: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        content, *blocks = text.split(OPEN)
+        calls = [one for block in blocks for one in _read_mistral(block)]
+        return ParsedText(content.rstrip() if blocks else content, tuple(calls))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{OPEN} {json.dumps([{'name': name, 'arguments': dict(arguments)}], ensure_ascii=False)}"
+
+
+def _read_mistral(raw: str) -> list[ToolCall]:
+    if ARGS in raw:
+        return [_read_named(raw)]
+    value, error = read_json(raw.strip())
+    if error:
+        return [unreadable(raw, error)]
+    if not isinstance(value, list):
+        return [
+            call(raw=raw, error=f"after {OPEN} a JSON list of calls must follow, not {kind(value)}")
+        ]
+    if not value:
+        return [call(raw=raw, error="the list of calls is empty")]
+    return [_with_id(call_of(item, json.dumps(item, ensure_ascii=False)), item) for item in value]
+
+
+def _with_id(found: ToolCall, item: Any) -> ToolCall:
+    return replace(found, id=_mistral_id(item.get("id"))) if isinstance(item, dict) else found
+
+
+def _mistral_id(text: Any) -> str:
+    """Return the model's own id, which the result must repeat; templates reject all but nine letters and digits."""
+    return text if isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9]{9}", text) else ""
+
+
+def _read_named(raw: str) -> ToolCall:
+    head, _, body = raw.partition(ARGS)
+    name, _, id_ = (part.strip() for part in head.partition(CALL_ID))
+    if not name:
+        return call(raw=raw, error=f"the tool's name must stand between {OPEN} and {ARGS}")
+    return call_with(name, body, raw, _mistral_id(id_))
+
+
+MISTRAL = MistralParser()
+
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = re.compile(r"<\|(?:end|call|return)\|>")
+RECIPIENT = re.compile(r"\bto=(\S*?)(?=<\||\s|$)")
+_ROLE = re.compile(rf"\A(?:{re.escape(_START)})?assistant(?=[\s<])")
+"""Begins every message of a turn but the first, whose header is in the generation prompt."""
+IN_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
+
+
+class HarmonyParser:
+    """` to=functions.f<|channel|>commentary json<|message|>{…}`; `<|call|>` ends the turn."""
+
+    name = "harmony"
+    markers: tuple[str, ...] = (_CHANNEL, _CONSTRAIN, _MESSAGE)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema] = ()) -> ParsedText:
+        calls: list[ToolCall] = []
+        answers: list[str] = []
+        thinking: list[str] = []
+        for part in _ENDS.split(text):
+            part = _ROLE.sub("", part)
+            header, opened, body = part.partition(_MESSAGE)
+            recipient = RECIPIENT.search(header)
+            if recipient and recipient[1].partition(".")[0] == "functions":
+                calls.append(_read_harmony(recipient[1], opened, body, part))
+                continue
+            channel = IN_CHANNEL.search(header) if opened else None
+            if channel is not None and channel[1] == "analysis":
+                thinking.append(body)
+            elif part.strip():
+                answers.append(part if channel is None else body)
+        return ParsedText("\n".join(answers), tuple(calls), "\n".join(thinking))
+
+    def example(self, name: str, arguments: Mapping[str, Any]) -> str:
+        body = json.dumps(dict(arguments), ensure_ascii=False)
+        return f" to=functions.{name}{_CHANNEL}commentary json{_MESSAGE}{body}"
+
+
+def _read_harmony(recipient: str, opened: str, body: str, raw: str) -> ToolCall:
+    name = recipient.partition(".")[2]
+    if not name:
+        return call(raw=raw, error="the tool's name must follow to=functions.")
+    if not opened:
+        return call(
+            name, raw=raw, error=f"cut off: no {_MESSAGE} and arguments before the turn ended"
+        )
+    return call_with(name, body, raw)
+
+
+HARMONY = HarmonyParser()

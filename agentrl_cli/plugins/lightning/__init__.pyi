@@ -36,13 +36,13 @@ from agentrl_cli.plugins.lightning.emitter import (
     operation as operation,
     reward as reward,
 )
-from agentrl_cli.plugins.lightning.env_var import (
+from agentrl_cli.plugins.lightning.semconv import (
     LightningEnvVar as LightningEnvVar,
     resolve_bool_env_var as resolve_bool_env_var,
     resolve_int_env_var as resolve_int_env_var,
     resolve_str_env_var as resolve_str_env_var,
 )
-from agentrl_cli.plugins.lightning.execution import (
+from agentrl_cli.plugins.lightning.trainer import (
     ClientServerExecutionStrategy as ClientServerExecutionStrategy,
     ExecutionEvent as ExecutionEvent,
     ExecutionStrategy as ExecutionStrategy,
@@ -50,7 +50,7 @@ from agentrl_cli.plugins.lightning.execution import (
     SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy,
     ThreadingEvent as ThreadingEvent,
 )
-from agentrl_cli.plugins.lightning.hooks import (
+from agentrl_cli.plugins.lightning.types import (
     configure_logger as configure_logger,
     LoggingHook as LoggingHook,
     setup_logging as setup_logging,

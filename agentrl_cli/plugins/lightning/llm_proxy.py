@@ -13,8 +13,7 @@ from agentrl_cli.agents.gateway.listen import listening
 from agentrl_cli.agents.gateway.session import OnTurn
 from agentrl_cli.config import load_config
 from agentrl_cli.paths import default_db
-from agentrl_cli.plugins.lightning.calls import call_spans
-from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields
+from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields, call_spans
 from agentrl_cli.plugins.lightning.store import LightningStore
 from agentrl_cli.plugins.lightning.types import LLM, ProxyLLM
 from agentrl_cli.types import Tokens, Turn

@@ -23,7 +23,9 @@ OTHER = {
         "runner.agent": "runner",
         "types.tracer": "spans",
         "trainer.trainer": "trainer",
-        "logging": "hooks",
+        "logging": "types",
+        "env_var": "semconv",
+        "execution": "trainer",
     },
 }
 """Module there → module here."""

@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 from agentrl_cli.plugins.lightning.spans import Span
 from agentrl_cli.plugins.lightning.types import Attempt, ResourcesUpdate, Rollout, Worker
 from agentrl_cli.store import Store
-from agentrl_cli.store.plugin_tables import PluginPart
+from agentrl_cli.store.file import PluginPart
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS lightning (

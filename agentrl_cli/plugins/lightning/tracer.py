@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from agentrl_cli.agents.emit import CURRENT
-from agentrl_cli.plugins.lightning.calls import call_spans
-from agentrl_cli.plugins.lightning.env_var import LightningEnvVar, resolve_bool_env_var
+from agentrl_cli.plugins.lightning.semconv import LightningEnvVar, resolve_bool_env_var
 from agentrl_cli.plugins.lightning.spans import (
     Attributes,
     OtelResource,
@@ -28,6 +27,7 @@ from agentrl_cli.plugins.lightning.spans import (
     SpanCoreFields,
     StatusCode,
     TraceStatus,
+    call_spans,
 )
 from agentrl_cli.plugins.lightning.types import ParallelWorkerBase
 from agentrl_cli.plugins.lightning.utils.otel import format_exception_attributes

@@ -20,11 +20,11 @@ from agentrl_cli.chat.parsers.base import (
     ParsedText,
     call,
     call_of,
+    find_unopened,
     kind,
     read_json,
     unreadable,
 )
-from agentrl_cli.chat.parsers.blocks import find_unopened
 from agentrl_cli.types import ToolCall, ToolSchema
 
 SEPARATOR = re.compile(r"[\s,;]*")

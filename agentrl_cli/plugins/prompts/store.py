@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl_cli.store.codec import dumps, loads
-from agentrl_cli.store.plugin_tables import PluginPart
+from agentrl_cli.store.file import PluginPart
 from agentrl_cli.store.rows import build
 
 TABLE = """

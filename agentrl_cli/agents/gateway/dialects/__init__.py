@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agentrl_cli.agents.gateway.dialects import chat, completions, messages, responses
+from agentrl_cli.agents.gateway.dialects import chat, messages, responses
 from agentrl_cli.agents.gateway.dialects.base import Dialect
 
 DIALECTS: dict[str, Dialect] = {
     "chat": chat.DIALECT,
-    "completions": completions.DIALECT,
+    "completions": chat.COMPLETIONS,
     "responses": responses.DIALECT,
     "messages": messages.DIALECT,
 }

@@ -24,8 +24,14 @@ from agentrl_cli.agents.gateway.messages import (
     text_of,
     tool_message,
 )
-from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
-from agentrl_cli.agents.gateway.tools import chosen_tool, read_tools
+from agentrl_cli.agents.gateway.request import (
+    Choice,
+    ModelRequest,
+    Reply,
+    bad,
+    chosen_tool,
+    read_tools,
+)
 from agentrl_cli.types import Message, ToolSchema
 
 ERRORS = {

@@ -25,8 +25,7 @@ from agentrl_cli.agents.gateway.messages import (
     text_of,
     tool_message,
 )
-from agentrl_cli.agents.gateway.request import Call, Choice, ModelRequest, Reply, bad
-from agentrl_cli.agents.gateway.tools import read_tools
+from agentrl_cli.agents.gateway.request import Call, Choice, ModelRequest, Reply, bad, read_tools
 from agentrl_cli.types import Message
 
 REFUSED = ("conversation", "prompt", "background")

@@ -2,8 +2,7 @@
 
 from agentrl_cli.plugins.lightning.algorithm.apo import APO
 from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, Baseline, FastAlgorithm, algo
-from agentrl_cli.plugins.lightning.algorithm.mini import MiniGRPO, TRLTrainer
-from agentrl_cli.plugins.lightning.algorithm.training import GRPO
+from agentrl_cli.plugins.lightning.algorithm.training import GRPO, MiniGRPO, TRLTrainer
 from agentrl_cli.plugins.lightning.algorithm.verl import VERL
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""`files`: views, writes, edits and lists files of the episode's folder, which `run_python` and `bash` share.
+"""`run_python`, `bash` and `files`: a Python session, shell commands and files of one folder, in the episode's sandbox.
 
-Paths are resolved in the sandbox, beneath the folder and never through a link (sandbox/filesystem/files.py); nothing
-of the host is reached. The model reads the error; it never ends the episode.
+Paths of `files` are resolved in the sandbox, beneath the folder and never through a link
+(sandbox/filesystem/files.py); nothing of the host is reached. The model reads the error; it never ends the episode.
 """
 
 from __future__ import annotations
@@ -9,10 +9,58 @@ from __future__ import annotations
 import posixpath
 from typing import Literal, NamedTuple
 
-from agentrl_cli.errors import UsageError
-from agentrl_cli.sandbox import Session
+from agentrl_cli.errors import SandboxFault, UsageError
+from agentrl_cli.sandbox import ExecResult, Session
 from agentrl_cli.tools.base import FunctionTool, ToolContext
 from agentrl_cli.types import ToolResult
+
+
+async def run_python(code: str, ctx: ToolContext) -> ToolResult:
+    """Run Python code and return what it prints. Variables are kept between calls.
+
+    Args:
+        code: Python code.
+    """
+    session = await ctx.session()
+    return as_observation(await session.cell(code))
+
+
+def as_observation(result: ExecResult) -> ToolResult:
+    """Return the text of an execution for the model. Raises SandboxFault if the sandbox failed."""
+    if result.infrastructure:
+        raise SandboxFault(
+            f"The sandbox failed: {result.status} {getattr(result, 'detail', '')}".strip()
+        )
+    return ToolResult(
+        text=result.text(),
+        error=None if result.ok else str(result.status),
+        seconds=result.seconds,
+        level=str(result.level),
+    )
+
+
+TOOL = FunctionTool(run_python, examples=({"code": "print(6 * 7)"},))
+TOOL.own_timeout = True  # the sandbox limits the time; waiting for a slot there must not count
+TOOL.rewinds = True
+
+
+async def bash(command: str, ctx: ToolContext) -> ToolResult:
+    """Run a bash command and return its output and, if it is not 0, its exit code. Every command starts in the same
+    folder; files stay there between calls, variables and `cd` do not.
+
+    Args:
+        command: A command, or a script of several lines.
+    """
+    session = await ctx.session()
+    return as_observation(await session.bash(command))
+
+
+BASH = FunctionTool(
+    bash, examples=({"command": "echo hi"}, {"command": "seq 3 > n.txt && wc -l n.txt"})
+)
+BASH.own_timeout = True  # as for run_python
+BASH.rewinds = True
+
 
 LINES = 200
 """Maximum lines of a view, and entries of a list."""
@@ -177,7 +225,7 @@ def _clip(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[:WIDTH]} [… {len(line) - WIDTH} more characters]"
 
 
-TOOL = FunctionTool(
+FILES = FunctionTool(
     files,
     examples=(
         {"action": "list"},
@@ -186,5 +234,5 @@ TOOL = FunctionTool(
         {"action": "edit", "path": "src/a.py", "old": "x = 1", "new": "x = 2"},
     ),
 )
-TOOL.own_timeout = True  # as for run_python
-TOOL.rewinds = True
+FILES.own_timeout = True  # as for run_python
+FILES.rewinds = True
