@@ -46,6 +46,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Look": {
         "watch": "Live dashboard of a training",
+        "why": "Why a training does not learn: the first fault, and a command",
         "replay": "Step through an episode, token by token",
         "ls": "List and search episodes, runs, tasks; read-only SQL",
         "show": "Print one episode or run",

@@ -261,20 +261,19 @@ def _conclude(context: Context, run: RunRow) -> None:
 
 
 def _print_verdict(db: Path, run_id: str) -> None:
-    """Print the verdict on a training, and how often each alert was raised."""
-    from agentrl_cli.reports.verdict import verdict
+    """Print the diagnosis of a training, and how often each alert was raised."""
+    from agentrl_cli.reports.diagnosis import conclude
+    from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:
         run = store.runs.get(run_id)
-        sentences = verdict(store.runs.steps(run.id), run.name)
-        alerts = [
-            f"{alert['name']} {alert['count']}×" for alert in store.journal.folded_alerts(run.id)
-        ]
+        sentences = conclude(read_evidence(store, run))
+        alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
     for sentence in sentences:
         narrate(sentence)
     if alerts:
-        narrate(f"Alerts: {', '.join(alerts)}")
+        narrate(f"Alerts: {', '.join(alerts)}. Why: agentrl why {run.name}")
 
 
 def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) -> RunRow:

@@ -9,22 +9,39 @@ from pydantic import Field
 from agentrl_cli.types.section import Count, OnOff, Positive, Section, Unit
 
 Stop = Literal[
-    "nan",
-    "gradients",
-    "entropy_collapse",
-    "no_signal",
+    "mask",
+    "drift",
+    "bad_tokens",
+    "mismatch",
+    "too_long",
+    "stop",
+    "parser",
+    "malformed",
+    "truncated",
+    "errors",
+    "tools",
+    "arguments",
+    "ungraded",
+    "grader_noise",
+    "grader",
     "reward_hacking",
+    "all_solved",
+    "same_attempts",
+    "all_failed",
+    "no_signal",
+    "nan",
+    "no_gradient",
+    "gradients",
+    "no_movement",
+    "collapse",
+    "entropy_collapse",
     "kl_drift",
     "clip_drift",
-    "drift",
-    "mask",
-    "mismatch",
-    "errors",
-    "ungraded",
-    "bad_tokens",
-    "truncated",
+    "leak",
+    "few_rows",
+    "memorised",
 ]
-"""Names of alerts (trainer/alerts.py)."""
+"""Names of rules (reports/diagnosis.py)."""
 
 
 class TrainConfig(Section):

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.reports.compare import METRICS, TaskLine, all_evals, flatten, flips
+from agentrl_cli.reports.diagnosis import conclude
 from agentrl_cli.reports.html import Texts
+from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.svg import Curve, chart_svg
-from agentrl_cli.reports.verdict import verdict
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
 from agentrl_cli.store.mask_secrets import mask, mask_text
@@ -91,7 +92,7 @@ def make_report(store: Store, name: str, texts: Texts, *, masked: bool = True) -
     config = mask(dict(run.config)) if masked else run.config
     return RunReport(
         run=run,
-        verdict=_summarise(run, steps, evals),
+        verdict=_summarise(store, run, evals),
         facts=_facts(store, run, steps),
         machine=tuple((key, str(value)) for key, value in machine.items()),
         pictures=tuple(_pictures(steps, evals)),
@@ -155,9 +156,12 @@ def _plain(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_" else "-" for char in name) or "none"
 
 
-def _summarise(run: RunRow, steps: Sequence[Mapping[str, Any]], evals: Sequence[EvalRow]) -> str:
-    """Return the metrics that rose and those that did not; no claim beyond the intervals."""
-    said = " ".join(verdict(steps, run.name)) or f"{run.name} has too few steps for a verdict."
+def _summarise(store: Store, run: RunRow, evals: Sequence[EvalRow]) -> str:
+    """Return the diagnosis, and the evaluations without a claim beyond their intervals."""
+    said = (
+        " ".join(conclude(read_evidence(store, run)))
+        or f"{run.name} has too few steps for a verdict."
+    )
     split = evals[-1].split if evals else ""
     own = [row for row in evals if row.split == split and row.pass_rate is not None]
     if len(own) < 2:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.reports.compare import METRICS
+from agentrl_cli.reports.diagnosis import Finding
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
@@ -87,17 +88,6 @@ def graded_rows(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """One rule over the stored numbers."""
-
-    level: str
-    """ok | warn | bad | done"""
-    name: str
-    text: str
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class RunData:
     """A run as it is now."""
 
@@ -132,7 +122,8 @@ class RunData:
     """Size of the store, its log included."""
     free: int = 0
     """Bytes left on its disk."""
-    health: tuple[Health, ...] = ()
+    health: tuple[Finding, ...] = ()
+    """The walk of the diagnosis: a line for each stage."""
 
     @property
     def paused(self) -> bool:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl_cli.reports.diagnosis import diagnose, stages
+from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.run_data import RunData, graded_rows, group_rows
-from agentrl_cli.reports.run_health import health_of
 from agentrl_cli.types import Fact
 
 if TYPE_CHECKING:
@@ -56,8 +57,9 @@ def load(
         same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
     else:
         same = {**notable_of(store, run.id, data.step), **_sizes(store, run.id)}
-    data = replace(data, done=max(done, 0), **same)
-    return replace(data, health=health_of(data))
+        evidence = replace(read_evidence(store, run, steps, ends=1), free=same["free"])
+        same["health"] = tuple(stages(diagnose(evidence)))
+    return replace(data, done=max(done, 0), **same)
 
 
 def newer(store: Store, run_id: str) -> str:
@@ -108,7 +110,7 @@ def _count_wanted(config: Mapping[str, Any]) -> int:
         return 0
 
 
-PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free")
+PER_STEP = ("notable", "advantages", "flags", "groups", "episodes", "bytes", "free", "health")
 """Read once a step."""
 
 

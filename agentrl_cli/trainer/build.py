@@ -58,7 +58,7 @@ def build_trainer(
     run = store.runs.add_folder(run)
     split = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
     torch.manual_seed(config.seed)
-    reporter = Reporter(config, store, run, narrate)
+    reporter = Reporter(config, store, run, narrate, [*split.train, *split.tasks])
     if maker is not None:
         learner = maker(loaded, Path(run.dir), hooks, partial(reporter.log, "warn"))
     else:

@@ -129,6 +129,8 @@ class Trainer:
 
     async def _steps(self) -> None:
         """Steps until the last, or until something stops the run; between two of them controls are obeyed."""
+        if self.config.train.eval_every and self.step == 0:
+            await self.evaluate()  # of the base: the curve begins there, and `best` may be it
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
             await self.controls.obey(actions)
@@ -229,7 +231,7 @@ class Trainer:
         return result
 
     def _note_rate(self, rate: float | None) -> None:
-        if rate is not None:
+        if rate is not None and self.step:
             self.store.runs.add_step(self.run.id, self.step, {"eval/solved": rate})
 
     async def _keep_if_best(self, rate: float | None) -> None:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import THREADS
-from agentrl_cli.learning.advantages import compares_groups
-from agentrl_cli.trainer.alerts import Health
+from agentrl_cli.trainer.alerts import Health, StepEvidence
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.machine import machine
 from agentrl_cli.trainer.metrics import Clock, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
-from agentrl_cli.types import Episode, Fact, Outcome
+from agentrl_cli.types import Episode, Fact, Outcome, Task
 
 if TYPE_CHECKING:
     from agentrl_cli.config import Config
@@ -99,16 +98,21 @@ class Reporter:
     """Writes the steps of one run."""
 
     def __init__(
-        self, config: Config, store: Store, run: RunRow, narrate: Callable[[str], None]
+        self,
+        config: Config,
+        store: Store,
+        run: RunRow,
+        narrate: Callable[[str], None],
+        tasks: Sequence[Task] = (),
     ) -> None:
+        """`tasks`: those of the training and of its evaluations."""
         self.config = config
         self.store = store
         self.run = run
         self.run_id = run.id
         self.narrate = narrate
-        self.health = Health(
-            config.train.stop_on, config.train.stop_patience, compares_groups(config.algo)
-        )
+        self.health = Health(config.train.stop_on, config.train.stop_patience)
+        self.evidence = StepEvidence(config, store, run, tasks)
         self._alerted: Counter[str] = Counter()
         """How often each alert was raised."""
         self._ended: deque[float] = deque(maxlen=RECENT + 1)
@@ -199,27 +203,21 @@ class Reporter:
 
     def _alerts(self, report: StepReport) -> str:
         """Store the alerts of a step. Returns the name of the one that stops the run."""
-        before = self.health.steps
-        since = int(before.pop()["step"]) if before else 0  # its evaluation came after it
-        before += [
-            row for row in self.store.runs.steps(self.run_id, since) if row["step"] <= report.step
-        ]
-        alerts, stop = self.health.look(
-            {**report.metrics, "step": report.step + 1}, len(report.update.advantages)
-        )
+        step = {**report.metrics, "step": report.step + 1}
+        trained = len(report.update.advantages)
+        evidence = self.evidence.after(step, report.episodes, trained, report.foreign)
+        alerts, stop = self.health.look(evidence)
         for alert in alerts:
-            found = (alert.level, alert.name, alert.value, alert.threshold, alert.text)
+            found = (alert.level, alert.name, alert.value, alert.threshold, alert.line)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
             self._alerted[alert.name] += 1
             count = self._alerted[alert.name]
             if alert.name == stop:
-                self.narrate(f"stopping: {alert.name} {alert.value:.4g}. {alert.text}")
+                self.narrate(f"stopping: {alert.name}. {alert.line}")
             elif count == 1:
-                self.narrate(f"{alert.level}: {alert.name} {alert.value:.4g}. {alert.text}")
+                self.narrate(f"{alert.level}: {alert.name}. {alert.line}")
             elif count in COUNTED:
-                self.narrate(
-                    f"{alert.level}: {alert.name}, {count} times so far, now {alert.value:.4g}"
-                )
+                self.narrate(f"{alert.level}: {alert.name}, {count} times so far. {alert.text}")
         return stop
 
     def _estimate_rest(self, report: StepReport) -> str:

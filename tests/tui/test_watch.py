@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from agentrl_cli.reports.run_health import health_of
 from textual.pilot import Pilot
 
 from agentrl_cli.reports.run_data import GroupRow, Health, RunData
-from agentrl_cli.reports.run_health import health_of
 from agentrl_cli.reports.run_load import load, notable_of
 from agentrl_cli.store import EvalRow, RunRow, Store
 from agentrl_cli.store.holder import Holder

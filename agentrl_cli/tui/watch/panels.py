@@ -12,8 +12,8 @@ from rich.text import Text
 
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.reports.compare import METRICS
+from agentrl_cli.reports.diagnosis import STAGES
 from agentrl_cli.reports.run_data import RunData
-from agentrl_cli.reports.run_health import EXPLAIN
 from agentrl_cli.tui.common.charts import OVER, bar, counts_line, short, span
 from agentrl_cli.tui.common.text import BAD, FAINT, GOOD, HERE, TITLE, clip, line, num, wrap
 
@@ -192,13 +192,14 @@ def health_lines(data: RunData, width: int, *, advice: bool = False) -> list[Tex
     for check in data.health:
         if check.level == "ok" and not advice:
             continue
-        color, marks = COLORS[check.level], [MARKS[check.level]]
-        for n, part in enumerate(wrap(check.text, room)):
-            lines.append(Text(f" {marks[0] if not n else '':<2} {part}", color, no_wrap=True))
-        why = wrap(EXPLAIN.get(check.name, ""), width - 8) if advice else []
+        color, text = COLORS[check.level], check.stage if check.level == "ok" else check.text
+        for n, part in enumerate(wrap(text, room)):
+            lines.append(Text(f" {'' if n else MARKS[check.level]:<2} {part}", color, no_wrap=True))
+        why = wrap(STAGES[check.stage], width - 8) if advice else []
         lines += [Text(f"      {part}", FAINT) for part in why if part]
-        if check.advice and (advice or check.level == "done"):
-            lines += [Text(f"    {part}", "bold") for part in wrap(f"try: {check.advice}", room)]
+        if check.level != "ok" and (advice or check.level == "done"):
+            todo = f"try: {check.advice} {check.command}"
+            lines += [Text(f"    {part}", "bold") for part in wrap(todo, room)]
     return lines if advice else [*lines, Text(" d explains each check"[:width], FAINT)]
 
 

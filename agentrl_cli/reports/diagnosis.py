@@ -1,0 +1,266 @@
+"""The diagnosis of a training: one walk from the chat template to the evaluations, one set of rules and texts.
+
+Alerts, the last lines of a training, `agentrl why`, `agentrl check`, the health panel of watch, reports and
+docs/troubleshooting.md all take them from RULES, in whose order the first finding is the cause and the rest may follow
+from it. To add a rule: a function of the evidence in findings.py, a record here, its name in `Stop` of config/train.py,
+and its planted case in tests/reports/planted.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentrl_cli.reports import findings as find
+from agentrl_cli.reports.evidence import LEAST, Evidence
+from agentrl_cli.reports.findings import Hit
+
+STAGES = {
+    "template": "Whether the model is given, and is trained on, exactly what its chat template means.",
+    "calls": "Whether the model's calls are read, and its turns end where it ends them.",
+    "tools": "Whether tools answer: what fails is masked, or teaches the model to leave the tool alone.",
+    "grader": "Whether the grader tells right from wrong: the update believes it whatever it says.",
+    "reward": "Whether the reward rises with the share solved: the sum of its parts is what is optimised.",
+    "groups": "Whether attempts at a task differ in reward: equal rewards have no advantage and teach nothing.",
+    "gradient": "Whether an update moves the weights, and no further than one step should.",
+    "step size": "Whether the policy stays near what it was: one that falls cannot come back by itself.",
+    "evaluation": "Whether the gain carries over to tasks that it is not trained on.",
+    "machine": "Whether the process and the disk are there.",
+}
+"""The walk: every stage with the question that it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: where it stands in the walk, what it finds, and its words. Capitals in a command are filled in."""
+
+    name: str
+    stage: str
+    level: str
+    """done | info | warn | bad: done and info are no faults"""
+    find: find.Find
+    text: str
+    advice: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found: a number, its text, what to do, a command that runs as it stands, and an episode."""
+
+    name: str
+    stage: str
+    level: str
+    text: str
+    advice: str = ""
+    command: str = ""
+    value: float = 0.0
+    threshold: float | None = None
+    episode: str = ""
+
+    @property
+    def fault(self) -> bool:
+        return self.level in ("warn", "bad")
+
+    @property
+    def line(self) -> str:
+        """Everything in one line."""
+        proof = f"See `agentrl replay {self.episode}`." if self.episode else ""
+        typed = f"`{self.command}`" if self.command else ""
+        return " ".join(filter(None, [self.text, self.advice, typed, proof]))
+
+
+BASE = "agentrl train --model MODEL --set train.lr=LOWER"
+WARM = "agentrl sft warm"
+RULES: tuple[Rule, ...] = (
+    Rule("mask", "template", "bad", find.count("flags/MASK", "MASK"),
+         "{value:.0f} episodes count tokens as sampled that lie outside the model's turns, or lack a log-probability.",
+         "Their gradient is not the policy's; this is a defect of what samples.", "agentrl ls -f flag:MASK"),
+    Rule("drift", "template", "bad", find.count("drift/structural", "DRIFT"),
+         "{value:.0f} episodes differ in structure from the chat template's rendering, and were skipped.",
+         "Look at one; `agentrl doctor --template FOLDER` audits the template.", "agentrl ls -f flag:DRIFT"),
+    Rule("bad_tokens", "template", "bad", find.count("facts/skipped:bad_tokens"),
+         "{value:.0f} episodes hold ids outside the vocabulary or impossible log-probabilities, and were skipped.",
+         "What samples is not the model that trains, or the store is damaged.",
+         "agentrl ls -f fact:skipped:bad_tokens"),
+    Rule("mismatch", "template", "bad", find.mismatch,
+         "{who} disagree about the probability of a token by {value:.2g} nats, at most {threshold:g} is rounding.",
+         "Check weights and dtype of what samples; with rollout.async_staleness lower it.",
+         "agentrl train --set model.dtype=float32"),
+    Rule("too_long", "template", "bad", find.too_long,
+         "{value:.0%} of the episodes did not begin: their prompt does not fit into rollout.max_tokens or the context.",
+         "Raise the limit, or shorten the rows.", "agentrl train --set rollout.max_tokens=LONGER"),
+    Rule("stop", "calls", "bad", find.stop,
+         "{value:.0f} of {of} turns that hit rollout.max_new_tokens go on after {token}: the model ended its turn"
+         " there, and the chat template, which ends turns with another token, does not let sampling stop.",
+         "Take the template and tokenizer that the model was trained with.", "agentrl doctor --model MODEL"),
+    Rule("parser", "calls", "bad", find.parser,
+         "{text}", "", "agentrl train --set model.parser=PARSER"),
+    Rule("malformed", "calls", "warn", find.malformed,
+         "{value:.0%} of the episodes hold a call that cannot be parsed, most often: {text} ({count}×).",
+         "If this is the model's syntax, set model.parser; else show it well-formed calls first.", WARM),
+    Rule("truncated", "calls", "warn", find.truncated,
+         "{value:.0%} of the episodes end at a token limit, and are graded unfinished.",
+         "Raise rollout.max_new_tokens or rollout.max_tokens, or set algo.overlong_penalty.",
+         "agentrl train --set rollout.max_new_tokens=LONGER"),
+    Rule("errors", "tools", "bad", find.errors,
+         "{value:.0f} episodes ended in an error ({named}) and were masked{late}{error}.",
+         "Nothing is learned from them; what is slow is not learned if only it fails.",
+         "agentrl ls -f outcome:FAULTS"),
+    Rule("tools", "tools", "warn", find.tools,
+         "{value:.0%} of the tool calls fail. Most often ({count} of {of}) {tool} raises: {text}.",
+         "Correct the tool, or let it answer with a sentence that says which arguments it takes.",
+         "agentrl tools call TOOL ARGUMENTS"),
+    Rule("arguments", "tools", "warn", find.arguments,
+         "{value:.0%} of the calls have arguments that are not as the question says them: {call} for"
+         " “{question}”{answer}.",
+         "Ask shorter, with the arguments in quotes and in the words of the tool's schema; or show right calls first.",
+         WARM),
+    Rule("ungraded", "grader", "bad", find.ungraded,
+         "{value:.0f} episodes have no grade, because their primary reward is None ({named}): masked, not zero.",
+         "Return a number from it, or leave the part out for such rows.", "agentrl ls -f outcome:ungraded"),
+    Rule("grader_noise", "grader", "bad", find.noise,
+         "The grader is not a function of the episode: {value:.0f} of {of} pairs that are token by token the same got"
+         " different primary rewards, one of them {one:g} and {other:g}.",
+         "Take chance, clocks and other episodes' state out of it; a judge needs a fixed seed.", "agentrl check --all"),
+    Rule("grader", "grader", "bad", find.grader,
+         "The grader {text} in {value:.0f} of {of} attempts.",
+         "It may compare with another field, or accept anything: the check runs it on right and empty answers.",
+         "agentrl check --all"),
+    Rule("reward_hacking", "reward", "bad", find.hacking,
+         "The reward went from {before:.2f} to {after:.2f} while {what} went from {then:.2f} to {now:.2f}{part}.",
+         "It is paid for something else than the task: lower that part's weight below the primary's, or close the gap.",
+         "agentrl compare --rewards last --set rewards.PART=0"),
+    Rule("all_solved", "groups", "done", find.all_solved,
+         "Every attempt is solved in {value:.0%} of the groups: nothing is left to learn on these rows.",
+         "Stop and evaluate, then take harder rows or task.order=curriculum.", "agentrl eval RUN@best"),
+    Rule("same_attempts", "groups", "warn", find.same_attempts,
+         "{value:.0%} of the attempts at a task are token by token the same: there is nothing to compare.",
+         "Raise rollout.temperature (1 is what the gradient assumes).", "agentrl train --set rollout.temperature=1"),
+    Rule("all_failed", "groups", "warn", find.all_failed,
+         "Every attempt failed in {value:.0%} of the groups, most often: {why}. There is nothing to reinforce.",
+         "If the check finds the grader sound: a warm start, easier rows, a larger group or another model.",
+         "agentrl check"),
+    Rule("no_signal", "groups", "warn", find.no_signal,
+         "{text}", "Try task.order=curriculum, rollout.resample_rounds, a larger group or other rows.",
+         "agentrl train --set rollout.group_size=8 --set task.order=curriculum"),
+    Rule("nan", "gradient", "bad", find.nan,
+         "{names} is not a number: that update was left out.",
+         "Lower train.lr or train.max_grad_norm, and go on from the last sound checkpoint.", BASE),
+    Rule("no_gradient", "gradient", "bad", find.no_gradient,
+         "The gradient was 0 in {value:.0f} steps that had episodes to train on: no trained weight has a part in it.",
+         "Compare adapter.target_modules with the model's layers, and look at the advantages.",
+         "agentrl config show adapter"),
+    Rule("gradients", "gradient", "warn", find.gradients,
+         "The gradient norm {value:.3g} is {times:.0f} times its median: one bad batch can undo many steps.",
+         "Look at the step's worst episodes; lower train.lr or train.max_grad_norm.", "agentrl replay worst"),
+    Rule("no_movement", "gradient", "warn", find.no_movement,
+         "The policy did not move: {same} of {of} attempts of the newest evaluation are, token by token, those of"
+         " the first.",
+         "Raise train.lr (now {lr:g}), or take more steps.", "agentrl train --set train.lr=HIGHER"),
+    Rule("collapse", "step size", "bad", find.collapse,
+         "Solved fell from {then:.2f} (steps {first} to {last}) to {now:.2f}: the steps are too large.",
+         "Lower train.lr (now {lr:g}) and go on from {place}.", BASE),
+    Rule("entropy_collapse", "step size", "warn", find.entropy,
+         "The entropy is {value:.2g} nats a token (below {threshold:.2g}): the policy tries nothing new.",
+         "Lower train.lr, or raise algo.entropy_coef or rollout.temperature.",
+         "agentrl train --set algo.entropy_coef=0.01"),
+    Rule("kl_drift", "step size", "warn", find.kl_drift,
+         "The policy is {value:.2g} nats a token away from {what}; {threshold:g} is far.",
+         "Lower train.lr, algo.epochs or algo.minibatches, or raise algo.kl_coef.",
+         "agentrl train --set algo.kl_coef=0.01"),
+    Rule("clip_drift", "step size", "warn", find.clip_drift,
+         "{value:.0%} of the tokens are at a clipping bound and no longer trained.",
+         "Lower train.lr, algo.epochs or algo.minibatches.", "agentrl train --set algo.epochs=1"),
+    Rule("leak", "evaluation", "bad", find.leak,
+         "{value:.0f} of {of} tasks of the split {split} are training tasks too: an evaluation there measures memory.",
+         "Take them out of one of the splits.", "agentrl check"),
+    Rule("few_rows", "evaluation", "warn", find.few_rows,
+         "All attempts are at {value:.0f} different tasks: what is learned is their answers.",
+         "Add rows (hundreds are usual); a small split tells nothing either.", "agentrl check"),
+    Rule("memorised", "evaluation", "warn", find.memorised,
+         "Solved in training {train}, but on tasks that it does not train on it {held}.",
+         "It memorised its rows, or the two differ: add rows, and read what is solved in training only.",
+         "agentrl eval RUN@last --split train"),
+    Rule("process", "machine", "bad", find.process,
+         "The training {text}.", "The store has all finished steps: resume it.", "agentrl train --resume RUN"),
+    Rule("disk", "machine", "warn", find.disk,
+         "{value:.1f} GiB are left on the store's disk: a full one ends the run.",
+         "Remove episodes of old runs, or take another disk.", "agentrl db prune"),
+)  # fmt: skip
+KINDS = {"all_solved": "no_signal", "all_failed": "no_signal", "same_attempts": "no_signal"}
+"""Names that `train.stop_on` knew as one."""
+LATE = ("step size", "evaluation", "machine")
+"""Stages that see a fall itself; the others see what was before it. So do rules about the newest step alone."""
+NOW = ("nan", "errors", "ungraded", "mismatch", "reward_hacking")
+
+
+def diagnose(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """Return every finding, in the order of the walk: the first fault is the cause."""
+    found = []
+    for rule in rules:
+        late = rule.stage in LATE or rule.name in NOW
+        hit = rule.find(evidence if late else evidence.before)
+        if hit is not None:
+            found.append(_finding(rule, hit, evidence))
+    return found
+
+
+def first_fault(found: Sequence[Finding]) -> Finding | None:
+    """Return the cause; without a fault that there is nothing left to learn, if so."""
+    return next((one for one in found if one.fault), next(iter(found), None))
+
+
+def stages(found: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield one line for each stage of the walk: its first finding, or that it is sound."""
+    for stage, question in STAGES.items():
+        yield next((one for one in found if one.stage == stage), Finding("", stage, "ok", question))
+
+
+def report(one: Finding) -> dict[str, Any]:
+    """Return a finding as plain values, for JSON."""
+    return {**asdict(one), "line": one.line}
+
+
+def _finding(rule: Rule, hit: Hit, evidence: Evidence) -> Finding:
+    words = {"value": hit.value, "threshold": hit.threshold, **hit.words}
+    command = find.fill(rule.command, hit, evidence)
+    text, advice = (" ".join(part.format(**words).split()) for part in (rule.text, rule.advice))
+    numbers = (hit.value, hit.threshold, hit.episode)
+    return Finding(rule.name, rule.stage, rule.level, text, advice, command, *numbers)
+
+
+def conclude(evidence: Evidence) -> list[str]:
+    """Return the last lines of a training: what happened, and the cause or the next step."""
+    found = [one for one in diagnose(evidence) if one.stage != "machine"]
+    cause = first_fault(found)
+    return [*filter(None, [summarise(evidence), cause.line if cause else suggest(evidence)])]
+
+
+def summarise(evidence: Evidence) -> str:
+    """Return what happened in a sentence, "" if there are too few steps."""
+    train, rates = evidence.change("solved"), evidence.evals
+    if train is None:
+        return ""
+    text = f"Solved in training {train.text} (means of its first and last steps)"
+    if len(rates) > 1:
+        held = find.carry_over(rates)
+        joined = "and" if held.word == train.word else "but"
+        text += f", {joined} on the validation tasks it {held.text}"
+    return f"{text}; {find.moved_part(evidence)}."
+
+
+def suggest(evidence: Evidence) -> str:
+    """Return the next step of a training without a fault, "" if there are too few steps."""
+    train, solved, name = evidence.change("solved"), evidence.series("solved"), evidence.name
+    if train is None or train.word != "rose":
+        return "Try more steps, a higher train.lr or larger groups (rollout.group_size)." * bool(
+            train
+        )
+    # against the steps just before, not the first: a curve that rose early may have been flat for long
+    width = max(1, min(10, len(solved) // 4))
+    middle = solved[-2 * width : -width]
+    if train.after - sum(middle) / len(middle) > LEAST:
+        return f"It was still rising: `agentrl train --resume {name} --steps {2 * len(solved)}`"
+    return f"It has levelled off; what it still fails: `agentrl ls -f 'run:{name} outcome:failed'`"

@@ -1,0 +1,155 @@
+"""Each rule names its planted cause first, with a number and a command; sound trainings raise none."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from agentrl_cli.config.train import Stop
+from agentrl_cli.reports.diagnosis import RULES, STAGES, conclude, diagnose, first_fault, stages
+from agentrl_cli.reports.evidence import Rate
+from agentrl_cli.types import Task
+from tests.guards.test_recommended import commands_in, problem_of
+from tests.reports.planted import BOLTS, FLAT, GOOD, PLANTED, RAISED, RIGHT, attempt, case, steps
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_named_first(name: str) -> None:
+    cause = first_fault(diagnose(PLANTED[name]))
+    assert cause is not None and cause.name == name
+    assert "{" not in cause.text and cause.text[-1] == "." and cause.command
+    for line in commands_in(cause.line):
+        assert not problem_of(line, mention=False), line
+    assert any(commands_in(f"`{cause.command}`")), "a command that can be typed"
+
+
+def test_every_rule_has_a_planted_case_a_stage_and_a_place_in_stop_on() -> None:
+    assert [rule.name for rule in RULES] == list(PLANTED)
+    order = list(STAGES)
+    places = [order.index(rule.stage) for rule in RULES]
+    assert places == sorted(places), "the rules stand in the order of the walk"
+    assert set(get_args(Stop)) == {rule.name for rule in RULES if rule.stage != "machine"}
+
+
+@pytest.mark.parametrize("file", ["learning", "packs", "algorithms"])
+def test_the_learning_tables_good_runs_raise_nothing(file: str) -> None:
+    """At every step, as alerts would, and at the end; the run that collapsed is named in the step in which it does."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())["results"]
+    checked = 0
+    for one in runs:
+        rows = [
+            {"step": p["step"], "solved": p["solved"], "reward": p.get("reward", p["solved"]),
+             "tools/call_frequency": p.get("tool_call_rate", 0.0)}
+            for p in one.get("curve") or ()
+        ]  # fmt: skip
+        for n in range(1, len(rows) + 1, 1 if file == "packs" else 9):
+            found = first_fault(diagnose(case(rows[:n], width=5)))
+            fell = (one.get("pack"), one.get("seed")) == ("search-task", 2) and n >= 14
+            assert (found.name if found else "") == ("collapse" if fell else ""), (file, one, n)
+            checked += 1
+    assert checked > 80
+
+
+def test_what_follows_from_a_fall_is_not_the_cause() -> None:
+    """A learning rate 100 times too high: 0.75, then nothing is solved, turns are cut, groups are equal."""
+    broken = {"groups/all_failed": [0.1, 1, 1, 1, 1], "completions/clipped_ratio": [0, 1, 1, 1, 1]}
+    rows = steps([0.75, 0, 0, 0, 0], **broken)
+    evals = [Rate(0, 0.7, 40), Rate(4, 0.0, 40)]
+    for n in range(2, 6):
+        (found,) = diagnose(case(rows[:n], evals=evals))
+        assert found.name == "collapse"
+    assert "from 0.75" in found.text and "go on from the base" in found.advice
+    assert found.command == "agentrl train --model tiny-tools --set train.lr=3e-05"
+    better = case(rows, evals=[Rate(0, 0.3, 40), Rate(2, 0.7, 40), Rate(4, 0.0, 40)])
+    assert "--model demo@best" in diagnose(better)[0].command
+    assert not diagnose(case(steps([0.6, 0.4, 0.5, 0.35, 0.6]))), "noise is no fall"
+
+
+def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
+    found = first_fault(diagnose(PLANTED["reward_hacking"]))
+    assert found is not None and "friendly brought" in found.text
+    assert "0.70 to 1.84" in found.text and "0.90 to 0.25" in found.text
+    rows = steps([0.5] * 25, reward=[0.3 + 0.02 * n for n in range(25)])
+    flat = [Rate(step, 0.4, 40) for step in (0, 12, 24)]
+    assert [one.name for one in diagnose(case(rows, evals=flat))] == ["reward_hacking"]
+    rising = [Rate(0, 0.4, 40), Rate(12, 0.45, 40), Rate(24, 0.5, 40)]
+    assert not diagnose(case(rows, evals=rising))
+
+
+def test_a_tool_error_comes_with_its_text_and_count() -> None:
+    found = first_fault(diagnose(PLANTED["tools"]))
+    assert found is not None and found.episode == "e0"
+    assert "(9 of 9) pallets raises: KeyError: ('steel bolts are', 'Molde')" in found.text
+    assert "agentrl tools call pallets" in found.command and '"site": "Molde"' in found.command
+    some = [attempt(n, call=BOLTS, result=RAISED) for n in range(2)]
+    assert not diagnose(case(steps(FLAT), some)), "too few to say anything"
+
+
+def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
+    rows = {"t0": Task("t0", "p", "", "train", (), {"answer": "1,234"})}
+    said = [attempt(n, "Answer: 1234", primary=1.0) for n in range(3)]
+    wrong = [attempt(n, f"Answer: {n}", primary=1.0) for n in range(3, 9)]
+    found = first_fault(diagnose(case(steps([1.0]), [*said, *wrong], tasks=rows)))
+    assert found is not None and "gives 1 to another answer than the row's in 6 of 6" in found.text
+    fair = [attempt(n, f"Answer: {n}") for n in range(3, 9)]
+    found = first_fault(diagnose(case(steps([0.3]), [*said, *fair], tasks=rows)))
+    assert found is not None and found.name == "few_rows"
+    half = [attempt(n, f"Answer: {n}", primary=0.5, ids=(n, n + 1)) for n in range(20)]
+    found = first_fault(diagnose(case(steps([0.0]), half)))
+    assert found is not None and "gives the same, 0.5," in found.text
+    assert RIGHT["t0"].data["answer"] == 7
+
+
+def test_settings_and_time_limits_stand_in_the_text_of_errors() -> None:
+    found = diagnose(PLANTED["errors"])[0]
+    assert found.value == 4.0 and "3 took longer than rollout.episode_timeout" in found.text
+    assert found.command == "agentrl ls -f outcome:env_error,timeout"
+    (other,) = diagnose(case(steps(FLAT, **{"outcomes/env_error": 1.0})))
+    assert "took longer" not in other.text
+
+
+def test_equal_rewards_are_no_fault_of_an_estimator_that_learns_from_them() -> None:
+    flat = case(steps([0.5] * 5, frac_reward_zero_std=1.0))
+    assert [one.name for one in diagnose(flat)] == ["no_signal"]
+    assert not diagnose(replace(flat, compares=False))
+
+
+def test_the_walk_has_a_line_for_every_stage() -> None:
+    lines = list(stages(diagnose(PLANTED["collapse"])))
+    assert [line.stage for line in lines] == list(STAGES)
+    assert [line.stage for line in lines if line.level != "ok"] == ["step size"]
+
+
+@pytest.mark.parametrize(
+    ("solved", "rates", "first", "second"),
+    [
+        (GOOD, (0.2, 0.8), "rose from 0.26 to 0.72", "agentrl train --resume demo --steps 60"),
+        (GOOD, (0.2, 0.8), "and on the validation tasks it rose from 0.20 to 0.80", ""),
+        (GOOD, (), "exact moved most, by +0.46", "still rising"),
+        (GOOD, (0.3, 0.3), "but on the validation tasks it stayed at 0.30", "memorised"),
+        ([0.3] * 10 + [0.7] * 30, (), "rose", "outcome:failed"),
+        ([0.4, 0.6] * 8, (), "stayed at 0.50", "Try more steps"),
+        (GOOD[::-1], (), "fell from 0.72 to 0.26", "Lower train.lr"),
+    ],
+)
+def test_the_last_lines_of_a_training(
+    solved: list[float], rates: tuple[float, ...], first: str, second: str
+) -> None:
+    rows: list[dict[str, Any]] = steps(solved, **{"rewards/exact/mean": list(solved)})
+    evals = [Rate(step, rate, 40) for step, rate in zip((0, len(rows)), rates, strict=False)]
+    what, following = conclude(case(rows, evals=evals))
+    assert first in what and second in following
+    assert conclude(case(rows[:3])) == [], "a few steps are no evidence"
+
+
+def test_texts_have_no_names_of_metrics() -> None:
+    for name, evidence in PLANTED.items():
+        for found in diagnose(evidence):
+            assert not re.search(r"\w+/\w+_\w+", found.text), (name, found.text)
