@@ -33,6 +33,12 @@ def sandbox_dir() -> Path:
     return _find_shipped("sandbox")
 
 
+def state_dir() -> Path:
+    """Return the user's folder for what programs remember, by the XDG base directory specification."""
+    given = os.environ.get("XDG_STATE_HOME")
+    return (Path(given) if given else Path.home() / ".local/state") / "agentrl"
+
+
 def models_dir() -> Path:
     """Return the folder of the bundled models."""
     return _PACKAGE / "models"

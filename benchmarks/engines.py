@@ -8,7 +8,9 @@ measurement in each, and which goes first alternates; the first round warms up a
 is old CPU seconds / new CPU seconds, so more than 1 means that this checkout is cheaper; of all rounds the median, the
 least and the most are kept. Peak memory (VmHWM) is read when all rounds are over.
 
-`generate`: rollout.py's, 64 prompts. `tools`: rollout_tools.py's three-turn tool episodes, store included. `step`:
+`decode`: one policy that stays; 64, 8 and 1 rows in groups of at most 8, prompts of 128 tokens, 48 new ones; CPU
+milliseconds a step. `generate`: rollout.py's, 64 prompts.
+`tools`: rollout_tools.py's three-turn tool episodes, store included. `step`:
 those and an update, as in whole_step.py; its parts are measured apart too. `demo`: `agentrl train` of code-task for 40
 steps, with its sandbox and start, on this checkout's rows; what the two sample is not the same to the last token, so
 CPU seconds per 1,000 sampled tokens stand beside.
@@ -17,7 +19,9 @@ CPU seconds per 1,000 sampled tokens stand beside.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -37,13 +41,53 @@ sys.path.append(str(ROOT))  # last: the checkout that is measured comes first
 
 from benchmarks.worker import Numbers, Worker, serve  # noqa: E402
 
-CASES = ["generate-3M", "generate-60M", "tools-3M", "tools-60M", "step-3M", "step-60M", "demo"]
+CASES = [
+    "decode-3M",
+    "decode-60M",
+    "generate-3M",
+    "generate-60M",
+    "tools-3M",
+    "tools-60M",
+    "step-3M",
+    "step-60M",
+    "demo",
+]
 EPISODES = {"3M": 64, "60M": 16}
 """Of the tool episodes and whole steps; `generate` always has 64."""
 STEPS = 40
 
 
 # --- in a process of one checkout -----------------------------------------------------------------------------------
+
+
+def decode(model_name: str) -> Callable[[], Numbers]:
+    """Turns of 64, 8 and 1 rows by one policy."""
+    bench = importlib.import_module("benchmarks.rollout")
+    policies = importlib.import_module("agentrl_cli.inference.policy")
+    types = importlib.import_module("agentrl_cli.types")
+    model = bench.make_model(model_name)
+    policy = policies.LocalPolicy(model, context_length=4096, rows=64)
+    seeds = itertools.count()
+
+    async def turn(rows: int) -> None:
+        policy.set_version(f"{next(seeds)}")
+        prompts, _ = bench.work(model.config.vocab_size, rows, next(seeds), min(rows, 8))
+        jobs = [
+            (n, ids, types.Sampling(max_new_tokens=48, seed=n)) for n, ids in enumerate(prompts)
+        ]
+        await asyncio.gather(*(policy.generate(f"e{n}", ids, how) for n, ids, how in jobs))
+        for n, *_ in jobs:
+            await policy.release(f"e{n}")
+
+    def run() -> Numbers:
+        found = {}
+        for rows in (64, 8, 1):
+            started = time.process_time()
+            asyncio.run(turn(rows))
+            found[f"{rows} rows"] = (time.process_time() - started) / 48 * 1000
+        return found
+
+    return run
 
 
 def generate(model_name: str) -> Callable[[], Numbers]:
@@ -125,7 +169,7 @@ def work(case: str) -> None:
     """Measure once for each line that is read, and print it as JSON; at the end of the input the peak memory."""
     name, _, model = case.partition("-")
     makers: dict[str, Callable[[str], Callable[[], Numbers]]]
-    makers = {"generate": generate, "tools": tools, "step": step, "demo": demo}
+    makers = {"decode": decode, "generate": generate, "tools": tools, "step": step, "demo": demo}
     if name != "demo":
         importlib.import_module("torch").set_num_threads(1)
         importlib.import_module("logging").disable(30)

@@ -115,7 +115,12 @@ class GraphRunner(ModelRunner):
     def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
         if self._make is None or not pool.scratch or pool.keys[0] is None:
             return super().decode(pool, sequences)
-        fixed = (pool, pool.moves, *addresses(self.model))
+        fixed = (
+            pool,
+            pool.moves,
+            *(t.data_ptr() for t in self.weights.held),
+            *addresses(self.model),
+        )
         if fixed != self._fixed:
             self.drop()
             self._fixed = fixed

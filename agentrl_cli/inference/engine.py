@@ -147,14 +147,14 @@ class PagedEngine:
 
     def renew(self, version: str) -> None:
         self.cache.drop_cached()
-        self.runner.merged.renew()
+        self.runner.weights.renew()
 
     def rest(self) -> None:
         if self.runner.records:  # graphs read the pool where it was captured
             self.cache.drop_cached()
         else:
             self.clear()
-            self.runner.merged.free()
+            self.runner.weights.free()
 
     def clear(self) -> None:
         self.scheduler.clear()
@@ -168,6 +168,7 @@ class PagedEngine:
         """Begin some requests, then draw one token for every running one; returns those."""
         try:
             with sampling_mode(self.runner.model):
+                self.runner.refresh()
                 self._begin(fresh)
                 self.scheduler.reserve()
                 live = list(self.running)

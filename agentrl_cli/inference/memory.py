@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
@@ -23,6 +25,10 @@ MOST_GRAPHS = 32
 """CUDA graphs that are kept (cuda_graphs.py)."""
 GRAPH = 2 * 2**20
 """Bytes of one of them beside its tensors. A guess: none was measured."""
+COPIES = {"cpu": 2**31, "cuda": 2**28}
+"""Most bytes of the copies of linear layers that sampling multiplies with (sampling_weights.py)."""
+COPIES_SHARE = 0.25
+"""Of free memory, at most."""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -45,6 +51,18 @@ def parse_memory(text: str, key: str = "rollout.memory") -> int | None:
 def auto_memory(device: torch.device) -> int:
     """Bytes that keys and values may take by default: half of what is free on the device."""
     return int(AUTO_SHARE * free_memory(device))
+
+
+def copies_fit(size: float, device: str, free: float) -> bool:
+    """Whether sampling copies linear layers of so many bytes on a kind of device with so much free memory."""
+    return size <= min(COPIES.get(device, 0), COPIES_SHARE * free)
+
+
+def copied(weights: Sequence[Tensor]) -> bool:
+    """Whether sampling copies these weights, all together."""
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    device = weights[0].device if weights else torch.device("cpu")
+    return device.type in COPIES and copies_fit(size, device.type, free_memory(device))
 
 
 def cuda_graphs_enabled(config: Config) -> bool:

@@ -18,9 +18,10 @@ from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_atten
 from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
+from agentrl_cli.inference.llama_step import LlamaStep, find_difference
 from agentrl_cli.inference.memory import prefill_tokens
-from agentrl_cli.inference.merged_weights import MergedWeights
 from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.inference.sampling_weights import SamplingWeights, linear_layers
 from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.models.adapter import short, transformer
 from agentrl_cli.models.vision import reader_of
@@ -31,14 +32,26 @@ PIECE = 2048
 
 
 class ModelRunner:
-    """Prefill and decode over a pool of blocks. Raises NotServed if its numbers would differ from the model's."""
+    """Prefill and decode over a pool of blocks.
+
+    Args:
+        plain: Every product is the module's own, to the last bit, but for adapters, which are added.
+
+    Raises NotServed if its numbers would differ from the model's.
+    """
 
     why = ""
     """Why it is slower than it was to be."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.merged = model, MergedWeights(model)
+    def __init__(self, model: nn.Module, *, plain: bool = False) -> None:
+        self.model = model
         base = transformer(model)
+        self._short = None if plain or find_difference(base) else LlamaStep(base)
+        self.weights = (
+            SamplingWeights(linear_layers(model), plain=plain)
+            if self._short is None
+            else self._short.weights
+        )
         self._config = base.config.get_text_config()
         weight = base.get_input_embeddings().weight
         self.device, self.dtype, self.vocabulary = weight.device, weight.dtype, int(weight.shape[0])
@@ -62,7 +75,27 @@ class ModelRunner:
     def verify(self) -> None:
         """Raise NotServed if the numbers differ from the model's."""
         with sampling_mode(self.model), short_windows(self.model):
-            verify(self)
+            try:
+                verify(self)
+            except NotServed:
+                if self._short is None:
+                    raise
+                self._take_forward()
+                verify(self)
+
+    def refresh(self) -> None:
+        """Before a step: take over new weights, and the model's own forward if that was changed."""
+        if (
+            self._short is not None
+            and self.weights.stale
+            and find_difference(transformer(self.model))
+        ):
+            self._take_forward()
+        self.weights.refresh()
+
+    def _take_forward(self) -> None:
+        """Run the model's own forward from here on."""
+        self._short, self.weights = None, SamplingWeights(linear_layers(self.model))
 
     def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
         """Logits [rows, vocabulary] after each sequence's newest token."""
@@ -93,14 +126,14 @@ class ModelRunner:
         tokens: Sequence[Int32],
         starts: Sequence[int],
         tables: Sequence[list[int]],
-    ) -> Tensor | None:
-        """Compute keys and values of new tokens of some sequences, in pieces; logits after the last piece's last token.
+    ) -> None:
+        """Compute keys and values of new tokens of some sequences, in pieces.
 
         Short ones are padded on the right. Not for sequences without new tokens.
         """
         self.forget_tables()  # blocks may have become others'
         self.prefilled += sum(map(len, tokens))
-        logits, left = None, [*zip(tokens, starts, tables, strict=True)]
+        left = [*zip(tokens, starts, tables, strict=True)]
         while left:
             size = min(PIECE, self.most)
             pieces = [given[:size] for given, _, _ in left]
@@ -111,15 +144,22 @@ class ModelRunner:
             view = PrefillView(
                 pool, [at for _, at, _ in left], counts, [table for *_, table in left], self.device
             )
-            logits = self.run(torch.from_numpy(padded).to(self.device), view)
+            ids = torch.from_numpy(padded).to(self.device)
+            if self._short is None:
+                self.run(ids, view)
+            else:
+                self._short.run(ids, view, logits=False)
             left = [
                 (given[size:], at + size, table) for given, at, table in left if len(given) > size
             ]
-        return logits
 
     def run(self, ids: Tensor, view: View) -> Tensor:
         """Feed ids [B, T]; logits of the last position [B, vocabulary]."""
-        with attention_in(self._config, NAME, paged_attention), self.merged.apply():
+        if self._short is not None:
+            found = self._short.run(ids, view, logits=True)
+            assert found is not None
+            return found
+        with attention_in(self._config, NAME, paged_attention), self.weights.apply():
             out = self.model(
                 input_ids=ids,
                 position_ids=view.positions,
@@ -169,6 +209,7 @@ def verify(runner: ModelRunner) -> None:
             .log_softmax(-1)
             .cpu()
         )
+        runner.refresh()
         found = list(_steps(runner, ids.numpy().astype(np.int32), lengths))
     except CAUGHT as error:
         raise NotServed(

@@ -27,7 +27,6 @@ from agentrl_cli.inference.request import Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
 from agentrl_cli.inference.serving_loop import ServingLoop
 from agentrl_cli.models.adapter import copy_trained
-from agentrl_cli.models.layout import lay_by_input
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
@@ -73,7 +72,6 @@ class LocalPolicy:
         self.weights_version = version
         self.model, self.source = model, source
         self._decode = decode
-        lay_by_input(model)
         reader = reader_of(model)
         self._unsaid = (
             reader.unsaid if reader is not None else ()
@@ -81,9 +79,7 @@ class LocalPolicy:
         length = (
             min(context_length, slot_length or context_length) if deterministic else context_length
         )
-        self._engine = _make_engine(
-            model, runner or ModelRunner, length, rows, deterministic, memory
-        )
+        self._engine = _make_engine(model, runner, length, rows, deterministic, memory)
         self.context_length = min(
             context_length, self._engine.limit
         )  # an episode must fit into the memory
@@ -213,7 +209,7 @@ class LocalPolicy:
 
 def _make_engine(
     model: Any,
-    runner: Callable[[Any], ModelRunner],
+    runner: Callable[[Any], ModelRunner] | None,
     length: int,
     rows: int,
     deterministic: bool,
@@ -223,7 +219,7 @@ def _make_engine(
     weight = model.get_input_embeddings().weight
     most = auto_memory(weight.device) if memory is None else memory
     try:
-        made = runner(model)
+        made = ModelRunner(model, plain=deterministic) if runner is None else runner(model)
     except NotServed as why:
         _LOG.warning(
             "%s: episodes are sampled by the fallback engine, which is slower", why.message

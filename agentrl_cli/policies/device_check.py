@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.paths import state_dir
 
 _LOG = logging.getLogger(__name__)
 SECONDS = 20.0
@@ -77,12 +77,6 @@ class Verdict:
                 f"No engine samples correctly here: {self.problem('fallback')}.",
                 hint="Use another driver or torch, or --set model.device=cpu; `agentrl doctor --gpu` tries again.",
             )
-
-
-def state_dir() -> Path:
-    """Return the user's folder for what programs remember, by the XDG base directory specification."""
-    given = os.environ.get("XDG_STATE_HOME")
-    return (Path(given) if given else Path.home() / ".local/state") / "agentrl"
 
 
 def verdict_of(device: Any) -> Verdict:

@@ -154,7 +154,8 @@ def plan(
     fresh = config.adapter.enabled and folder == given  # it is switched off for the reference
     if config.algo.kl_coef and not fresh:
         both["reference"] = float(count * size)
-    rollout, both_ways = _phases(config, shape, size, trained, both, on_gpu=on_gpu)
+    free = available - sum(both.values())
+    rollout, both_ways = _phases(config, shape, size, trained, both, free=free, on_gpu=on_gpu)
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
     update = both_ways[again]
@@ -181,10 +182,12 @@ def _phases(
     trained: int,
     both: Mapping[str, float],
     *,
+    free: float,
     on_gpu: bool,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Return the rollout's memory, and the update's without and with recomputed activations."""
-    rollout = {**both} | _sampling(config, shape, size, adapted=config.adapter.enabled)
+    copies = _copies(config, shape, size, free, on_gpu=on_gpu)
+    rollout = {**both} | _sampling(config, shape, size, copies)
     stays = _graph_memory(config, shape, size, rollout) if on_gpu else {}
     rollout |= stays
     updates = [
@@ -204,17 +207,32 @@ def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool)
     return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
 
 
+def _copies(
+    config: Config, shape: Mapping[str, int], size: int, free: float, *, on_gpu: bool
+) -> float:
+    """Return the bytes of the linear layers' copies that sampling multiplies with (inference/sampling_weights.py)."""
+    from agentrl_cli.inference.memory import copies_fit
+
+    merges = size == 4 and not config.adapter.use_dora and config.model.quantization == "none"
+    if (config.adapter.enabled and not merges) or (
+        config.deterministic and not config.adapter.enabled
+    ):
+        return 0.0
+    head = 0 if config.deterministic else shape["vocabulary"] * shape["hidden"]
+    found = float(size * (shape["linear_weights"] + head))
+    return found if copies_fit(found, "cuda" if on_gpu else "cpu", free) else 0.0
+
+
 def _sampling(
-    config: Config, shape: Mapping[str, int], size: int, *, adapted: bool
+    config: Config, shape: Mapping[str, int], size: int, copies: float
 ) -> dict[str, float]:
     """Return the rollout's memory besides weights and optimizer state.
 
-    Prefill and sampling do not overlap, so the larger of the two counts. `adapted`: an adapter that is not merged adds
-    its own result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB
-    by this, 159.5 measured).
+    Prefill and sampling do not overlap, so the larger of the two counts. An adapter that is not merged adds its own
+    result and the sum to each linear layer, in float32 as its weights are (0.5B's shape in 16 bits: 158.9 MB by this,
+    159.5 measured).
     """
     from agentrl_cli.inference.memory import kv_positions, live_rows, parse_memory
-    from agentrl_cli.inference.merged_weights import MOST_BYTES
     from agentrl_cli.inference.sampler import draw_rows
 
     rows = live_rows(config)
@@ -222,18 +240,7 @@ def _sampling(
     drawn = (
         20 * min(rows, draw_rows(shape["vocabulary"])) + size * rows
     )  # five float32 of a part, and the step's own
-    plain = (
-        adapted
-        and size == 4
-        and not config.adapter.use_dora
-        and config.model.quantization == "none"
-    )
-    merged = (
-        4.0 * shape["linear_weights"]
-        if plain and 4 * shape["linear_weights"] <= MOST_BYTES
-        else 0.0
-    )
-    wide = 2 * size + 2 * 4 if adapted and not merged else 3 * size
+    wide = 2 * size + 2 * 4 if config.adapter.enabled and not copies else 3 * size
     groups = shape["q_width"] // shape["kv_width"]
     masked = (
         (groups + 2) * config.rollout.max_tokens * size
@@ -249,8 +256,8 @@ def _sampling(
     # The KV cache grows layer by layer, keys after values: that much exists twice meanwhile.
     found = {"keys and values": kept * (1 + 1 / (2 * shape["layers"]))}
     found[larger] = passing[larger]
-    if merged:
-        found["merged weights"] = merged
+    if copies:
+        found["copied weights"] = copies
     return found | ({"value head": _head(shape) * 12.0} if needs(config.algo) == "values" else {})
 
 

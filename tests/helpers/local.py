@@ -25,6 +25,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
     ),
     "minimind": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True, "rope_theta": 1e6}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
     "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 8}),
     "qwen2-sliding": (
         "Qwen2",

@@ -53,6 +53,7 @@ async def test_sixteen_ragged_episodes_of_three_turns(kind: str) -> None:
     policy = await check_against_generate(tiny(kind), runner=ModelRunner)
     assert policy.engine == "paged" and not policy.engine_why
     assert isinstance(policy, Policy)
+    assert (runner_of(policy)._short is None) == (kind in ("gemma2", "gpt-oss"))
     # Prompts of a group are computed once, and later turns only by what is new: less than the first turns alone.
     assert policy.prefill_tokens < sum(len(ids) for ids in prompts(count=16))
 
@@ -80,6 +81,20 @@ async def test_an_adapter_and_a_preemption(kind: str) -> None:
     assert policy.metrics["rollout/preemptions"] >= 1
     assert policy.metrics["rollout/kv_blocks_peak"] <= 5
     await check_against_generate(model, count=6, memory=7 * BLOCK * 2 * 2 * 2 * dim * 4)
+
+
+async def test_a_changed_layer_is_computed_as_it_is() -> None:
+    """Before the policy is made, and while it is in use: the model's own forward runs then."""
+    model = tiny("qwen3")
+    policy = policy_of(model)
+    mlp = model.model.layers[1].mlp
+    mlp.register_forward_hook(lambda module, given, out: out * 0.5)
+    policy.set_version("changed")
+    said = await policy.generate("e", [1, 2, 3], Sampling(temperature=0, max_new_tokens=6))
+    assert said.ids.tolist() == forced(model, [1, 2, 3], 6, said=said.ids.tolist())[0]
+    assert runner_of(policy)._short is None
+    assert runner_of(policy_of(model))._short is None
+    await policy.close()
 
 
 async def test_eager_attention_and_fixed_slots() -> None:

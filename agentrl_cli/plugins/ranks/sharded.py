@@ -21,7 +21,6 @@ from agentrl_cli.learning.forward import Logprobs, logprobs, way_of
 from agentrl_cli.learning.packing import Packed
 from agentrl_cli.models.adapter import transformer
 from agentrl_cli.models.device import pick_dtype
-from agentrl_cli.models.layout import lay_by_output
 from agentrl_cli.plugins.ranks.compute import Ranks, Replica
 
 
@@ -138,7 +137,6 @@ def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
     """Return the training forward of a model whose weights are spread over a mesh; computed in `dtype`, summed in
     float32.
     """
-    lay_by_output(model)
     root, names = Forward(model), set(getattr(model, "_no_split_modules", None) or ())
     policy = MixedPrecisionPolicy(None if dtype == torch.float32 else dtype, torch.float32)
     for block in [module for module in model.modules() if type(module).__name__ in names]:

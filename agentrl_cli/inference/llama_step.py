@@ -1,0 +1,147 @@
+"""The forward of a Llama-shaped decoder in plain tensor operations: Llama, Mistral, Qwen 2 and 3, Granite, SmolLM.
+
+Queries, keys and values are one product, and so are the two halves of the feed-forward part. A step of few rows in a
+small model takes as long as its operations are many, and a module of transformers makes many. The runner compares the
+numbers with the model's own when it is made; another model, or one whose modules were changed, runs by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, rms_norm, silu
+
+from agentrl_cli.inference.attention import View
+from agentrl_cli.inference.sampling_weights import Modules, SamplingWeights
+
+FAMILIES = {"granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+"""`model_type` of the architectures that are this decoder, SmolLM and SmolLM 2 being Llamas."""
+
+
+class LlamaStep:
+    """Runs rows of tokens through the layers of a transformers model.
+
+    Raises ValueError for a model of another shape.
+    """
+
+    def __init__(self, base: Any) -> None:
+        problem = find_difference(base)
+        if problem:
+            raise ValueError(problem)
+        self._base, self._config = base, base.config
+        self._dim = int(base.model.layers[0].self_attn.head_dim)
+        self._groups = [_groups(layer) for layer in base.model.layers]
+        self._head: Modules = (base.get_output_embeddings(),)
+        every = [group for groups in self._groups for group in groups]
+        self.weights = SamplingWeights([*every, self._head])
+
+    def run(self, ids: Tensor, view: View, *, logits: bool) -> Tensor | None:
+        """Feed ids [B, T]: logits of the last position [B, vocabulary]; None if only keys and values are wanted."""
+        config, decoder = self._config, self._base.model
+        x = embedding(ids.reshape(-1), decoder.embed_tokens.weight)
+        scale = getattr(config, "embedding_multiplier", 1.0)
+        x = x if scale == 1.0 else x * scale
+        cos, sin = decoder.rotary_emb(x, view.positions)
+        half = self._dim // 2
+        # x·cos + rotate_half(x)·sin, where rotating is a roll and the sign is the sine's
+        turn = (
+            cos.reshape(-1, 1, self._dim),
+            torch.cat([-sin[..., :half], sin[..., half:]], -1).view(-1, 1, self._dim),
+        )
+        last = len(self._groups) - 1
+        for number, layer in enumerate(decoder.layers):
+            found = self._layer(
+                number, layer, x, turn, view, only_cache=number == last and not logits
+            )
+            if found is None:
+                return None
+            x = found
+        x = x.view(*ids.shape, -1)[:, -1]
+        norm = decoder.norm
+        x = self.weights.product(self._head)(
+            rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+        )
+        scale = getattr(config, "logits_scaling", 1.0)
+        return x if scale == 1.0 else x / scale
+
+    def _layer(
+        self,
+        number: int,
+        layer: Any,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        view: View,
+        *,
+        only_cache: bool,
+    ) -> Tensor | None:
+        """Return the rows [n, hidden] after a layer; None if only its keys and values are wanted."""
+        attention, dim = layer.self_attn, self._dim
+        join, out, widen, down = map(self.weights.product, self._groups[number])
+        norm = layer.input_layernorm
+        joined = join(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon))
+        batch, width = view.positions.shape
+        keys = attention.k_proj.out_features
+        q, k, v = joined.view(len(x), -1, dim).split(
+            [attention.q_proj.out_features // dim, keys // dim, keys // dim], 1
+        )
+        q, k = _normed(q, k, attention)
+        if getattr(attention, "use_rope", 1):
+            q, k = (
+                torch.addcmul(each * turn[0], each.roll(dim // 2, -1), turn[1]) for each in (q, k)
+            )
+        q, k, v = (each.view(batch, width, -1, dim).transpose(1, 2) for each in (q, k, v))
+        view.update(k, v, number)
+        if only_cache:
+            return None
+        window = getattr(attention, "sliding_window", None)
+        if self._config.model_type == "mistral":
+            window = self._config.sliding_window
+        mixed = view.attend(q, k, v, scale=attention.scaling, window=window)
+        scale = getattr(self._config, "residual_multiplier", 1.0)
+        x = torch.add(x, out(mixed.transpose(1, 2).reshape(len(x), -1)), alpha=scale)
+        norm = layer.post_attention_layernorm
+        gate, up = widen(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)).chunk(
+            2, -1
+        )
+        return torch.add(x, down(silu(gate).mul_(up)), alpha=scale)
+
+
+def _normed(q: Tensor, k: Tensor, attention: Any) -> tuple[Tensor, Tensor]:
+    """Return queries and keys as Qwen 3 has them, each head normed; those of others as they are."""
+    if not hasattr(attention, "q_norm"):
+        return q, k
+    return (
+        rms_norm(q, q.shape[-1:], attention.q_norm.weight, attention.q_norm.variance_epsilon),
+        rms_norm(k, k.shape[-1:], attention.k_norm.weight, attention.k_norm.variance_epsilon),
+    )
+
+
+def _groups(layer: Any) -> tuple[Modules, Modules, Modules, Modules]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
+
+
+def find_difference(base: Any) -> str:
+    """Return why a transformers model is not run by LlamaStep; empty if it is, subject to its numbers."""
+    config = base.config
+    if getattr(config, "model_type", "") not in FAMILIES:
+        return "it is no Llama-shaped decoder"
+    if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}"
+    if not type(base).__module__.startswith("transformers.models."):
+        return f"{type(base).__name__} is not transformers' own"
+    if type(base.get_input_embeddings()) is not nn.Embedding:
+        return "its embedding is more than a table"
+    changed = [
+        module
+        for module in base.modules()
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    ]
+    return f"the forward of a {type(changed[0]).__name__} was changed" if changed else ""
