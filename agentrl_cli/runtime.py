@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.config import Config, inside
 from agentrl_cli.hooks import HookList
+from agentrl_cli.hooks.waits import Watchman
 from agentrl_cli.paths import default_db
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
@@ -102,6 +103,8 @@ async def open_runtime(
 
     one_heap()
     async with contextlib.AsyncExitStack() as stack:
+        if not trainable:  # a training has its own, which stores what it says
+            stack.enter_context(Watchman(_print_waits))
         opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
         parts = await stack.enter_async_context(opened)
         found = parts.packs
@@ -187,6 +190,11 @@ def conversations(packs: Iterable[Pack], split: str) -> Conversations:
         or any(m["role"] == "system" for p in prompts for m in p),
         tools=any(pack.tools for pack in found),
     )
+
+
+def _print_waits(lines: Sequence[str]) -> None:
+    for text in lines:
+        to_stderr(f"waiting for {text}")
 
 
 def to_stderr(text: str) -> None:

@@ -17,6 +17,7 @@ tool. An Env serves one episode; make a new one for the next.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from agentrl_cli.envs.texts import MARK, add_opening, clip_text
 from agentrl_cli.envs.user_simulator import Interaction, Reply
 from agentrl_cli.errors import AgentRLError, EnvError, SandboxFault, describe_error
 from agentrl_cli.hooks.threads import contain
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.tools import Tool, ToolContext, refuse
 from agentrl_cli.types import Message, Outcome, RewardPart, Task, ToolCall, ToolResult, ToolSchema
 
@@ -312,8 +314,10 @@ class ToolEnv(Env):
             return ToolResult(text, error="too_many_calls")
         if call.error is not None or call.arguments is None or call.name not in self.tools:
             return refuse(call, self.tools)
-        state = await self.create(call.name)
-        result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
+        arguments = json.dumps(call.arguments, ensure_ascii=False, default=str)
+        with waiting(f"the tool {call.name} {arguments}"):
+            state = await self.create(call.name)
+            result = await self.tools[call.name].call(state, call.arguments, timeout=self._timeout)
         cut_before = (
             MARK if result.truncated else 0
         )  # already cut by a tool server, to the same limit
@@ -336,9 +340,11 @@ class ToolEnv(Env):
     async def _prepare_session(self) -> Any:
         """Return the session, after running the task's set-up code in it."""
         assert self._open_session is not None
-        session = await self._open_session()
+        with waiting("the start of a sandbox session"):
+            session = await self._open_session()
         if self._setup:
-            result = await session.cell(self._setup)
+            with waiting("the task's set-up code"):
+                result = await session.cell(self._setup)
             if not result.ok:
                 await session.close()
                 raise EnvError(f"The task's set-up code failed: {result.text()}")

@@ -37,6 +37,7 @@ from typing import Any, cast
 
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError, describe_error
 from agentrl_cli.hooks.threads import Quit, call, is_async
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.registry import resolve
 from agentrl_cli.types import Episode, RewardPart, Sampling, Task
 
@@ -307,6 +308,10 @@ class _Method:
             self.names = tuple(dict.fromkeys([*named, *(canonical if everything else ())]))
 
     async def run(self, fields: Fields) -> Any:
+        with waiting(f"the hook {self.owner}.{self.event}"):
+            return await self._run(fields)
+
+    async def _run(self, fields: Fields) -> Any:
         values = [fields.get(ALIASES.get(name, name)) for name in self.names]
         args, named = (
             (values, {}) if self.positional else ([], dict(zip(self.names, values, strict=True)))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from agentrl_cli.errors import AgentRLError, PolicyError
+from agentrl_cli.hooks.waits import advance
 from agentrl_cli.inference.engine import Engine
 from agentrl_cli.inference.request import Queue, Request
 
@@ -129,6 +130,7 @@ class ServingLoop:
         """In the thread: steps until there is something to report to the event loop, or it calls. Returns the rows."""
         while True:
             rows = self._engine.step(fresh)
+            advance()
             quiet = not self._called and not self._engine.preempted
             if not (
                 rows

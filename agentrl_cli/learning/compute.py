@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, RunFailed
+from agentrl_cli.hooks.waits import advance
 from agentrl_cli.learning import advantages
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
@@ -272,6 +273,7 @@ class Compute:
         return results, {"loss": float(loss.detach()), **metrics}
 
     def _logprobs(self, model: nn.Module, packed: Packed) -> Logprobs:
+        advance()
         temperature = self.config.rollout.temperature
         return logprobs(model, packed, temperature=temperature, checkpoint=self.checkpoint)
 

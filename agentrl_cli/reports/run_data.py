@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.reports.compare import METRICS
 from agentrl_cli.reports.diagnosis import Finding
+from agentrl_cli.store.journal import WAITING
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
@@ -131,6 +132,14 @@ class RunData:
         known = ("control:pause", "control:resume", "resumed")
         kinds = [str(event["kind"]) for event in self.events if str(event["kind"]) in known]
         return self.run.alive and bool(kinds) and kinds[-1] == "control:pause"
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """What the run waits for as it last said, the oldest first."""
+        said = (
+            event["data"]["lines"] for event in reversed(self.events) if event["kind"] == WAITING
+        )
+        return tuple(next(said, ())) if self.run.alive else ()
 
     @property
     def evaluating(self) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from agentrl_cli.errors import AgentRLError, EnvError, describe_error
 from agentrl_cli.hooks.own_time import OwnTime
 from agentrl_cli.hooks.threads import call, contain
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rewards.context import RewardContext, Scored
 from agentrl_cli.types import Episode, RewardPart
@@ -58,7 +59,7 @@ async def score(
         deadline = OwnTime(reward.timeout)
         try:
             async with deadline:
-                with contain(f"The reward {reward.name!r}"):
+                with waiting(f"the grader {reward.name}"), contain(f"The reward {reward.name!r}"):
                     answer = await call(reward.function, episode, ctx)
                     part = None if answer is None else _part(reward, answer)
         except AgentRLError:

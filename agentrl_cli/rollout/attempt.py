@@ -12,6 +12,7 @@ from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
 from agentrl_cli.hooks.own_time import OwnTime
 from agentrl_cli.hooks.threads import contain
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
 from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
@@ -75,11 +76,13 @@ class Attempt:
         problem: Exception | None = None
         try:
             try:
-                async with self.clock:
-                    await self._trace()
-                    rewards = await self.grade()
+                with waiting("an episode", self.transcript.episode.id):
+                    async with self.clock:
+                        await self._trace()
+                        rewards = await self.grade()
             finally:
-                problem = await self._close()
+                with waiting("the closing", self.transcript.episode.id):
+                    problem = await self._close()
         except asyncio.CancelledError:
             return Outcome.CANCELLED, "the run was stopped", ()
         except BadAnswer as error:  # of a server: it fails this episode, not the run

@@ -12,6 +12,7 @@ from agentrl_cli.chat.parse import Parsed, foreign_parser
 from agentrl_cli.chat.tool_choice import forced_text
 from agentrl_cli.chat.truncate import fit_results
 from agentrl_cli.envs.tool_env import AssistantTurn, Step
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rollout.attempt import Attempt
 from agentrl_cli.rollout.context import RolloutContext
@@ -116,7 +117,7 @@ class LoopAttempt(Attempt):
         if isinstance(self.context.policy, MessagePolicy):
             self.context.policy.observe(text.episode.id, text.messages, self.env.schemas)
         started = time.time()
-        with self.clock.pause():
+        with self.clock.pause(), waiting(f"the model, which samples turn {done}"):
             generation = await self.sample([*text.ids, *forced], sampling)
         return self._append_answer(generation, forced, started, done)
 

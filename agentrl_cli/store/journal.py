@@ -14,6 +14,8 @@ from agentrl_cli.types import AgentState
 
 AGENT_STDERR = "agent_stderr"
 """Kind of the events that hold what the agents of episodes wrote."""
+WAITING = "waiting"
+"""Kind of the events that hold what a run waits for, in `lines`; none: it goes on."""
 _ADD_LOG = "INSERT INTO logs (run_id, at, level, text) VALUES (?,?,?,?)"
 _ADD_EVENT = "INSERT INTO events (run_id, at, kind, data) VALUES (?,?,?,?)"
 _ADD_ALERT = (
@@ -102,6 +104,10 @@ class Journal(Part):
         sql = "SELECT data FROM events WHERE run_id=? AND kind=? ORDER BY id DESC LIMIT 1"
         row = self.file.select_one(sql, (run_id, kind))
         return None if row is None else dict(loads(row[0]))
+
+    def waits(self, run_id: str) -> list[str]:
+        """Return what a run waits for as it last said, a line each, the oldest first."""
+        return list((self.newest_event(run_id, WAITING) or {"lines": ()})["lines"])
 
     def agent_stderr(self, run_id: str | None, episode_id: str) -> str:
         """Return the end of the stderr of an episode's agent; empty if it wrote nothing."""

@@ -52,8 +52,13 @@ class WriteBuffer:
 
         If it fails, all wait again.
         """
+        from agentrl_cli.hooks.waits import (
+            waiting,  # late: a command that only reads needs no asyncio
+        )
+
         kept = self.queue, dict(self.episodes), self.states
-        conn.execute("BEGIN IMMEDIATE")
+        with waiting(f"the lock of {self.path}, which another process holds", moves=False):
+            conn.execute("BEGIN IMMEDIATE")
         self.queue, self.states = [], {}
         try:
             written = self._write(conn, *kept)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.models.checkpoint import (
     DamagedCheckpoint,
     load_state,
@@ -58,8 +59,9 @@ class Checkpoints:
         """Write a checkpoint (best, last or step) and its row. Returns its folder."""
         folder = self.folder / (kind if kind in ("best", "last") else f"step-{step:06d}")
         assert self.loaded.folder is not None
-        state = {"step": step, "best": best, **self.learner.state()}
-        save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
+        with waiting(f"the disk, for the checkpoint {folder}"):
+            state = {"step": step, "best": best, **self.learner.state()}
+            save_checkpoint(folder, self.loaded.model, self.loaded.folder, state)
         self._add(kind, folder, step, best)
         return folder
 

@@ -14,6 +14,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
+from agentrl_cli.hooks.waits import QUIET, Watchman, waiting
 from agentrl_cli.learning.batch import Batch
 from agentrl_cli.policies.protocols import Sleeping, TrainablePolicy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
@@ -72,6 +73,8 @@ class Trainer:
     """Gets the metrics of every step."""
     accept_changes: bool = False
     """Whether a resume may replace groups that would mix two versions of rows, code or tokenizer."""
+    quiet: float = QUIET
+    """Seconds without progress after which the run says what it waits for."""
     step: int = 0
     """Steps that are done."""
     best: float | None = None
@@ -84,7 +87,8 @@ class Trainer:
         """
         with self.store.claims.hold(self.run.id, "train"):
             try:
-                return await self._train()
+                with Watchman(self.reporter.waits, self.quiet):
+                    return await self._train()
             except asyncio.CancelledError as error:
                 self.controls.require_claim()
                 if (
@@ -190,14 +194,16 @@ class Trainer:
             await self.hooks.call("on_batch", run=self.run, batch=batch, step=step + 1)
         torch.manual_seed(seed_of(self.config.seed, "update", step) % 2**32)
         if self.prefetcher.staleness:
-            update = await run_in_thread(lambda: self.learner.update(kept, step, baselines))
+            with waiting(f"the update of step {step + 1}"):
+                update = await run_in_thread(lambda: self.learner.update(kept, step, baselines))
         else:
             if isinstance(self.policy, Sleeping):
                 await self.policy.sleep()
             await (
                 self.policy.rest()
             )  # nothing is awaited between this and the update: no turn begins
-            update = self.learner.update(kept, step, baselines)
+            with waiting(f"the update of step {step + 1}"):
+                update = self.learner.update(kept, step, baselines)
         await self.policy.publish(f"{self.run.name}@{step + 1}")
         update.metrics |= await probe(self.policy, self.learner.compute, kept, self.config)
         return facts, update

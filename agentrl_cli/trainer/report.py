@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections import Counter, deque
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import THREADS
+from agentrl_cli.store.journal import WAITING
 from agentrl_cli.trainer.alerts import Health, StepEvidence
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.machine import machine
@@ -32,6 +34,8 @@ RECENT = 10
 """Steps whose median time estimates the time left, as in `agentrl watch`."""
 COUNTED = {10, 100, 1000}
 """After its first time, an alert is printed at these counts."""
+SHOWN_WAITS = 50
+"""Most lines of what a run waits for that the store keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,15 @@ class Reporter:
                 self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0
             )
 
+    def waits(self, lines: Sequence[str]) -> None:
+        """Report what has not come back, the oldest first; without any, that the run goes on. From any thread."""
+        text = "it goes on"
+        if lines:
+            more = f" (and {len(lines) - 1} more: kill -USR1 {os.getpid()})" * (len(lines) > 1)
+            text = f"waiting for {lines[0]}{more}"
+        self.log("warn" if lines else "info", text)
+        self.store.journal.add_event(self.run_id, WAITING, {"lines": [*lines[:SHOWN_WAITS]]})
+
     def stopped(self, step: int, error: TrainingStopped) -> None:
         """The alert of a step (counted from 0) whose update stopped the run: no rule sees its metrics."""
         name, _, text = error.message.partition(": ")
@@ -257,8 +270,8 @@ class Reporter:
         return fresh
 
     def log(self, level: str, text: str) -> None:
+        self.narrate(text)  # first: the store may be what does not answer
         self.store.journal.add_log(self.run_id, level, text)
-        self.narrate(text)
 
 
 def duration(seconds: float) -> str:

@@ -28,6 +28,7 @@ from agentrl_cli.agents.runners.server import Door, EpisodeServer
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rewards import RewardContext
 from agentrl_cli.rollout.attempt import Attempt
@@ -136,7 +137,7 @@ class AgentAttempt(Attempt):
             record = partial(_keep_turn, turns) if remote else self._record
             door = await server.open(self._session(policy, record))
             try:
-                with self.clock.pause():
+                with self.clock.pause(), waiting(f"the agent {self.spec.text}"):
                     end = await self._run(door, policy, clock, unix)
             except AgentLost as lost:
                 if not left:

@@ -12,6 +12,7 @@ import numpy as np
 from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import OnToken, Policy, generation
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job
@@ -75,7 +76,8 @@ class EpisodePolicy:
             sampling = replace(
                 sampling, max_new_tokens=min(sampling.max_new_tokens, room)
             )  # a hook may ask for more
-            with self._clock.pause():
+            turn = waiting(f"the model, which samples turn {number}", self._transcript.episode.id)
+            with self._clock.pause(), turn:
                 return await self._policy.generate(
                     self._slot(key), ids, sampling, group=self._job.group_id or ""
                 )

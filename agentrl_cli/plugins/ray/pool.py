@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError, BadAnswer, PolicyError, RunFailed
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.plugins.ray.remote import SERVERS, RemoteWorker, WorkerLost
 from agentrl_cli.plugins.ray.service import Following, Weights
 from agentrl_cli.plugins.ray.settings import ClusterConfig
@@ -107,7 +108,8 @@ class WorkerPool:
         for last in [False] * AGAIN + [True]:
             worker = await (self._idle_worker(job) if last else self._free_worker(job))
             try:
-                return await worker.attempt(job, context)
+                with waiting(f"worker {worker.number}, which has task {job.task.id}"):
+                    return await worker.attempt(job, context)
             except BadAnswer:
                 raise
             except (WorkerLost, PolicyError) as lost:
@@ -207,7 +209,8 @@ class WorkerPool:
                     self.weights = await asyncio.to_thread(self._save, model, version)
                 self.version = version
             finally:  # after a failure with the old weights: a worker on hold would never sample again
-                await self._each(lambda worker: worker.load(self.version, self.weights))
+                with waiting("the workers, which load new weights"):
+                    await self._each(lambda worker: worker.load(self.version, self.weights))
 
     async def _each(self, call: Callable[[RemoteWorker], Awaitable[None]]) -> None:
         calls = [call(worker) for worker in self.workers if worker.ready]

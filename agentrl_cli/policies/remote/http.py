@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.remote.checked import read_json
 
 T = TypeVar("T")
@@ -169,7 +170,9 @@ class Endpoint:
                 if not recovering:
                     await self._ensure_recovered()
                 seen = self.recoveries
-                answer = await self._answer(self._client.build_request("POST", url, content=data))
+                with waiting(f"the server at {url}"):
+                    request = self._client.build_request("POST", url, content=data)
+                    answer = await self._answer(request)
                 if answer.is_success:
                     return read(answer.content)
                 if answer.status_code not in RETRY_STATUS or attempt >= self.retries:

@@ -74,6 +74,7 @@ def now_rows(data: RunData, width: int, limit: int, cursor: int) -> list[Row]:
         idle = "no episode runs: scoring, updating or saving"
         title.append(idle if alive else data.run.state, FAINT)
     rows, wide = _plain([title]), width >= 60
+    rows += _plain([line(f"waits for {text}", width, BAD) for text in data.waits[:1]])
     task, kind = (18, 11) if wide else (max(width - 21, 4), 5)
     if data.live and limit:
         columns = f"  # {'task':<{task}} turn {'phase':<{kind}}    time"

@@ -148,9 +148,10 @@ def make_pages() -> list[Page]:
 
 
 def check_lines(shown: Shown, width: int) -> list[Text]:
-    """Return every check with its advice, and the alerts."""
+    """Return what the run waits for, every check with its advice, and the alerts."""
     alerts = log_lines(shown.data.alerts, "ALERTS", width, 200)
-    return [*health_lines(shown.data, width, advice=True), Text(""), *alerts]
+    waits = [line(f"waits for {text}", width, BAD) for text in shown.data.waits]
+    return [*waits, *health_lines(shown.data, width, advice=True), Text(""), *alerts]
 
 
 def group_lines(
