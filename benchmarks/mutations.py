@@ -126,8 +126,8 @@ MUTATIONS = (
     ),
     Mutation(
         "learning: GSPO's ratio is not averaged over the sequence",
-        "mean = _sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)",
-        "mean = _sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(max=1)",
+        "mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)",
+        "mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(max=1)",
         "learning/test_losses.py",
     ),
     Mutation(

@@ -325,7 +325,7 @@ class Ours:
         if algo.kl_in == "reward":
             assert ref is not None
             fields["token_penalty"] = tuple(
-                packed.split((algo.kl_coef * KL[algo.kl](old, ref)).numpy())
+                _by_episode(packed, (algo.kl_coef * KL[algo.kl](old, ref)).numpy())
             )
         x = AdvantageInput(
             rewards=given.rewards @ np.array(WEIGHTS),
@@ -393,11 +393,16 @@ def move(model: Any, scale: float, seed: int) -> None:
             tensor += scale * torch.randn_like(tensor)
 
 
+def _by_episode(packed: Packed, flat: Any) -> list[Any]:
+    """Split numbers of trained tokens into those of each episode."""
+    return [flat[packed.episode == number] for number in range(GROUPS * SIZE)]
+
+
 def sampled_logps(ours: Ours, given: Rollouts) -> list[list[float]]:
     """The sampler's log-probabilities per completion token; arbitrary for tokens that are not sampled."""
     out = []
     for logps, mask, noise in zip(
-        ours.packed.split(ours.old.numpy()), given.masks, given.noise, strict=True
+        _by_episode(ours.packed, ours.old.numpy()), given.masks, given.noise, strict=True
     ):
         row = np.zeros(len(mask))
         row[np.array(mask, bool)] = logps + np.array(noise)[np.array(mask, bool)]

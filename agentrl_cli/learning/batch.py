@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ _LEFT = ("prompts",)
 _RIGHT = ("responses", "response_mask", "advantages", "old_log_probs")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """B sequences, P the longest prompt, R the longest response. `batch[1:3]`, `batch[[4, 0]]`, `batch[mask]` select.
 
@@ -74,10 +74,9 @@ class Batch:
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of the tensors that are there."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                yield each.name, value
+                yield name, value
 
     def split(self, size: int) -> list[Batch]:
         """Consecutive batches of at most `size` sequences."""
@@ -138,8 +137,7 @@ class Batch:
             if name in {"input_ids", "attention_mask", "position_ids"}:
                 continue
             parts = [
-                _pad(cast(Tensor, getattr(b, name)), name, prompt, response, first.pad_id)
-                for b in batches
+                _pad(dict(b.items())[name], name, prompt, response, first.pad_id) for b in batches
             ]
             joined[name] = torch.cat(parts)
         there = [_pad_mask(b, prompt, response) for b in batches]

@@ -254,16 +254,14 @@ class Compute:
         loss, metrics = found.loss, dict(found.metrics)
         if self.critic is not None:
             assert known.value is not None and known.returns is not None
-            columns = (tensor(one, out.logp.device) for one in (known.value, known.returns))
-            values, old, returns = map(x.among, (self.critic.values(out.states), *columns))
+            old, returns = (tensor(one, out.logp.device) for one in (known.value, known.returns))
+            values = self.critic.values(out.states)
             part, more = self.critic.loss(values, old, returns, spec.totals.tokens)
             loss, metrics = loss + part, {**metrics, **more}
         if known.teacher_states is not None and self.teacher is not None:
             states = tensor(known.teacher_states, out.logp.device)
             temperature, tokens = self.config.rollout.temperature, spec.totals.tokens
-            part = self.teacher.loss(
-                self.model, x.among(out.states), x.among(states), temperature, tokens
-            )
+            part = self.teacher.loss(self.model, out.states, states, temperature, tokens)
             loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
         weight = found.weight * found.coefficient
@@ -325,7 +323,6 @@ def loss_input(
         sampled=sampled,
         policy=numbers(known.sampler_logp) if c.off_policy is not None else None,
         selected=flags(known.selected),
-        accepted=flags(known.accepted),
         entropy_masked=flags(known.entropy_masked),
         episode_tokens=None if sizes is None else torch.tensor(sizes, device=device),
     )

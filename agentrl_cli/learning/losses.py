@@ -12,8 +12,8 @@ Notation: M tokens, S sequences; `ratio` = π(token) / π_old(token).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from agentrl_cli.config.losses import (
     Loss,
     TrustRegion,
 )
+from agentrl_cli.learning.corrections import sequence_sum
 from agentrl_cli.old_names import OldAttribute
 from agentrl_cli.registry import resolve
 
@@ -49,7 +50,7 @@ class LossConfig:
     """Weigh the KL term with the ratio: its gradient is then that of the divergence. https://arxiv.org/abs/2512.02556"""
     entropy_coef: float = 0.0
     correction: str = "none"
-    """Correction of the gap between the sampler's and the trainer's log-probabilities: a name of CORRECTIONS."""
+    """Correction of the gap between the sampler's and the trainer's log-probabilities."""
     correction_cap: float = 2.0
     correction_floor: float | None = None
     off_policy: float | None = None
@@ -76,30 +77,15 @@ class LossInput:
     """bool, tokens that the loss selected by `select` over the whole mini-batch; None: selected from this one."""
     episode_tokens: Tensor | None = None
     """[S] trained tokens of the episode that the sequence belongs to, where an episode has several sequences."""
-    accepted: Tensor | None = None
-    """bool, False: rejected; the token is not part of the mini-batch. None: all are."""
     policy: Tensor | None = None
     """Log-probability under the sampler's weights, of the same distribution as `logp`, where a mask compares it."""
     entropy_masked: Tensor | None = None
     """bool, tokens whose policy term and entropy bonus are 0, and which count in the totals."""
 
     marked = OldAttribute("selected")
-    kept = OldAttribute("accepted")
+    kept: ClassVar[None] = None
+    """Before 0.1 the tokens that were not rejected. No other reaches a loss, so it was always None there."""
     held = OldAttribute("entropy_masked")
-
-    def among(self, values: Tensor) -> Tensor:
-        """[M, …] those of the tokens that were not rejected."""
-        return values if self.accepted is None else values[self.accepted]
-
-    def only(self, accepted: Tensor) -> LossInput:
-        """Return the tokens that were not rejected."""
-        given = {item.name: getattr(self, item.name) for item in fields(self)} | {"accepted": None}
-        own = {
-            name: one[accepted]
-            for name, one in given.items()
-            if one is not None and name != "episode_tokens"
-        }
-        return replace(self, accepted=None, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +165,7 @@ def gspo(x: LossInput, c: DualClip) -> PolicyTerm:
     is that of the sequence form.
     """
     lengths = sequence_lengths(x.segment)
-    mean = _sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)
+    mean = sequence_sum(x.logp.detach() - x.old, x.segment) / lengths.clamp(min=1)
     difference = mean[x.segment].clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio = torch.exp(difference + x.logp - x.logp.detach())
     return _clip(ratio, ratio.detach(), x.advantage, c)
@@ -197,8 +183,8 @@ def geo_mean(x: LossInput, c: Clip) -> PolicyTerm:
     sign = x.advantage.sign()
     # With an advantage of 0 nothing is kept: the token counts as a ratio of 1 (sign 0), as in verl.
     kept = sign * torch.minimum(sign * difference, sign * bounded)
-    mean = (_sequence_sum(kept.detach(), x.segment) / lengths)[x.segment]
-    advantage = (_sequence_sum(x.advantage, x.segment) / lengths)[x.segment]
+    mean = (sequence_sum(kept.detach(), x.segment) / lengths)[x.segment]
+    advantage = (sequence_sum(x.advantage, x.segment) / lengths)[x.segment]
     ratio = torch.exp(mean + kept - kept.detach())
     clipped = sign * bounded.detach() < sign * difference.detach()
     passes = ~clipped & (sign != 0) & ((x.logp - x.old).detach().abs() <= _MAX_LOG_RATIO)
@@ -342,12 +328,6 @@ def select_tokens(
 def sequence_lengths(segment: Tensor) -> Tensor:
     """[S] tokens of each sequence in this batch."""
     return torch.bincount(segment, minlength=0)
-
-
-def _sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
-    """[S] sum of each sequence."""
-    count = int(segment.max()) + 1 if len(segment) else 0
-    return values.new_zeros(count).index_add_(0, segment, values)
 
 
 def token_mean(x: LossInput, t: Totals) -> Tensor:

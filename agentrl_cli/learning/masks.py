@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.learning.corrections import sequence_sum
 from agentrl_cli.learning.estimator_inputs import Float64
 from agentrl_cli.learning.packing import Bool, Ints
 from agentrl_cli.learning.step_table import StepTable
@@ -60,17 +61,17 @@ def within_bounds(
 
 
 def reject_far(table: StepTable, algo: AlgoConfig) -> dict[str, float]:
-    """Fill in which tokens `algo.reject` accepts. Returns the shares of rejected tokens and sequences."""
-    seen, touched = table.columns, 0
-    assert seen.old_logp is not None and algo.reject_upper is not None
-    for rows in (one.rows for one in table.sequences):
-        trainer, sampler = seen.old_logp[rows], seen.sampler_logp[rows]
-        kept = within_bounds(algo.reject, trainer, sampler, algo.reject_upper, algo.reject_lower)
-        seen.accepted = table.scatter(seen.accepted, rows, kept)
-        touched += not kept.all()
+    """Reject what `algo.reject` does not accept. Returns the shares of rejected tokens and sequences."""
+    seen, rule, upper, lower = table.columns, algo.reject, algo.reject_upper, algo.reject_lower
+    assert seen.old_logp is not None and upper is not None
+    accepted = [
+        within_bounds(rule, seen.old_logp[rows], seen.sampler_logp[rows], upper, lower)
+        for rows in (one.rows for one in table.sequences)
+    ]
+    table.reject(accepted)
     return {
         "reject/tokens": 1 - int(seen.valid.sum()) / max(len(seen.valid), 1),
-        "reject/sequences": touched / max(len(table.sequences), 1),
+        "reject/sequences": sum(not kept.all() for kept in accepted) / max(len(accepted), 1),
     }
 
 
@@ -93,9 +94,6 @@ def off_policy(
 
     That is mean(log π_sampled − log π) > threshold. https://arxiv.org/abs/2512.02556 section 3.1 (DeepSeek-V3.2)
     """
-    count = int(segment.max()) + 1 if len(segment) else 0
-    total = logp.new_zeros(count).index_add_(
-        0, segment, torch.nan_to_num(sampled - logp.detach(), nan=0.0)
-    )
-    mean = total / torch.bincount(segment, minlength=count).clamp(min=1)
+    total = sequence_sum(torch.nan_to_num(sampled - logp.detach(), nan=0.0), segment)
+    mean = total / torch.bincount(segment).clamp(min=1)
     return (advantage < 0) & (mean[segment] > threshold)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from agentrl_cli.learning.corrections import CORRECTIONS
+from agentrl_cli.learning.corrections import correction
 from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import (
     Aggregation,
@@ -41,16 +41,11 @@ class Objective:
 def objective(
     x: LossInput, c: LossConfig, totals: Totals, policy: PolicyLoss, aggregation: Aggregation
 ) -> Objective:
-    """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy).
-
-    Over the tokens that were not rejected; the numbers of the others are 0, and their ratio is what it is.
-    """
-    if x.accepted is not None:
-        return _among(x, objective(x.only(x.accepted), c, totals, policy, aggregation))
+    """Σ coefficient · (correction · policy loss + kl_coef · KL − entropy_coef · entropy)."""
     n = max(totals.tokens, 1)
     term, coefficient = policy(x, c.options), aggregation(x, totals)
-    correction, metrics = _correction(x, c, n)
-    policy_loss = (coefficient * term.loss * correction).sum()
+    factor, metrics = _factor(x, c, n)
+    policy_loss = (coefficient * term.loss * factor).sum()
     high = term.clipped & (x.advantage > 0)
     metrics |= {
         "policy_loss": policy_loss.detach(),
@@ -77,15 +72,16 @@ def objective(
             )
             loss = loss - c.entropy_coef * (coefficient * bonus).sum()
     numbers = {name: float(value) for name, value in metrics.items()}
-    clipped = torch.where(correction == 0, FAR, term.clipped.to(torch.int8))
+    clipped = torch.where(factor == 0, FAR, term.clipped.to(torch.int8))
     if x.entropy_masked is not None:
         clipped = torch.where(x.entropy_masked, MASKED, clipped)
-    return Objective(loss, term.weight * correction, coefficient, term.ratio, clipped, numbers)
+    return Objective(loss, term.weight * factor, coefficient, term.ratio, clipped, numbers)
 
 
-def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _factor(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
     """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask takes out; and its metrics."""
-    factor = CORRECTIONS[c.correction](
+    factor = correction(
+        c.correction,
         x.old,
         x.old if x.sampled is None else x.sampled,
         x.segment,
@@ -104,21 +100,3 @@ def _correction(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, 
     return (
         factor if x.entropy_masked is None else torch.where(x.entropy_masked, 0.0, factor)
     ), metrics
-
-
-def _among(x: LossInput, found: Objective) -> Objective:
-    """Return the numbers of the kept tokens among those of all."""
-    assert x.accepted is not None
-    kept = x.accepted
-
-    def whole(values: Tensor, rest: Tensor) -> Tensor:
-        return rest.masked_scatter(kept, values.to(rest.dtype))
-
-    none = torch.zeros_like(x.old)
-    return replace(
-        found,
-        weight=whole(found.weight, none),
-        coefficient=whole(found.coefficient, none),
-        ratio=whole(found.ratio, ratio_of(x)[0].detach()),
-        clipped=whole(found.clipped, torch.zeros_like(kept, dtype=torch.int8)),
-    )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl_cli.learning.attention import Block
-from agentrl_cli.types import Branch, Episode, Float32, Int32, Support, no_support
+from agentrl_cli.types import Branch, Episode, Int32, Support, no_support
 
 _LOG = logging.getLogger(__name__)
 Bool = NDArray[np.bool_]
@@ -70,10 +70,6 @@ class Packed:
     """[M] id of the trained token."""
     episode: Ints
     """[M] which episode it belongs to, counted over the groups in the order given; ascending."""
-    position: Ints
-    """[M] its position in that episode."""
-    lengths: Ints
-    """[N] tokens of each episode, whether trained or not."""
     support: Support | None = None
     """[M] the tokens that each target was drawn from; None: all targets from the whole vocabulary."""
     images: tuple[tuple[bytes, ...], ...] = ()
@@ -83,28 +79,6 @@ class Packed:
     def tokens(self) -> int:
         """Tokens of the forward, T."""
         return len(self.input_ids)
-
-    def split(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
-        """[M] -> N arrays with each episode's trained tokens."""
-        if not len(self.lengths):
-            return []
-        return np.split(flat, np.searchsorted(self.episode, np.arange(1, len(self.lengths))))
-
-    def scatter(self, flat: NDArray[Any], fill: float = np.nan) -> list[Float32]:
-        """[M] -> N float32 arrays over all tokens of each episode, `fill` where a token was not trained."""
-        out = [np.full(int(n), fill, np.float32) for n in self.lengths]
-        for array, values, where in zip(
-            out, self.split(flat), self.split(self.position), strict=True
-        ):
-            array[where] = values
-        return out
-
-    def gather(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """N arrays over each episode's trained tokens -> [M]; the inverse of `split`."""
-        flat = np.concatenate(list(arrays)) if len(arrays) else np.zeros(0, np.float32)
-        if len(flat) != len(self.rows):
-            raise ValueError(f"{len(flat)} values for {len(self.rows)} trained tokens")
-        return flat
 
 
 def common_prefix(arrays: Sequence[Int32]) -> int:
@@ -117,16 +91,14 @@ def common_prefix(arrays: Sequence[Int32]) -> int:
     return n if same.all() else int(same.argmin())
 
 
-def pack(groups: Sequence[Sequence[Segment]], *, share: bool = True) -> Packed:
-    """One row from groups of episodes. `share=False` computes every prefix again (for comparison).
+def pack(groups: Sequence[Sequence[Segment]]) -> Packed:
+    """Return one row of groups of episodes, the prefix of each group once.
 
     Tokens behind the last trained one of an episode, and that one itself, predict nothing: they are left out.
     """
     row = _Row()
     for group in groups:
-        members = [[segment] for segment in group] if not share else [list(group)]
-        for segments in members:
-            row.add(segments)
+        row.add(group)
     return row.packed()
 
 
@@ -137,8 +109,8 @@ class _Row:
         self.ids: list[NDArray[Any]] = []
         self.positions: list[Ints] = []
         self.blocks: list[Block] = []
-        self.facts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
-        self.lengths: list[int] = []
+        self.facts: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        """Rows and ids of the trained tokens of each episode."""
         self.images: list[tuple[bytes, ...]] = []
         self.support: list[Support] = []
         self.size = 0
@@ -149,7 +121,7 @@ class _Row:
         self.size += len(ids)
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Return a block: the common prefix of the needed tokens, then each episode's rest."""
+        """Add a block: the common prefix of the needed tokens, then each episode's rest."""
         for segment in segments:
             if len(segment.trained) != len(segment.ids):
                 raise ValueError("ids and trained differ in length")
@@ -172,13 +144,11 @@ class _Row:
                 (
                     np.where(before < shared, start + before, self.size + before - shared),
                     segment.ids[where],
-                    where,
                 )
             )
             self.support.append(
                 no_support(len(where)) if segment.support is None else segment.support[where]
             )
-            self.lengths.append(len(segment.ids))
             if len(ids):
                 self._put(ids[shared:], shared)
                 if len(ids) > shared:
@@ -196,11 +166,9 @@ class _Row:
             join(self.ids),
             join(self.positions),
             tuple(self.blocks),
-            join([rows for rows, _, _ in self.facts]),
-            join([targets for _, targets, _ in self.facts]),
-            join([np.full(len(rows), i) for i, (rows, _, _) in enumerate(self.facts)]),
-            join([where for _, _, where in self.facts]),
-            np.array(self.lengths, np.int64),
+            join([rows for rows, _ in self.facts]),
+            join([targets for _, targets in self.facts]),
+            join([np.full(len(rows), i) for i, (rows, _) in enumerate(self.facts)]),
             support if any(ids is not None for ids in support) else None,
             tuple(self.images) if any(self.images) else (),
         )

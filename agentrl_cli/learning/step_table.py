@@ -9,7 +9,7 @@ is one bundle unless agents in it began several contexts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class TokenColumns:
     selected: Bool | None = None
     """Tokens that the loss selected over the whole mini-batch."""
     accepted: Bool | None = None
-    """False: rejected, the token is not part of the mini-batch."""
+    """False: rejected; no sequence trains the token any more."""
     entropy_masked: Bool | None = None
     """True: the policy term has no gradient."""
     teacher_logp: Float32 | None = None
@@ -87,7 +87,6 @@ class TokenColumns:
             old_logp=_take(self.old_logp, rows),
             ref_logp=_take(self.ref_logp, rows),
             selected=_take(self.selected, rows),
-            accepted=_take(self.accepted, rows),
             entropy_masked=_take(self.entropy_masked, rows),
             teacher_states=_take(self.teacher_states, rows),
             value=_take(self.value, rows),
@@ -165,17 +164,23 @@ class StepTable:
         return [int(part.sum()) for part in self.by_episode(self.columns.valid)]
 
     def totals(self, bundles: Iterable[int], max_tokens: int) -> Totals:
-        """Totals of a mini-batch: tokens that were not rejected, and the sequences and episodes left."""
-        valid = self.columns.valid
+        """Return the totals of a mini-batch."""
         found = [self.sequences[s] for b in bundles for s in self.bundles[b]]
-        counts = [int(valid[one.rows].sum()) for one in found]
-        all_count = self.columns.accepted is None
-        left = [
-            one.episode_number
-            for one, count in zip(found, counts, strict=True)
-            if count or all_count
-        ]
-        return Totals(sum(counts), len(left), max_tokens, len(set(left)))
+        episodes = {one.episode_number for one in found}
+        return Totals(sum(len(one.rows) for one in found), len(found), max_tokens, len(episodes))
+
+    def reject(self, accepted: Sequence[Bool]) -> None:
+        """Let each sequence train those of its tokens that are accepted; one without any leaves its bundle."""
+        seen = self.columns
+        seen.weight = np.zeros_like(seen.advantage)
+        for number, (one, kept) in enumerate(zip(self.sequences, accepted, strict=True)):
+            seen.accepted = self.scatter(seen.accepted, one.rows, kept)
+            trained = one.segment.trained.copy()
+            trained[trained] = kept
+            segment = replace(one.segment, trained=trained)
+            self.sequences[number] = replace(one, segment=segment, rows=one.rows[kept])
+        for bundle in self.bundles:
+            bundle[:] = [s for s in bundle if len(self.sequences[s].rows)]
 
     def scatter(
         self, column: NDArray[Any] | None, rows: Ints, values: NDArray[Any]

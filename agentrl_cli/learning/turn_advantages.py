@@ -132,32 +132,15 @@ def value_targets(x: AdvantageInput) -> list[Float32]:
     return [(a + v).astype(np.float32) for a, v in zip(raw, x.values or (), strict=True)]
 
 
-def _returns_per_turn(x: AdvantageInput) -> list[Float64]:
-    """N × [K_i] discounted return from each assistant turn on; the episode's reward comes with its path's last turn."""
-    ends = [
-        np.full(len(counts), returned)
-        for counts, returned in zip(x.turn_counts, x.returns, strict=True)
-    ]
-    return _turns_to_go(x, ends)
+def _turns_to_go(x: AdvantageInput, rewards: Float64) -> list[Float64]:
+    """N × [K_i] discounted rewards from each assistant turn on; a path's last turn gets the episode's of `rewards`.
 
-
-def _turns_to_go(x: AdvantageInput, ends: Sequence[Float64]) -> list[Float64]:
-    """N × [K_i] discounted turn rewards from each turn on; a path's last turn gets its number of `ends` besides."""
-    out = []
-    for i, end in enumerate(ends):
-        values, seen = np.zeros(len(end)), set[int]()
-        for path in x.turn_paths[i]:
-            r = np.zeros(len(path))
-            if x.turn_rewards is not None:
-                r += np.nan_to_num(x.turn_rewards[i][path])
-            if len(r):
-                r[-1] += end[path[-1]]
-            for turn, value in zip(path.tolist(), discounted(r, x.gamma), strict=True):
-                if turn not in seen:
-                    values[turn] = value
-            seen.update(path.tolist())
-        out.append(values)
-    return out
+    A turn is then what a token is in `rewards_to_go`.
+    """
+    counts = tuple(np.ones(len(each), np.int64) for each in x.turn_counts)
+    lengths = np.array([len(each) for each in counts], np.int64)
+    turns = replace(x, rewards=rewards, lengths=lengths, turn_lengths=counts, token_penalty=None)
+    return rewards_to_go(turns, x.gamma)
 
 
 def _by_depth(x: AdvantageInput, rows: Sequence[int]) -> Iterator[list[tuple[int, int, bool]]]:
@@ -181,7 +164,7 @@ def turn_returns(x: AdvantageInput) -> list[Float32]:
     baseline per turn number; a sibling that ended earlier counts with the return of its last turn. One turn each and
     no turn rewards: GRPO.
     """
-    returns = _returns_per_turn(x)
+    returns = _turns_to_go(x, x.returns)
     out = [np.zeros(len(r)) for r in returns]
     for group in np.unique(x.groups):
         rows = [int(i) for i in np.flatnonzero(x.groups == group) if len(returns[i])]
@@ -234,9 +217,7 @@ def _with_turns(
     """N × [K_i] the episode's advantage + turn_coef × each source's rewards from the turn on, normalised by depth."""
     out = [np.full(len(counts), episode[i]) for i, counts in enumerate(x.turn_counts)]
     for rewards in sources:
-        earned = _turns_to_go(
-            replace(x, turn_rewards=rewards), [np.zeros(len(counts)) for counts in x.turn_counts]
-        )
+        earned = _turns_to_go(replace(x, turn_rewards=rewards), np.zeros(x.size))
         for entries in _by_depth(x, range(x.size)):
             column = np.array([earned[i][turn] if reached else 0.0 for i, turn, reached in entries])
             scaled = normalise(column, x.groups[[i for i, _, _ in entries]], x.eps)
@@ -259,7 +240,7 @@ def gigpo(x: AdvantageInput) -> list[Float32]:
         [0.0] * x.size if x.turn_rewards is None else [float(np.nansum(r)) for r in x.turn_rewards]
     )
     episode = normalise(x.returns + np.array(earned, np.float64), x.groups, x.eps)
-    returns = _returns_per_turn(x)
+    returns = _turns_to_go(x, x.returns)
     keys = _state_index(x.turn_states, x.groups)
     flat_keys = np.array([key for row in keys for key in row], np.int64)
     step = normalise(np.concatenate([np.zeros(0), *returns]), flat_keys, x.eps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from agentrl_cli.learning.scoring import (
 from agentrl_cli.learning.settings import loss_config
 from agentrl_cli.learning.step_table import StepTable, TokenColumns, sampling_gap
 from agentrl_cli.learning.turn_advantages import value_targets
-from agentrl_cli.learning.value import Critic, explained_variance
+from agentrl_cli.learning.value import explained_variance
 from agentrl_cli.types import Episode, Float32
 
 
@@ -84,20 +85,6 @@ class Learner:
             model, config, reference, checkpoint=checkpoint, aside=aside
         )
         self.teacher_forward = None if teacher is None else self.compute.teach(teacher)
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer of the policy's weights."""
-        return self.compute.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Any) -> None:
-        self.compute.optimizer = optimizer
-
-    @property
-    def critic(self) -> Critic | None:
-        """The value head; None if the estimator needs none."""
-        return self.compute.critic
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the model's weights."""
@@ -163,11 +150,8 @@ class Learner:
             or self.needs in ("values", "teacher")
             or self.coefficients.in_reward
         )
-        metrics: dict[str, float] = {}
         if (early and not algo.bypass) or algo.reject != "none":
             score_policy(table, self.compute, bootstrap=algo.value_bootstrap)
-        if algo.reject != "none":
-            metrics = reject_far(table, algo)
         if algo.bypass:
             score_sampled(table, self.compute, bootstrap=algo.value_bootstrap)
         if algo.kl_coef:
@@ -175,35 +159,36 @@ class Learner:
         if self.teacher is not None:
             assert self.teacher_forward is not None
             score_teacher(table, self.compute, self.teacher, self.teacher_forward)
-        return metrics
+        return reject_far(table, algo) if algo.reject != "none" else {}
 
     def _estimate(self, table: StepTable, baselines: Mapping[str, float] | None) -> None:
         """Fill in every token's advantage, and with a value head its return."""
-        seen, fields = table.columns, advantages.options(self.config.algo)
+        seen = table.columns
+        x = AdvantageInput.of(table.episodes, **advantages.options(self.config.algo))
 
         def per_episode(column: Float32 | Float64 | None) -> tuple[Float64, ...]:
             assert column is not None
             return tuple(table.by_episode(column.astype(np.float64)))
 
         if baselines is not None and self.needs == "baseline":
-            fields["baseline"] = np.array([baselines[e.group_id or ""] for e in table.episodes])
-        if self.critic is not None:
-            fields |= {"values": per_episode(seen.value), "bootstrap": table.bootstrap}
+            greedy = np.array([baselines[e.group_id or ""] for e in table.episodes])
+            x = replace(x, baseline=greedy)
+        if self.compute.critic is not None:
+            x = replace(x, values=per_episode(seen.value), bootstrap=table.bootstrap)
         if self.coefficients.in_reward:
             assert seen.old_logp is not None and seen.ref_logp is not None
             old, ref = torch.from_numpy(seen.old_logp), torch.from_numpy(seen.ref_logp)
             penalty = self.coefficients.kl * KL[self.config.algo.kl](old, ref).numpy()
-            fields["token_penalty"] = per_episode(penalty)
+            x = replace(x, token_penalty=per_episode(penalty))
         if self.teacher is not None:
-            fields["logp_teacher"] = per_episode(seen.teacher_logp)
-            fields["logp_student"] = per_episode(seen.old_logp)
-            if self.teacher.wants_states:
-                fields["coef"] = 0.0  # the loss has the teacher's term
-        x = AdvantageInput.of(table.episodes, **fields)
+            teacher, student = per_episode(seen.teacher_logp), per_episode(seen.old_logp)
+            # Where the loss compares distributions, it has the teacher's term.
+            coef = 0.0 if self.teacher.wants_states else x.coef
+            x = replace(x, logp_teacher=teacher, logp_student=student, coef=coef)
         seen.advantage = np.concatenate(self.estimator(x))
         if self.teacher is not None:
             seen.reward_advantage = np.concatenate(advantages.grpo(x))
-        if self.critic is not None:
+        if self.compute.critic is not None:
             seen.returns = np.concatenate(value_targets(x))
 
     def _train(
@@ -212,10 +197,10 @@ class Learner:
         """One optimizer step over some bundles; metrics add up over its micro-batches."""
         seen, segments = table.columns, table.segments(bundles)
         totals = table.totals(bundles, self.config.rollout.max_tokens)
-        if self.selects or self.config.algo.entropy_share < 1:
-            self._select(table, bundles, seed)
         if not totals.tokens:
             return {}
+        if self.selects or self.config.algo.entropy_share < 1:
+            self._select(table, bundles, seed)
         batches, rows = [], []
         sizes = table.accepted_tokens() if table.branched else None
         for row in self.compute.split(segments):
@@ -242,11 +227,10 @@ class Learner:
         return {"loss": done.metrics.get("loss", math.nan), "grad_norm": done.norm}
 
     def _select(self, table: StepTable, bundles: Sequence[int], seed: int) -> None:
-        """Let the loss and the entropy mask select tokens over the whole mini-batch, among those not rejected."""
+        """Let the loss and the entropy mask select tokens over the whole mini-batch."""
         algo, seen = self.config.algo, table.columns
         score_current(table, self.compute, bundles)
         rows = table.rows(s for b in bundles for s in table.bundles[b])
-        rows = rows[seen.valid[rows]]
         if algo.entropy_share < 1:
             mask_certain(table, rows, algo.entropy_share)
         if not self.selects:

@@ -50,9 +50,9 @@ class Critic:
     ) -> tuple[Tensor, dict[str, float]]:
         """This micro-batch's part of the mean over the mini-batch's `tokens`; and its metrics, which add up."""
         clip, n = self.algo.value_clip, max(tokens, 1)
-        loss = value_loss(values, old, returns, clip).sum() / n
-        held = float(value_held(values.detach(), old, returns, clip).sum()) / n
-        metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": held}
+        each, held = value_loss(values, old, returns, clip)
+        loss = each.sum() / n
+        metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": float(held.sum()) / n}
         return loss, metrics | {
             "value/mean": float(old.sum()) / n,
             "value/returns_mean": float(returns.sum()) / n,
@@ -79,21 +79,18 @@ class Critic:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """[M] ½ max((V − R)², (V_old + clip(V − V_old, ±clip) − R)²). https://arxiv.org/abs/2005.12729"""
+def value_loss(
+    value: Tensor, old: Tensor, returns: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """[M] ½ max((V − R)², (V_old + clip(V − V_old, ±clip) − R)²), and bool where the second is the larger.
+
+    There the loss counts and passes no gradient (verl's vf_clipfrac). https://arxiv.org/abs/2005.12729
+    """
     loss = (value - returns).square()
-    if clip is not None:
-        held = old + (value - old).clamp(-clip, clip)
-        loss = torch.maximum(loss, (held - returns).square())
-    return 0.5 * loss
-
-
-def value_held(value: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """[M] bool: the held value's loss is the larger one, so it counts and passes no gradient (verl's vf_clipfrac)."""
     if clip is None:
-        return torch.zeros_like(value, dtype=torch.bool)
-    held = old + (value - old).clamp(-clip, clip)
-    return (held - returns).square() > (value - returns).square()
+        return 0.5 * loss, torch.zeros_like(value, dtype=torch.bool)
+    bounded = (old + (value - old).clamp(-clip, clip) - returns).square()
+    return 0.5 * torch.maximum(loss, bounded), bounded.detach() > loss.detach()
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> float:

@@ -13,8 +13,9 @@ import numpy as np
 from agentrl_cli.config import Config
 from agentrl_cli.learning.estimator_inputs import turn_rewards
 from agentrl_cli.rollout import Job, Rollout, seed_of
+from agentrl_cli.rollout.recorder import load_finished
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.types import Episode, Fact, Outcome, Task
+from agentrl_cli.types import Episode, Fact, Task
 
 KIND, SUFFIX = "baseline", "-greedy"
 """Kind of the greedy attempts, and the end of their group's name."""
@@ -41,24 +42,14 @@ class Greedy:
             seed = seed_of(self.config.seed, "greedy", step, name)
             task = by_id[first.pack, first.task_id]
             jobs[name] = Job(task, seed, 0, name + SUFFIX, step + 1, self.run.id, KIND, len(jobs))
-        done = self._load_finished(step, {job.group_id: job for job in jobs.values()})
-        missing = [job for job in jobs.values() if job.group_id not in done]
+        stored, _ = load_finished(self.store, list(jobs.values()))
+        missing = [job for job in jobs.values() if (job.group_id, 0) not in stored]
+        done = {episode.group_id: episode for episode in stored.values()}
         done |= {episode.group_id: episode for episode in await self.rollout.run(missing)}
         self.store.marks.set_facts(
             (episode.id, str(Fact.SKIPPED_BASELINE), None) for episode in done.values()
         )
         return {name: done[job.group_id] for name, job in jobs.items()}
-
-    def _load_finished(self, step: int, jobs: dict[str | None, Job]) -> dict[str | None, Episode]:
-        """Return the stored attempts at these very tasks, by group."""
-        found: dict[str | None, Episode] = {}
-        for episode_id in self.store.episodes.find_finished(self.run.id, step + 1, KIND).values():
-            episode = self.store.episodes.get(episode_id)
-            job = jobs.get(episode.group_id)
-            same = job is not None and (job.task.id, job.seed) == (episode.task_id, episode.seed)
-            if same and episode.outcome is not Outcome.CANCELLED:
-                found[episode.group_id] = episode
-        return found
 
 
 def rewards(attempts: dict[str, Episode]) -> dict[str, float]:

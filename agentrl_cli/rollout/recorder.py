@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrl_cli.chat.drift import Drift
-from agentrl_cli.types import AgentState, Episode, Tokens, Turn
+from agentrl_cli.rollout.job import Job
+from agentrl_cli.types import AgentState, Episode, Outcome, Tokens, Turn
 
 if TYPE_CHECKING:
     from agentrl_cli.store import Store
@@ -57,3 +58,26 @@ class StoreRecorder:
 
     def finish(self, episode: Episode) -> None:
         self.store.episodes.finish(episode, later=True)
+
+
+def load_finished(
+    store: Store, jobs: Sequence[Job]
+) -> tuple[dict[tuple[str | None, int], Episode], dict[str, list[str]]]:
+    """Return the stored attempts of jobs of one run, step and kind, by (group, sample), without cancelled ones.
+
+    And, by group, the ids of attempts that are in a job's place with another task or seed.
+    """
+    wanted = {(job.group_id, job.sample): job for job in jobs}
+    found: dict[tuple[str | None, int], Episode] = {}
+    others: dict[str, list[str]] = {}
+    for run_id, step, kind in {(str(job.run_id), job.step or 0, job.kind) for job in jobs}:
+        for episode_id in store.episodes.find_finished(run_id, step, kind).values():
+            episode = store.episodes.get(episode_id)
+            job = wanted.get((episode.group_id, episode.sample))
+            if job is None:
+                continue
+            if (job.task.id, job.seed) != (episode.task_id, episode.seed):
+                others.setdefault(str(job.group_id), []).append(episode_id)
+            elif episode.outcome is not Outcome.CANCELLED:
+                found[job.group_id, job.sample] = episode
+    return found, others

@@ -46,23 +46,16 @@ def step_metrics(
         if own:
             metrics[f"packs/{name}/reward"] = _mean([e.graded_reward for e in own])
             metrics[f"packs/{name}/solved"] = _mean([float(e.solved) for e in own])
-    unjudged = Counter(
-        primaries.get(e.pack, e.pack) for e in episodes if e.outcome is Outcome.UNGRADED
-    )
-    metrics |= {f"ungraded/{name}": float(n) for name, n in unjudged.items()}
-    counted = Counter(str(e.outcome) for e in episodes)
-    metrics |= {f"outcomes/{name}": float(n) for name, n in counted.items()}
-    metrics |= {
-        f"flags/{name}": float(n)
-        for name, n in Counter(flag for e in episodes for flag in e.flags).items()
+    ungraded = [e for e in episodes if e.outcome is Outcome.UNGRADED]
+    counted = {
+        "ungraded": [primaries.get(e.pack, e.pack) for e in ungraded],
+        "outcomes": [str(e.outcome) for e in episodes],
+        "flags": [flag for e in episodes for flag in e.flags],
+        "drift": [kind for kind in drift if kind],
+        "facts": [str(fact) for fact in facts.values()],
     }
-    metrics |= {
-        f"drift/{name}": float(n) for name, n in Counter(kind for kind in drift if kind).items()
-    }
-    metrics |= {
-        f"facts/{name}": float(n)
-        for name, n in Counter(str(fact) for fact in facts.values()).items()
-    }
+    for kind, names in counted.items():
+        metrics |= {f"{kind}/{name}": float(n) for name, n in Counter(names).items()}
     return metrics
 
 

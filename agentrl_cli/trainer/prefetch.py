@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from agentrl_cli.config import Config
-from agentrl_cli.types import Episode, Turn
+from agentrl_cli.types import Episode
 
 Groups = list[list[Episode]]
 T = TypeVar("T")
@@ -65,26 +65,23 @@ def ages(episode: Episode, run: str, step: int) -> list[int]:
 
     Versions are named RUN@STEP; any other name is that of the weights that the run started from.
     """
-    return [step - (_number(turn, run) or 0) for turn in episode.turns if turn.role == "assistant"]
+    return [step - (number or 0) for number in _versions(episode, run)]
 
 
 def stale(groups: Sequence[Sequence[Episode]], run: str, step: int, staleness: int) -> set[str]:
     """Ids of the episodes with a turn older than allowed, for instance after the bound was lowered for a resume."""
-    oldest = {
-        e.id: [_number(t, run) for t in e.turns if t.role == "assistant"]
+    return {
+        e.id
         for group in groups
         for e in group
-    }
-    return {
-        id_
-        for id_, found in oldest.items()
-        if any(n is not None and step - n > staleness for n in found)
+        if any(n is not None and step - n > staleness for n in _versions(e, run))
     }
 
 
-def _number(turn: Turn, run: str) -> int | None:
-    name, _, number = turn.weights_version.rpartition("@")
-    return int(number) if name == run and number.isdigit() else None
+def _versions(episode: Episode, run: str) -> list[int | None]:
+    """Return the step of the weights that sampled each assistant turn; None if they are not of this run."""
+    names = [t.weights_version.rpartition("@") for t in episode.turns if t.role == "assistant"]
+    return [int(number) if name == run and number.isdigit() else None for name, _, number in names]
 
 
 def age_metrics(groups: Sequence[Sequence[Episode]], run: str, step: int) -> dict[str, float]:

@@ -19,9 +19,10 @@ from agentrl_cli.learning.advantages import drops_equal, has_signal
 from agentrl_cli.learning.dispositions import decide
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.rollout.greedy import SUFFIX
+from agentrl_cli.rollout.recorder import load_finished
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import Pack
-from agentrl_cli.types import Episode, Fact, Outcome, Task
+from agentrl_cli.types import Episode, Fact, Task
 
 FADE = 0.5
 """Weight of a task's attempts against those of its next visit: the policy has changed since."""
@@ -122,7 +123,7 @@ class Collector:
         self, step: int, picks: Sequence[Pick], places: range, note: str
     ) -> list[list[Episode]]:
         jobs = self.jobs(step, picks, places)
-        known = self.finished(step, jobs)
+        known = self.finished(jobs)
         for place in places:
             index, why = picks[place % len(picks)]
             task, name = self.tasks[index], group_name(step, place)
@@ -200,21 +201,13 @@ class Collector:
             found[pack, task] = Record(FADE * old.solved + solved, FADE * old.tried + tried)
         return [found.get((task.pack, task.id), Record()) for task in self.tasks]
 
-    def finished(self, step: int, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
-        """Return the stored attempts of a step at these very tasks; others that were planned are retired."""
-        wanted = {(job.group_id, job.sample): (job.task.id, job.seed) for job in jobs}
-        found: dict[tuple[str | None, int], Episode] = {}
-        others: dict[str, list[str]] = {}
-        for episode_id in self.store.episodes.find_finished(self.run.id, step + 1).values():
-            episode = self.store.episodes.get(episode_id)
-            place = (episode.group_id, episode.sample)
-            if place in wanted and wanted[place] != (episode.task_id, episode.seed):
-                others.setdefault(str(episode.group_id), []).append(episode_id)
-            elif place in wanted and episode.outcome is not Outcome.CANCELLED:
-                found[place] = episode
-                kinds = [drift.kind for drift in self.store.marks.drift(episode_id)]
-                if kinds:
-                    self.rollout.drift[episode_id] = max(kinds, key=KINDS.index)
+    def finished(self, jobs: Sequence[Job]) -> dict[tuple[str | None, int], Episode]:
+        """Return the stored attempts of jobs of a step; other attempts in their places are retired."""
+        found, others = load_finished(self.store, jobs)
+        for episode in found.values():
+            kinds = [drift.kind for drift in self.store.marks.drift(episode.id)]
+            if kinds:
+                self.rollout.drift[episode.id] = max(kinds, key=KINDS.index)
         for name, ids in others.items():
             self.store.marks.retire(self.run.id, name, ids)
             self.store.marks.retire(self.run.id, name + SUFFIX)

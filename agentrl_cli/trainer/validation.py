@@ -38,11 +38,7 @@ def validation(
     narrate: Callable[[str], None],
 ) -> Validation:
     """Return the split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
-    kept = [
-        str(task)
-        for event in store.journal.events(run.id, limit=1_000_000)
-        for task in _tasks_of(event)
-    ]
+    kept: list[str] = (store.journal.newest_event(run.id, HELD_OUT) or {}).get("tasks", [])
     if not kept and run.step == 0 and config.train.eval_every:
         kept = _draw(config, packs, train)
         if kept:
@@ -93,11 +89,3 @@ def _draw(config: Config, packs: Mapping[str, Pack], train: Sequence[Task]) -> l
             count = min(len(own) // SHARE, config.train.eval_tasks)
             held += random.Random(f"{name} held out {config.seed}").sample(own, count)
     return held
-
-
-def _tasks_of(event: Mapping[str, object]) -> Sequence[object]:
-    data = event.get("data")
-    tasks = (
-        data.get("tasks", []) if event.get("kind") == HELD_OUT and isinstance(data, Mapping) else []
-    )
-    return tasks if isinstance(tasks, list) else []

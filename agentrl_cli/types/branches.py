@@ -86,14 +86,3 @@ def split_trained(
     whole = np.empty(len(sampled), values.dtype)
     whole[sampled] = values
     return [whole[branch.positions[branch.trained]] for branch in branches]
-
-
-def join_trained(
-    branches: Sequence[Branch], sampled: Bool, parts: Sequence[NDArray[Any]]
-) -> NDArray[Any]:
-    """Return values of an episode's sampled tokens in token order, from arrays over each branch's trained tokens."""
-    whole = np.zeros(len(sampled), parts[0].dtype if parts else np.float32)
-    for branch, values in zip(branches, parts, strict=True):
-        whole[branch.positions[branch.trained]] = values
-    joined: NDArray[Any] = whole[sampled]
-    return joined

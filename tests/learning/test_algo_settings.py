@@ -232,7 +232,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         learner: Any = Learner(
             model, config(algo=keys, train={"token_budget": budget, "lr": 1e3}), reference=start
         )
-        learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        learner.compute.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         before = weights(model)
         learner.update(groups, 0)
         found.append(

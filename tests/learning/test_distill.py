@@ -61,7 +61,7 @@ def distilled(
     chosen = settings.algo.advantage
     assert isinstance(chosen, Distill)
     learner: Any = Learner(student, settings, teacher=Teacher(chosen, teacher, hint=hint))
-    learner.optimizer = torch.optim.SGD(student.parameters(), lr=1.0)
+    learner.compute.optimizer = torch.optim.SGD(student.parameters(), lr=1.0)
     learner.learning_rate = lambda step: 1.0
     update: Update = learner.update(groups, 0)
     return update

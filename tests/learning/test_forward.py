@@ -154,7 +154,8 @@ def assert_same(
 ) -> None:
     expected = one_at_a_time(model, groups, temperature)
     wanted = gradients(model, *expected)
-    packed = pack(groups, share=options.pop("share", True))
+    share = options.pop("share", True)
+    packed = pack(groups if share else [[one] for group in groups for one in group])
     got = f.logprobs(model, packed, temperature=temperature, chunk=7, **options)
     np.testing.assert_allclose(
         got.logp.detach().numpy(), expected[0].detach().numpy(), rtol=1e-5, atol=1e-5
@@ -260,7 +261,7 @@ def test_sharing_computes_the_prompt_once() -> None:
     group = [Segment(ids, np.arange(26) > 20) for ids in rest]
     packed = pack([group])
     assert packed.tokens == 20 + 4 * 5  # the last trained token predicts nothing
-    assert pack([group], share=False).tokens == 4 * 25
+    assert pack([[one] for one in group]).tokens == 4 * 25
     assert packed.blocks == (Block(0, 20, (25, 30, 35, 40)),)
     assert packed.position_ids[18:27].tolist() == [18, 19, 20, 21, 22, 23, 24, 20, 21]
 
@@ -270,20 +271,6 @@ def test_episodes_that_agree_beyond_the_prompt_share_that_too() -> None:
     packed = pack([[Segment(ids, np.arange(12) >= 6) for ids in same]])
     assert packed.tokens == 10 + 2
     assert packed.rows.tolist() == [5, 6, 7, 8, 9, 10, 5, 6, 7, 8, 9, 11]
-
-
-def test_scatter_split_and_gather() -> None:
-    packed = pack(batch())
-    flat = np.arange(len(packed.rows), dtype=np.float32)
-    parts = packed.split(flat)
-    segments = [s for group in batch() for s in group]
-    assert [len(p) for p in parts] == [int(s.trained.sum()) for s in segments]
-    np.testing.assert_array_equal(packed.gather(parts), flat)
-    for array, part, segment in zip(packed.scatter(flat), parts, segments, strict=True):
-        np.testing.assert_array_equal(array[segment.trained], part)
-        assert np.isnan(array[~segment.trained]).all()
-    with pytest.raises(ValueError, match="values for"):
-        packed.gather(parts[:2])
 
 
 def test_micro_batches_cover_everything_within_the_budget() -> None:
@@ -302,9 +289,9 @@ def test_micro_batches_cover_everything_within_the_budget() -> None:
 def test_nothing_to_train() -> None:
     untrained = Segment(np.arange(5, dtype=np.int32), np.zeros(5, bool))
     packed = pack([[untrained]])
-    assert packed.tokens == 0 and packed.split(np.zeros(0))[0].shape == (0,)
+    assert packed.tokens == 0
     assert f.logprobs(tiny(), packed).logp.shape == (0,)
-    assert pack([]).split(np.zeros(0)) == []
+    assert pack([]).tokens == 0
 
 
 def test_a_trained_first_token_is_refused() -> None:

@@ -12,17 +12,14 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
-from agentrl_cli.config.choice import choose
-from agentrl_cli.config.losses import LOSSES, CustomLoss
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
-from agentrl_cli.learning.losses import AGGREGATIONS, LossConfig, LossInput, Totals, policy_loss
+from agentrl_cli.learning.losses import AGGREGATIONS
 from agentrl_cli.learning.masks import off_policy, within_bounds
-from agentrl_cli.learning.objective import objective
 from agentrl_cli.learning.protocols import Update
 from agentrl_cli.learning.update import Learner
-from agentrl_cli.types import Episode, StopReason, ToolCall, Turn
+from agentrl_cli.types import Episode, Origin, StopReason, ToolCall, Turn
 from agentrl_cli.types.signals import FAR, MASKED, REJECTED
 from tests.learning.test_update import SPREAD, config, episodes, weights
 
@@ -58,30 +55,6 @@ def test_off_policy_by_hand() -> None:
     assert not off_policy(logp, sampled, advantage, segment, 1.1).any()
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
-def test_a_rejected_token_is_as_if_it_had_not_been_sampled(aggregation: str) -> None:
-    old = -torch.rand(8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    logp = (old + 0.1).requires_grad_()
-    segment, kept = (
-        torch.tensor([0, 0, 0, 1, 1, 2, 2, 2]),
-        torch.tensor([1, 0, 1, 0, 0, 1, 1, 1]).bool(),
-    )
-    x = LossInput(logp, old, torch.arange(8).double() - 4, segment, ref=old - 0.2, entropy=-old)
-    c = LossConfig(choose(LOSSES, "gspo", CustomLoss, "gspo"), kl_coef=0.1, entropy_coef=0.01)
-    own = Totals(tokens=5, sequences=2, max_tokens=8)
-    whole = objective(
-        replace(x, accepted=kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation]
-    )
-    alone = objective(x.only(kept), c, own, policy_loss("gspo"), AGGREGATIONS[aggregation])
-    torch.testing.assert_close(whole.loss, alone.loss)
-    assert whole.metrics == alone.metrics
-    torch.testing.assert_close(whole.weight[kept], alone.weight)
-    assert (whole.weight[~kept] == 0).all() and whole.ratio[~kept].tolist() == pytest.approx(
-        [exp(0.1)] * 3
-    )
-    assert (torch.autograd.grad(whole.loss, logp)[0][~kept] == 0).all()
-
-
 def trained(model: Any, groups: list[list[Episode]], **algo: Any) -> Update:
     return Learner(copy.deepcopy(model), config(algo=algo)).update(groups, 0)
 
@@ -107,6 +80,34 @@ def shifted(groups: list[list[Episode]], amount: float, of: str) -> list[list[Ep
         ]
         for group in groups
     ]
+
+
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+@pytest.mark.parametrize("loss", ["gspo", "clip_cov"])
+def test_a_rejected_token_is_as_if_it_had_not_been_sampled(
+    start: Any, aggregation: str, loss: str
+) -> None:
+    groups, far = episodes(start, SPREAD), np.float32(1.0)
+    rejecting, forced = [], []
+    for group in groups:
+        for e in group:
+            ours = np.flatnonzero(e.tokens.trained_mask)[1::3]
+            logp, origin = e.tokens.logp_sampled.copy(), e.tokens.origin.copy()
+            logp[ours] += far
+            origin[ours] = Origin.FORCED
+            tokens = replace(e.tokens, logp_sampled=logp, logp_policy=logp)
+            rejecting.append(e.with_(tokens=tokens))
+            forced.append(e.with_(tokens=replace(e.tokens, origin=origin)))
+    size, found = len(groups[0]), []
+    algo = {"loss": {"name": loss}, "aggregation": aggregation, "kl_coef": 0.1}
+    rejection = {"reject": "token_k1", "reject_upper": 2.0}
+    for flat_groups, more in ((rejecting, rejection), (forced, {})):
+        model = copy.deepcopy(start)
+        learner = Learner(model, config(algo=algo | more), copy.deepcopy(start))
+        learner.update([flat_groups[:size], flat_groups[size:]], 0)
+        found.append(weights(model))
+    for name, weight in found[0].items():
+        torch.testing.assert_close(weight, found[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_sequences_far_from_what_was_sampled_leave_the_batch(start: Any) -> None:

@@ -82,9 +82,9 @@ def test_values_and_returns_of_a_multi_turn_episode(start: Any) -> None:
     groups = [[multi_turn(e) for e in group] for group in episodes(start, [[0, 1, 1], [1, 0, 0.5]])]
     model = copy.deepcopy(start)
     learner = Learner(model, config(algo=GAE))
-    assert learner.critic is not None
-    torch.nn.init.normal_(learner.critic.head.out.weight)
-    head = copy.deepcopy(learner.critic.head)
+    assert learner.compute.critic is not None
+    torch.nn.init.normal_(learner.compute.critic.head.out.weight)
+    head = copy.deepcopy(learner.compute.critic.head)
     update = learner.update(groups, 0)
     flat = [episode for group in groups for episode in group]
     whitened = []
@@ -128,11 +128,11 @@ def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_le
         learner = Learner(
             copy.deepcopy(start), config(algo={**GAE, "gamma": 0.9, "value_bootstrap": on})
         )
-        assert learner.critic is not None
+        assert learner.compute.critic is not None
         torch.nn.init.normal_(
-            learner.critic.head.out.weight, generator=torch.Generator().manual_seed(0)
+            learner.compute.critic.head.out.weight, generator=torch.Generator().manual_seed(0)
         )
-        head = copy.deepcopy(learner.critic.head)
+        head = copy.deepcopy(learner.compute.critic.head)
         signals = learner.update([group], 0).signals
         for episode, cut in zip(group, (True, True, False), strict=True):
             ids = np.append(episode.tokens.ids, 7).astype(np.int32)
@@ -178,15 +178,20 @@ def test_packing_and_micro_batches_give_the_gradient_of_one_episode_at_a_time(
         algo = {**GAE, "value_coef": value_coef, "aggregation": "seq_mean"}
         learner: Any = Learner(model, config(algo=algo, train={"token_budget": budget, "lr": 1e3}))
         torch.nn.init.normal_(
-            learner.critic.head.out.weight, generator=torch.Generator().manual_seed(1)
+            learner.compute.critic.head.out.weight, generator=torch.Generator().manual_seed(1)
         )
-        learner.optimizer = torch.optim.SGD(model.parameters())
-        learner.critic.optimizer = torch.optim.SGD(learner.critic.head.parameters(), lr=1.0)
+        learner.compute.optimizer = torch.optim.SGD(model.parameters())
+        learner.compute.critic.optimizer = torch.optim.SGD(
+            learner.compute.critic.head.parameters(), lr=1.0
+        )
         before = [
-            p.detach().clone() for p in (*model.parameters(), *learner.critic.head.parameters())
+            p.detach().clone()
+            for p in (*model.parameters(), *learner.compute.critic.head.parameters())
         ]
         learner.update(groups, 0)
-        after = [p.detach() for p in (*model.parameters(), *learner.critic.head.parameters())]
+        after = [
+            p.detach() for p in (*model.parameters(), *learner.compute.critic.head.parameters())
+        ]
         found.append(torch.cat([(b - a).flatten() for a, b in zip(after, before, strict=True)]))
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 
@@ -198,10 +203,10 @@ def test_several_epochs_and_mini_batches_fit_the_values(start: Any) -> None:
         config(algo={**GAE, "epochs": 4, "minibatches": 2, "value_clip": None}),
     )
     seen = [learner.update(groups, step).metrics for step in range(6)]
-    assert learner.critic is not None
-    assert {int(s["step"]) for s in learner.critic.optimizer.state_dict()["state"].values()} == {
-        6 * 4 * 2
-    }
+    assert learner.compute.critic is not None
+    assert {
+        int(s["step"]) for s in learner.compute.critic.optimizer.state_dict()["state"].values()
+    } == {6 * 4 * 2}
     assert "value/clip_ratio" in seen[0] and seen[0]["value/explained_variance"] == pytest.approx(
         0, abs=1e-6
     )

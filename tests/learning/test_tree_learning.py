@@ -83,7 +83,7 @@ def step(start: Any, episodes: list[Episode], **sections: Any) -> tuple[Any, Any
     """A model after one step of plain gradient descent at a rate of 1, and the update."""
     model = copy.deepcopy(start)
     learner: Any = Learner(model, config(**sections))
-    learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    learner.compute.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return model, learner.update([episodes], 0)
 
 

@@ -95,8 +95,8 @@ def test_an_optimizers_state_that_waits_elsewhere_changes_nothing(start: Any, na
                 learner.load_state(learner.state())
         after.append(weights(model))
         # what a GPU would get back: every number of the state, counts of steps apart
-        parts = getattr(learner.optimizer, "optimizers", [learner.optimizer])
-        move_state(learner.optimizer, "meta")
+        parts = getattr(learner.compute.optimizer, "optimizers", [learner.compute.optimizer])
+        move_state(learner.compute.optimizer, "meta")
         left = [
             t
             for one in parts
@@ -149,7 +149,7 @@ def test_later_epochs_are_clipped_against_the_first_log_probabilities(model: Any
     groups = episodes(model, SPREAD)
     learner = Learner(model, config(algo={"epochs": 6, "minibatches": 2}, train={"lr": 5e-2}))
     update = learner.update(groups, 0)
-    assert {int(state["step"]) for state in learner.optimizer.state.values()} == {12}
+    assert {int(state["step"]) for state in learner.compute.optimizer.state.values()} == {12}
     clipped = 0
     for episode in [episode for group in groups for episode in group]:
         signals, mask = update.signals[episode.id], episode.tokens.trained_mask
@@ -188,7 +188,7 @@ def test_gradients_are_clipped_to_the_norm(start: Any) -> None:
     for norm in (1e9, 1e-3):
         model = copy.deepcopy(start)
         learner: Any = Learner(model, config(train={"max_grad_norm": norm}))
-        learner.optimizer = torch.optim.SGD(model.parameters())
+        learner.compute.optimizer = torch.optim.SGD(model.parameters())
         metrics = learner.update(episodes(start, SPREAD), 0).metrics
         change = [
             (p.detach() - q.detach()).square().sum()

@@ -109,12 +109,12 @@ async def test_signals_are_stored_and_read_back(tmp_path: Path, model: Path) -> 
             groups.setdefault(episode.group_id, []).append(episode.advantage or 0.0)
         assert all(sum(advantages) == pytest.approx(0, abs=1e-4) for advantages in groups.values())
         jobs = trainer.collector.jobs(0)
-        assert len(trainer.collector.finished(0, jobs)) == len(jobs)
+        assert len(trainer.collector.finished(jobs)) == len(jobs)
         other = [
             replace(jobs[0], seed=jobs[0].seed + 1),
             replace(jobs[1], task=replace(jobs[1].task, id="else")),
         ]
-        assert len(trainer.collector.finished(0, [*other, *jobs[2:]])) == len(jobs) - 2
+        assert len(trainer.collector.finished([*other, *jobs[2:]])) == len(jobs) - 2
 
 
 async def test_learning_still_works(tmp_path: Path, model: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl_cli.types import ROOT, Branch, Episode, Turn
-from agentrl_cli.types.branches import join_trained, split_trained
+from agentrl_cli.types.branches import split_trained
 from tests.helpers.trees import Said, chain, episode, fork, sub_agent, three_leaves
 
 
@@ -90,12 +90,11 @@ def test_a_branch_as_an_episode_of_its_own() -> None:
     ]
 
 
-def test_values_of_sampled_tokens_go_to_the_branches_and_back() -> None:
+def test_values_of_sampled_tokens_go_to_the_branches() -> None:
     one = episode(three_leaves())
     values = np.arange(one.trained_tokens, dtype=np.float32)
     parts = split_trained(one.sequences, one.tokens.trained_mask, values)
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4], [5]]
-    assert join_trained(one.sequences, one.tokens.trained_mask, parts).tolist() == values.tolist()
 
 
 def test_odd_trees() -> None:

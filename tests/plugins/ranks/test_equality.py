@@ -108,10 +108,10 @@ def trained(learner: Learner, model: Any, folder: Path) -> dict[str, Any]:
         for name, weights in model.named_parameters()
         if weights.requires_grad
     }
-    if learner.critic is not None:
+    if learner.compute.critic is not None:
         found |= {
             f"head {name}": weights.numpy()
-            for name, weights in learner.critic.head.state_dict().items()
+            for name, weights in learner.compute.critic.head.state_dict().items()
         }
     return found
 

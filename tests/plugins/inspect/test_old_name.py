@@ -1,0 +1,20 @@
+"""An agent.py that `agentrl init --from inspect:…` wrote before 0.1."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl_cli.errors import EnvError
+from agentrl_cli.plugins.inspect.agent import Inspect
+from agentrl_cli.types import Task
+
+
+def test_foreign_asks_the_plugin_of_that_name() -> None:
+    with pytest.warns(
+        FutureWarning, match=r"Foreign is now agentrl_cli.agents.programs.open_program"
+    ):
+        from agentrl_cli.compat.programs import Foreign  # type: ignore[import-untyped]
+    found = Foreign("inspect", "evals", task="gsm8k", options={"a": 1}, score="match")
+    assert isinstance(found, Inspect)
+    with pytest.raises(EnvError, match="has no `sample`"):
+        found.solve(Task(id="1", pack="", family="", split="", prompt=[]), "", "", "").send(None)
