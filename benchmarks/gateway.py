@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 
 from agentrl_cli.agents.gateway.app import Gateway, OneModel
-from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.http import listening
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import Session, Trace
 from agentrl_cli.agents.gateway.sessions import Sessions

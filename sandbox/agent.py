@@ -19,7 +19,7 @@ from typing import NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from sandbox.isolation import namespaces, privileges, rlimits, seccomp, users
+from sandbox.isolation import namespaces, privileges, seccomp
 
 _CHUNK = 65536
 
@@ -59,7 +59,7 @@ def limit(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_CORE, 0),
     ]
-    rlimits.set_limits((which, value, value) for which, value in pairs)
+    privileges.set_limits((which, value, value) for which, value in pairs)
 
 
 def become_program(command: list[str], ready: int, folder: str, limits: dict[str, int]) -> NoReturn:
@@ -84,7 +84,7 @@ def main() -> NoReturn:
     uid, port, path, ready, folder, limits, *command = sys.argv[1:]
     if int(uid):
         namespaces.mount_proc()
-        users.become(int(uid), int(uid))
+        namespaces.become(int(uid), int(uid))
     for name in ("/.tmp", "/.shm"):
         os.mkdir(namespaces.WORK + name, 0o700)
     privileges.drop(seccomp.build(network=True))

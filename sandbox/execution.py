@@ -8,7 +8,7 @@ import select
 import time
 from typing import Any
 
-from sandbox import memory
+from sandbox import processes
 from sandbox.processes import ProcessTree
 from sandbox.protocol import framing
 
@@ -111,7 +111,7 @@ class Execution:
     def cpu(self, pids: list[int]) -> float:
         """Return the CPU seconds of all processes of the box since the first look; most executions end before one."""
         times = os.times()
-        now = times.children_user + times.children_system + sum(map(memory.cpu_seconds, pids))
+        now = times.children_user + times.children_system + sum(map(processes.cpu_seconds, pids))
         if self._cpu_before is None:
             self._cpu_before = now
         return max(0.0, now - self._cpu_before)
@@ -141,7 +141,7 @@ class Execution:
 
         That is the thread that waited longest; a box that computes all the same, in many processes, waits for itself.
         """
-        waits = memory.waits(pids)
+        waits = processes.waits(pids)
         longest = max(
             (seconds - self._waits.get(thread, 0.0) for thread, seconds in waits.items()),
             default=0.0,

@@ -15,7 +15,7 @@ import struct
 from typing import Any, NoReturn
 
 from sandbox import worker
-from sandbox.isolation import forks, privileges, rlimits, users
+from sandbox.isolation import forks, namespaces, privileges
 from sandbox.processes import ProcessTree, signal_process
 
 _MOST = 1 << 16
@@ -101,7 +101,7 @@ class Launcher:
         try:
             os.setsid()
             take_descriptors((standard_input(stdin), *fds), self.user, self.rules)
-            rlimits.apply(limits, self.base, others, cpu=True)
+            privileges.apply_limits(limits, self.base, others, cpu=True)
             if op == "bash":
                 _become_shell(code, hidden=self.user is not None)
             privileges.install_code_filter()
@@ -181,7 +181,7 @@ def _serve_template(fd: int, limits: dict[str, Any], base: int, others: int) -> 
     os.dup2(200, _SOCKET, inheritable=False)
     os.closerange(1, _SOCKET)
     os.closerange(_SOCKET + 1, 1024)
-    rlimits.apply(
+    privileges.apply_limits(
         limits, base, others, cpu=True
     )  # it uses little CPU time itself; if it meets the limit, it is missed
     privileges.install_code_filter()
@@ -220,7 +220,7 @@ def take_descriptors(fds: tuple[int, ...], user: tuple[int, int] | None, rules: 
     """Becomes the user or enters Landlock's rules, then makes `fds` descriptors 0 to 3 and closes the rest."""
     if user:
         privileges.prefer_for_oom_kill()
-        users.become(*user)
+        namespaces.become(*user)
     privileges.set_dumpable(True)  # the init reads the memory use of what it supervises
     if not user:
         privileges.prefer_for_oom_kill()

@@ -30,7 +30,7 @@ from agentrl_cli.chat.spans import shared_prefix
 from agentrl_cli.chat.template_syntax import Tools
 from agentrl_cli.chat.thinking import MARKERS, same_but_thinking
 from agentrl_cli.errors import TemplateError
-from agentrl_cli.types import Episode, Int8, Int32, Message, Origin
+from agentrl_cli.types import Episode, Int32, Message, Origin
 
 Int64 = NDArray[np.int64]
 
@@ -159,7 +159,7 @@ def _check_chain(episode: Episode, chat: Chat, tools: Tools) -> list[Drift]:
         return [_refusal(error, -1, 0)]
     if expected[: len(got)] == got:
         return []
-    model = _model_mask(episode.tokens.origin)
+    model = [int(value) in {Origin.MODEL, Origin.FORCED} for value in episode.tokens.origin]
     drifts: list[Drift] = []
     for kind, at_expected, at_got in _differences(chat, expected, got, model):
         turn = next((turn.index for turn in episode.turns if turn.start <= at_got < turn.end), -1)
@@ -294,10 +294,6 @@ def _kind(chat: Chat, expected: str, got: str, sampled: bool) -> str:
 
 def _without_spaces(text: str) -> str:
     return "".join(text.split())
-
-
-def _model_mask(origin: Int8) -> list[bool]:
-    return [int(value) in {Origin.MODEL, Origin.FORCED} for value in origin]
 
 
 def _drift(

@@ -7,11 +7,9 @@ Sampled ids never pass through here; `parse` reads them and does not change them
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl_cli.chat.delta import Encoder, render_delta
@@ -19,7 +17,7 @@ from agentrl_cli.chat.families import family_of
 from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.parse import Parsed, parse_text
 from agentrl_cli.chat.spans import Rendered, find_ends, join_renderings, locate
-from agentrl_cli.chat.template import ModelTemplates
+from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_syntax import Tools, find_syntax
 from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.chat.tokenizer import BaseTokenizer
@@ -59,12 +57,12 @@ class Chat:
         self.tokenizer = tokenizer
         self.append_only = append_only
         self.images = images
-        templates = ModelTemplates(
+        templates = ChatTemplate(
             tokenizer.chat_template,
-            tokenizer.tool_template,
             tokenizer.specials,
-            variables,
-            now or datetime.now(),
+            with_tools=tokenizer.tool_template,
+            variables=variables,
+            now=now,
         )
         self.source = templates.source
         reserved = (
@@ -77,8 +75,9 @@ class Chat:
             self._syntax.stops,
         )
         self._encoder = Encoder(tokenizer, images)
-        self._prompts: OrderedDict[str, Rendered] = OrderedDict()
-        self._lock = threading.Lock()
+        self._prompt = lru_cache(PROMPTS)(
+            lambda key: self.render(*json.loads(key), add_generation_prompt=True)
+        )
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -124,13 +123,7 @@ class Chat:
             key = json.dumps([messages, tools])
         except TypeError:  # not JSON
             return self.render(messages, tools, add_generation_prompt=True)
-        found = self._prompts.get(key) or self.render(messages, tools, add_generation_prompt=True)
-        with self._lock:  # requests of agents are read in a thread of their own
-            self._prompts[key] = found
-            self._prompts.move_to_end(key)
-            if len(self._prompts) > PROMPTS:
-                self._prompts.popitem(last=False)
-        return found
+        return self._prompt(key)
 
     def rendered_ids(
         self,

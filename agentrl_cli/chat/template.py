@@ -37,12 +37,18 @@ class ChatTemplate:
         source: str,
         specials: Mapping[str, str] | None = None,
         *,
+        with_tools: str | None = None,
         variables: Mapping[str, Any] | None = None,
         now: datetime | None = None,
     ) -> None:
-        """`variables` are further names (`enable_thinking`). Raises TemplateError if the source does not compile."""
-        self.source = source
+        """`with_tools`: the template that a model ships for conversations with tools, if it is another one.
+
+        `variables` are further names (`enable_thinking`). Raises TemplateError if a source does not compile.
+        """
+        self.source = source + (with_tools or "")
         self._now = now or datetime.now()
+        given: Any = {"variables": variables, "now": self._now}
+        self._tool = ChatTemplate(with_tools, specials, **given) if with_tools else self
         self._variables = {
             "bos_token": "",
             "eos_token": "",
@@ -83,10 +89,11 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] | None = None,
-        *,
         add_generation_prompt: bool = False,
     ) -> str:
         """Return the text of a conversation. Raises TemplateError with the template's own reason if it refuses."""
+        if tools and self._tool is not self:
+            return self._tool.render(messages, tools, add_generation_prompt)
         as_text = self._arguments_as_text
         try:
             return self._render(messages, tools, add_generation_prompt, as_text)
@@ -143,31 +150,6 @@ class ChatTemplate:
             raise TemplateError(f"The chat template failed: {_kind(error)}.") from error
         except JinjaError as error:
             raise TemplateError(f"The chat template refuses this conversation: {error}") from error
-
-
-class ModelTemplates:
-    """The chat template of a model, and the one that it ships for conversations with tools, if any."""
-
-    def __init__(
-        self, source: str, tool_source: str | None, specials: Mapping[str, str], variables: Mapping[str, Any] | None,
-        now: datetime | None,
-    ) -> None:  # fmt: skip
-        now = now or datetime.now()
-        self._plain = ChatTemplate(source, specials, variables=variables, now=now)
-        self._tool = (
-            ChatTemplate(tool_source, specials, variables=variables, now=now)
-            if tool_source
-            else self._plain
-        )
-        self.source = source + (tool_source or "")
-
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ask: bool
-    ) -> str:
-        """Return the text of a conversation; `ask` adds the generation prompt."""
-        return (self._tool if tools else self._plain).render(
-            messages, tools, add_generation_prompt=ask
-        )
 
 
 def plain_message(message: Message, arguments_as_text: bool = False) -> Message:

@@ -29,7 +29,7 @@ from typing import Any
 from agentrl_cli.chat.escaping import Guard, Range
 from agentrl_cli.chat.parsers import Parser, candidates, detect_parser, load_parser, reads
 from agentrl_cli.chat.spans import shared_prefix
-from agentrl_cli.chat.template import ModelTemplates
+from agentrl_cli.chat.template import ChatTemplate
 from agentrl_cli.chat.template_probe import (
     MARK,
     PROBE_TOOL,
@@ -227,7 +227,7 @@ class TemplateSyntax:
     def __init__(
         self,
         tokenizer: BaseTokenizer,
-        templates: ModelTemplates,
+        templates: ChatTemplate,
         able: Abilities,
         parser: Parser,
         reserved: Sequence[str] = (),
@@ -293,8 +293,14 @@ class TemplateSyntax:
         """Whether the parser reads the calls that the template writes; True if it writes none."""
         if not self.able.calls:
             return True
-        write = partial(self.assistant_text, tools=[PROBE_TOOL], thinking=False)
-        return reads(self.parser, find_called(self.text, write, self._end_pattern))
+        return reads(
+            self.parser,
+            find_called(
+                self.text,
+                lambda message: self.assistant_turn(message, [PROBE_TOOL], False)[0],
+                self._end_pattern,
+            ),
+        )
 
     def continuation(
         self, messages: Sequence[Message], tools: Tools, ask: bool
@@ -316,10 +322,6 @@ class TemplateSyntax:
                 f"The chat template's generation prompt is not how its assistant turns begin: {both}."
             )
         return hidden.reveal(full[len(start) :])
-
-    def assistant_text(self, message: Message, tools: Tools, thinking: bool | None) -> str:
-        """Return the text of `assistant_turn`."""
-        return self.assistant_turn(message, tools, thinking)[0]
 
     def assistant_turn(
         self, message: Message, tools: Tools, thinking: bool | None
@@ -344,7 +346,7 @@ class TemplateSyntax:
 
 
 def find_syntax(
-    tokenizer: BaseTokenizer, templates: ModelTemplates, parser: str, reserved: Sequence[str] = ()
+    tokenizer: BaseTokenizer, templates: ChatTemplate, parser: str, reserved: Sequence[str] = ()
 ) -> TemplateSyntax:
     """Return the syntax with the parser of that name; with "auto" the first one that reads the template's calls.
 

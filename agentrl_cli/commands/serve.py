@@ -70,7 +70,7 @@ def command(
     Prints the base_url. With `/e/NAME/v1` in place of `/v1` all calls of one agent are one session; with --record each
     session is an episode in the store, with the very tokens that were sampled. Ctrl-C ends the server.
     """
-    from agentrl_cli.agents.gateway.listen import is_loopback
+    from agentrl_cli.agents.gateway.http import is_loopback
 
     if not is_loopback(host) and not token:
         raise UsageError(
@@ -96,7 +96,7 @@ async def _serve(
     names: set[str],
     idle: float,
 ) -> None:
-    from agentrl_cli.agents.gateway.listen import listening
+    from agentrl_cli.agents.gateway.http import listening
     from agentrl_cli.agents.serve.server import open_server
 
     host, port, token = where

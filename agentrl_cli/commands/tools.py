@@ -28,7 +28,7 @@ from agentrl_cli.commands.common import (
 from agentrl_cli.commands.options import SettingsOptions
 from agentrl_cli.commands.tables import print_rows
 from agentrl_cli.errors import NotFound, UsageError
-from agentrl_cli.store.images import image_line
+from agentrl_cli.store.display import image_line
 
 if TYPE_CHECKING:
     from agentrl_cli.commands.common import Context

@@ -280,7 +280,7 @@ _ELSEWHERE = {f"algo.{key.rpartition('.')[2]}": key for key in option_keys()} | 
 
 
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """Return the nearest dotted keys: by prefix (`sandbox.memory`: `sandbox.memory_mb`) or the same leaf in another
+    """Return the nearest dotted keys: by prefix (`sandbox.processes`: `sandbox.memory_mb`) or the same leaf in another
     section,
     then by similarity within the section, then anywhere."""
     return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))

@@ -31,7 +31,7 @@ import numpy as np
 from agentrl_cli.errors import StoreError
 from agentrl_cli.store import Store
 from agentrl_cli.store.codec import dumps
-from agentrl_cli.store.mask_secrets import mask
+from agentrl_cli.store.display import mask
 from agentrl_cli.types import Episode, TrainSignals
 
 _ARRAYS = ("tokens", "signals")

@@ -20,7 +20,7 @@ from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.reports.svg import Curve, chart_svg
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, EvalRow, RunRow, Store
-from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.store.display import mask, mask_text
 from agentrl_cli.types.content import content_text
 
 SHOWN = (

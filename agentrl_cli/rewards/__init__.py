@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import AgentRLError, EnvError, describe_error
-from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import call, contain
+from agentrl_cli.hooks.threads import OwnTime, call, contain
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards.adapt import adapt_reward
 from agentrl_cli.rewards.context import RewardContext, Scored

@@ -10,8 +10,7 @@ import time
 
 from agentrl_cli.envs.tool_env import Env, fault_of
 from agentrl_cli.errors import BadAnswer, EnvError, PolicyError, StoreError
-from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import contain
+from agentrl_cli.hooks.threads import OwnTime, contain
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext

@@ -82,18 +82,13 @@ class Cgroup:
             except OSError:
                 return None
         try:
-            _limit(folder, limit)
+            set_limit(folder, limit)
             if (peak := folder / "memory.max_usage_in_bytes").exists():
                 peak.write_text("0")
         except OSError:
             self._free.append(folder)
             return None
         return folder
-
-    @staticmethod
-    def limit(folder: Path, limit: int) -> None:
-        """Changes the limit of a box's cgroup."""
-        _limit(folder, limit)
 
     def give(self, folder: Path) -> None:
         """Returns the cgroup of a closed box."""
@@ -166,7 +161,7 @@ def _make(parent: Path, name: str, limit: int) -> Cgroup | None:
     try:
         if (folder / "memory.max").exists():  # version 2
             (folder / "cgroup.subtree_control").write_text("+memory")
-        _limit(folder, limit)
+        set_limit(folder, limit)
         (folder / "runner").mkdir()
         return group
     except OSError:
@@ -174,7 +169,7 @@ def _make(parent: Path, name: str, limit: int) -> Cgroup | None:
         return None
 
 
-def _limit(folder: Path, limit: int) -> None:
+def set_limit(folder: Path, limit: int) -> None:
     """Limits memory, without swap. In version 1 the limit of both together must never be the smaller one."""
     if (folder / "memory.max").exists():
         (folder / "memory.max").write_text(str(limit))

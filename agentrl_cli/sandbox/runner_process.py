@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar, Self
 
 from agentrl_cli.errors import SandboxUnavailable
 from agentrl_cli.sandbox import launch as launching
-from agentrl_cli.sandbox.cgroup import Cgroup
+from agentrl_cli.sandbox.cgroup import Cgroup, set_limit
 from agentrl_cli.sandbox.channel import START, BoxLost, Channel
 from agentrl_cli.sandbox.launch import Launch
 from agentrl_cli.sandbox.results import Limits
@@ -334,7 +334,7 @@ class Process(Runner):
 
 def _limit(folder: Path, limit: int) -> None:
     try:
-        Cgroup.limit(folder, limit)
+        set_limit(folder, limit)
     except OSError as error:
         raise BoxLost("host_resources", f"the memory limit of a box: {error}") from None
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl_cli.store.claims import Claims
 from agentrl_cli.store.connection import BUSY_MS
 from agentrl_cli.store.episode_sql import episode_key
-from agentrl_cli.store.episodes import Episodes
+from agentrl_cli.store.episodes import Episodes, Stats
 from agentrl_cli.store.file import StoreFile
 from agentrl_cli.store.journal import Controls, Journal, Live, Workers
 from agentrl_cli.store.marks import Marks, Score, Scores, Signals
@@ -29,8 +28,7 @@ from agentrl_cli.store.rows import (
     TokenizerRow,
     WorkerRow,
 )
-from agentrl_cli.store.runs import Runs
-from agentrl_cli.store.stats import Stats
+from agentrl_cli.store.runs import Claims, Runs
 
 
 class Store(StoreFile):

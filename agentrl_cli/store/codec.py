@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,19 +43,9 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def _encoder() -> Callable[[object], str]:
-    """`json.JSONEncoder.encode` with its C encoder built once: building it takes longer than encoding a message.
-
-    A value that contains itself raises RecursionError.
-    """
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
-    iterate = make(None, _plain, json.encoder.encode_basestring, None, ":", ",", False, False, True)
-    return lambda value: "".join(iterate(value, 0))
-
-
-_encode = _encoder()
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=_plain, check_circular=False
+).encode
 
 
 def dumps(value: object) -> str:
@@ -134,8 +124,6 @@ def load_metrics(text: str) -> dict[str, Any]:
 
 _F4, _I4 = np.dtype("<f4"), np.dtype("<i4")
 _NANS = np.full(1 << 14, np.nan, _F4).tobytes()
-_ONES = b"\xff" * (1 << 16)
-"""Four of these bytes are the id −1."""
 
 
 def float_bytes(array: Float32) -> bytes:
@@ -152,34 +140,15 @@ def no_number(data: bytes) -> bool:
     return bool(np.isnan(np.frombuffer(data, _F4)).all())
 
 
-def _no_alternative(data: bytes) -> bool:
-    """Whether int32 bytes hold nothing but −1."""
-    return data == _ONES[: len(data)] or (
-        len(data) > len(_ONES) and data.count(b"\xff") == len(data)
-    )
-
-
 def floats_blob(array: Float32) -> bytes | None:
     """float32 bytes; None (NULL) if all are NaN."""
     data = float_bytes(array)
     return None if no_number(data) else data
 
 
-def blob_floats(blob: bytes | None, n: int) -> Float32:
-    """[n] float32; all NaN if nothing was stored."""
-    if not blob:
-        return np.full(n, np.nan, np.float32)
-    return np.frombuffer(blob, "<f4" if len(blob) == 4 * n else "<f2").astype(np.float32)
-
-
 def ints_blob(array: Int32) -> bytes:
     """Little-endian int32 bytes."""
     return (array if array.dtype is _I4 else array.astype(_I4)).tobytes()
-
-
-def blob_ints(blob: bytes) -> Int32:
-    """int32 array of `ints_blob` bytes."""
-    return np.frombuffer(blob, "<i4").astype(np.int32)
 
 
 def bytes_blob(array: Int8) -> bytes:
@@ -205,7 +174,7 @@ def token_columns(tokens: Tokens) -> tuple[Any, ...]:
         floats_blob(tokens.logp_sampled),
         floats_blob(tokens.logp_policy),
         floats_blob(tokens.entropy),
-        None if _no_alternative(top_ids) else top_ids,
+        None if top_ids.count(b"\xff") == len(top_ids) else top_ids,
         floats_blob(tokens.top_logps),
         None if tokens.support is None else support_blob(tokens.support),
     )
@@ -218,11 +187,11 @@ def support_blob(support: Support) -> bytes:
     return ints_blob(np.concatenate([sizes, *sets]))
 
 
-def blob_support(blob: bytes | None, count: int) -> Support:
+def _read_support(blob: bytes | None, count: int) -> Support:
     """`support_blob`'s sets of `count` tokens; NULL: none has one."""
     if blob is None:
         return no_support(count)
-    numbers = blob_ints(blob)
+    numbers = np.frombuffer(blob, _I4).astype(np.int32)
     sizes, ids = numbers[:count], numbers[count:]
     if len(sizes) != count or int(sizes.clip(min=0).sum()) != len(ids):
         raise ValueError(f"the sets of {count} tokens have {len(ids)} ids")
@@ -230,35 +199,54 @@ def blob_support(blob: bytes | None, count: int) -> Support:
     return supports([None if size < 0 else part for size, part in zip(sizes, parts, strict=True)])
 
 
+SIGNALS = (
+    *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
+    *("logp_teacher", "reward_advantage"),
+)
+"""Columns of `turn_tokens` that training writes, `clipped` aside."""
+TOKENS = (
+    "ids",
+    "origin",
+    "logp_sampled",
+    "logp_policy",
+    "entropy",
+    "top_ids",
+    "top_logps",
+    "support",
+)
+"""Those that sampling writes, in the order of `token_columns`."""
+_OTHERS: dict[str, tuple[type[Any], int, float]] = {
+    "ids": (np.int32, 1, 0),
+    "origin": (np.int8, 1, 0),
+    "clipped": (np.int8, 1, 0),
+    "top_ids": (np.int32, TOP_K, -1),
+    "top_logps": (np.float32, TOP_K, math.nan),
+}
+"""Column → type, numbers of a token, and the number that NULL stands for. All others are one float32, NaN."""
+
+
+def read_array(name: str, blobs: Sequence[bytes | None], counts: Sequence[int]) -> Any:
+    """Return a column of `turn_tokens` as one array over rows of so many tokens each."""
+    if name == "support":
+        return np.concatenate([_read_support(*row) for row in zip(blobs, counts, strict=True)])
+    kind, width, null = _OTHERS.get(name, (np.float32, 1, math.nan))
+    parts = []
+    for blob, count in zip(blobs, counts, strict=True):
+        half = kind is np.float32 and blob and len(blob) != 4 * width * count
+        stored = np.dtype(np.float16 if half else kind).newbyteorder("<")
+        parts.append(np.frombuffer(blob, stored) if blob else np.full(width * count, null, kind))
+    found = np.concatenate(parts).astype(kind, copy=False)
+    return found if width == 1 else found.reshape(-1, width)
+
+
 def tokens_of(rows: Sequence[Sequence[Any]]) -> Tokens:
     """Return the tokens of an episode from `token_columns` rows, one per turn, in order."""
     if not rows:
         return Tokens.empty()
-    count = sum(row[0] for row in rows)
-
-    def floats(column: int) -> Float32:
-        return np.concatenate([blob_floats(row[column], row[0]) for row in rows])
-
-    tops = [
-        np.full(TOP_K * row[0], -1, np.int32) if row[6] is None else blob_ints(row[6])
-        for row in rows
-    ]
-    top_logps = np.concatenate([blob_floats(row[7], TOP_K * row[0]) for row in rows])
-    return Tokens(
-        blob_ints(b"".join(row[1] for row in rows)),
-        np.frombuffer(b"".join(row[2] for row in rows), np.int8).copy(),
-        floats(3),
-        floats(4),
-        floats(5),
-        np.concatenate(tops).reshape(count, TOP_K),
-        top_logps.reshape(count, TOP_K),
-        np.concatenate([blob_support(row[8], row[0]) for row in rows])
-        if any(row[8] for row in rows)
-        else None,
-    )
-
-
-_SIGNALS = ("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns")
+    counts, *columns = zip(*rows, strict=True)
+    if not any(columns[-1]):  # no token has a support
+        del columns[-1]
+    return Tokens(*(read_array(*one, counts) for one in zip(TOKENS, columns, strict=False)))
 
 
 def read_tokens(row: Any) -> dict[str, Any]:
@@ -273,21 +261,12 @@ def read_tokens(row: Any) -> dict[str, Any]:
         blobs = {
             name: row[name] if isinstance(row[name], bytes) else None for name in names
         }  # pandas has NaN for NULL
-        out: dict[str, Any] = {"ids": blob_ints(blobs["ids"] or b"")}
-        if "origin" in names:
-            out["origin"] = np.frombuffer(blobs["origin"] or b"", np.int8).copy()
-        for name in names & {"logp_sampled", "logp_policy", "entropy", *_SIGNALS}:
-            out[name] = blob_floats(blobs[name], n)
-        if "top_ids" in names:
-            out["top_ids"] = blob_ints(blobs["top_ids"] or _ONES[:4] * (TOP_K * n)).reshape(
-                n, TOP_K
-            )
-        if "top_logps" in names:
-            out["top_logps"] = blob_floats(blobs["top_logps"], TOP_K * n).reshape(n, TOP_K)
-        if blobs.get("support"):
-            out["support"] = blob_support(blobs["support"], n)
-        if "clipped" in names:
-            out["clipped"] = np.frombuffer(blobs["clipped"] or bytes(n), np.int8).astype(bool)
+        known = [name for name in (*TOKENS, *SIGNALS, "clipped") if name in names]
+        if not blobs.get("support"):
+            known = [name for name in known if name != "support"]
+        out = {name: read_array(name, [blobs[name]], [n]) for name in known}
+        if "clipped" in out:
+            out["clipped"] = out["clipped"].astype(bool)
         if wrong := [name for name, array in out.items() if len(array) != n]:
             raise ValueError(f"{', '.join(sorted(wrong))} do not have {n} tokens")
     return out

@@ -10,8 +10,8 @@ import logging
 import os
 import sqlite3
 import time
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -28,12 +28,8 @@ WAL_PAGES = 4_000
 """Pages of write-ahead log (16 MB) between two checkpoints: each costs a sync to disk."""
 
 
-def _python(value: Any) -> Any:
-    return value.item()
-
-
 for _kind in (np.int8, np.int32, np.int64, np.bool_, np.float32):
-    sqlite3.register_adapter(_kind, _python)  # rows may hold numpy numbers
+    sqlite3.register_adapter(_kind, methodcaller("item"))  # rows may hold numpy numbers
 
 
 def connect(

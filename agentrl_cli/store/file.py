@@ -248,7 +248,7 @@ class StoreFile:
         """Return all rows of a query. Waiting writes come first, unless `settled` is False: it cannot matter."""
         with self.lock, map_errors(self.path):
             if settled:
-                self._settle()
+                self.flush()
             return self.conn.execute(sql, params).fetchall()
 
     def select_one(self, sql: str, params: Params = ()) -> tuple[Any, ...] | None:
@@ -259,16 +259,10 @@ class StoreFile:
     def select_dicts(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """Return all rows of a query by column name."""
         with self.lock, map_errors(self.path):
-            self._settle()
+            self.flush()
             cursor = self.conn.execute(sql, params)
             names = [item[0] for item in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
-
-    def _settle(self) -> None:
-        if self._depth:
-            self.buffer.write_states(self.conn)
-        else:
-            self.flush()
 
     def require_sound(self, *, at_most: int | None = None) -> None:
         """Raise StoreError if SQLite's quick check finds damage; a file of more than `at_most` bytes is not read."""

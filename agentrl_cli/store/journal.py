@@ -22,6 +22,7 @@ _ADD_ALERT = (
     "INSERT INTO alerts (run_id, at, level, name, value, threshold, text, step) SELECT ?1,?2,?3,?4,?5,?6,?7,?8"
     " WHERE ?8 IS NULL OR NOT EXISTS (SELECT 1 FROM alerts WHERE run_id IS ?1 AND name=?4 AND step=?8)"
 )
+_SET_STATE = "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?"
 _PUT_WORKER = f"INSERT OR REPLACE INTO workers VALUES ({marks(len(columns(WorkerRow)))})"
 
 
@@ -35,16 +36,11 @@ class Live(Part):
             running = (
                 None if self.file.in_transaction else self.file.buffer.episodes.get(episode_id)
             )
-            if running is not None:
-                running.state = (str(state), turn, text, time.time())
-            else:
-                self.file.buffer.states[episode_id] = (
-                    str(state),
-                    turn,
-                    clean(text[-TEXT_TAIL:]),
-                    time.time(),
-                    episode_id,
-                )
+            if running is None:
+                row = (str(state), turn, clean(text[-TEXT_TAIL:]), time.time(), episode_id)
+                self.file.write_later(_SET_STATE, row)
+                return
+            running.state = (str(state), turn, text, time.time())
             self.file.wake()
 
     def all(self, run_id: str | None = None) -> list[LiveRow]:

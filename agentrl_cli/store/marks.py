@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl_cli.errors import NotFound
 from agentrl_cli.store.codec import (
-    blob_floats,
+    SIGNALS,
     bytes_blob,
     clean,
     decoding,
@@ -24,6 +24,7 @@ from agentrl_cli.store.codec import (
     float_bytes,
     loads,
     no_number,
+    read_array,
 )
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
@@ -31,16 +32,13 @@ from agentrl_cli.store.rows import DriftRow, build
 from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals
 
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
-_NUMBERS = (
-    *("advantage", "logp_train", "ratio", "weight", "logp_ref", "value", "returns"),
-    *("logp_teacher", "reward_advantage"),
-)
-_ASSIGNMENTS = ", ".join(f"{name}=?" for name in _NUMBERS)
+_ASSIGNMENTS = ", ".join(f"{name}=?" for name in SIGNALS)
 _SET_SIGNALS = f"UPDATE turn_tokens SET {_ASSIGNMENTS}, clipped=? WHERE episode_id=? AND idx=?"
 _TRAINED = str(Fact.TRAINED)
+OPTIONAL = ("logp_ref", "value", "returns", "logp_teacher", "reward_advantage")
+"""Signals that a training may lack altogether."""
 SAMPLED = 64
 """Episodes that are read to find a run's push scale."""
-_SIGNALS = "n, advantage, logp_train, ratio, clipped, weight, logp_ref, value, returns, logp_teacher, reward_advantage"
 
 
 class Signals(Part):
@@ -61,7 +59,7 @@ class Signals(Part):
             )
         whole = {
             name: None if (array := getattr(signals, name)) is None else float_bytes(array)
-            for name in _NUMBERS
+            for name in SIGNALS
         }
         clipped, start, written = bytes_blob(signals.clipped), 0, False
         for index, n, known in rows:
@@ -87,35 +85,17 @@ class Signals(Part):
 
     def get(self, episode_id: str) -> TrainSignals | None:
         """Return signals over all tokens of the episode; None if it was not trained."""
+        names = (*SIGNALS, "clipped")
+        sql = f"SELECT n, {', '.join(names)} FROM turn_tokens WHERE episode_id=? ORDER BY idx"
         with decoding(f"The training signals of episode {episode_id}"):
-            return self._signals(episode_id)
-
-    def _signals(self, episode_id: str) -> TrainSignals | None:
-        rows = self.file.select(
-            f"SELECT {_SIGNALS} FROM turn_tokens WHERE episode_id=? ORDER BY idx", (episode_id,)
-        )
-        if not any(row[1] is not None for row in rows):
-            return None
-
-        def floats(column: int) -> Float32:
-            return np.concatenate([blob_floats(row[column], row[0]) for row in rows])
-
-        def optional(column: int) -> Float32 | None:
-            return floats(column) if any(row[column] is not None for row in rows) else None
-
-        clipped = [np.frombuffer(row[4] or bytes(row[0]), np.int8) for row in rows]
-        return TrainSignals(
-            advantage=floats(1),
-            logp_train=floats(2),
-            ratio=floats(3),
-            clipped=np.concatenate(clipped),
-            weight=floats(5),
-            logp_ref=optional(6),
-            value=optional(7),
-            returns=optional(8),
-            logp_teacher=optional(9),
-            reward_advantage=optional(10),
-        )
+            rows = self.file.select(sql, (episode_id,))
+            if all(row[1] is None for row in rows):
+                return None
+            counts, *columns = zip(*rows, strict=True)
+            given = dict(zip(names, columns, strict=True))
+            unused = [name for name in OPTIONAL if all(blob is None for blob in given[name])]
+            arrays = {name: read_array(name, blobs, counts) for name, blobs in given.items()}
+            return TrainSignals(**arrays | dict.fromkeys(unused))
 
     def push_scale(self, run_id: str | None) -> float:
         """Return the 95th percentile of |push| over the run's trained tokens, 0 if there are none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ MAX_QUEUE = 50_000
 Params = Sequence[Any]
 Statement = tuple[str, Params]
 
-_SET_STATE = "UPDATE live SET state=?, turn=?, text=?, updated=? WHERE episode_id=?"
-
 
 class WriteBuffer:
     """Writes that a store has accepted and not made. The store's lock guards it."""
@@ -32,8 +30,6 @@ class WriteBuffer:
         self.queue: list[Statement] = []
         self.episodes: dict[str, LiveEpisode] = {}
         """Episodes that were started by this store, by id."""
-        self.states: dict[str, Params] = {}
-        """Newest `live` states of all other episodes, by id."""
         self.failure: StoreError | None = None
         """An error from the background, which the next write raises."""
         self.refused: StoreError | None = None
@@ -42,33 +38,32 @@ class WriteBuffer:
     @property
     def is_waiting(self) -> bool:
         """Whether anything waits to be written."""
-        return bool(self.queue or self.states) or any(
-            one.is_waiting for one in self.episodes.values()
-        )
+        return bool(self.queue) or any(one.is_waiting for one in self.episodes.values())
 
     @contextmanager
     def transaction(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Yield a transaction that makes the waiting writes first, and last those of states set inside.
+        """Yield a transaction that makes the waiting writes first. If it fails, all wait again.
 
-        If it fails, all wait again.
+        A bad row does not hold back the others.
         """
-        from agentrl_cli.hooks.waits import (
-            waiting,  # late: a command that only reads needs no asyncio
-        )
+        from agentrl_cli.hooks.waits import waiting  # late: who only reads needs no asyncio
 
-        kept = self.queue, dict(self.episodes), self.states
+        kept = self.queue, dict(self.episodes)
         with waiting(f"the lock of {self.path}, which another process holds", moves=False):
             conn.execute("BEGIN IMMEDIATE")
-        self.queue, self.states = [], {}
+        self.queue = []
         try:
-            written = self._write(conn, *kept)
+            for sql, params in kept[0]:
+                self._try(conn.execute, sql, params)
+            written = [one for one in kept[1].values() if one.is_waiting]
+            for one in written:
+                self._try(_write_whole, conn, one)
             yield
-            self.write_states(conn)
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
-            self.queue, self.episodes, self.states = kept
+            self.queue, self.episodes = kept
             del self.queue[:-MAX_QUEUE]
             raise
         for one in written:
@@ -76,34 +71,11 @@ class WriteBuffer:
             if one.ended:
                 self.episodes.pop(one.episode.id, None)
 
-    def write_states(self, conn: sqlite3.Connection) -> None:
-        """Write the waiting states inside a transaction."""
-        states, self.states = self.states, {}
-        if states:
-            conn.executemany(_SET_STATE, states.values())
-
     def raise_failure(self) -> None:
         """Raise the error from the background, once."""
         if self.failure is not None:
             failure, self.failure, self.refused = self.failure, None, None
             raise failure
-
-    def _write(
-        self,
-        conn: sqlite3.Connection,
-        queue: Sequence[Statement],
-        episodes: Mapping[str, LiveEpisode],
-        states: Mapping[str, Params],
-    ) -> list[LiveEpisode]:
-        """Write these; return the episodes written. A bad row does not hold back the others."""
-        for sql, params in queue:
-            self._try(conn.execute, sql, params)
-        written = [one for one in episodes.values() if one.is_waiting]
-        for one in written:
-            self._try(_write_whole, conn, one)
-        if states:
-            conn.executemany(_SET_STATE, states.values())
-        return written
 
     def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
         try:

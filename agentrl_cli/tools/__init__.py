@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl_cli.chat.arguments import validate_arguments
+from agentrl_cli.chat.parse import validate_arguments
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import keep_old_names
@@ -19,7 +19,7 @@ TOOLS: dict[str, str] = {
     "sql": "agentrl_cli.tools.sql:TOOL",
     "search": "agentrl_cli.tools.search:TOOL",
     "submit": "agentrl_cli.tools.submit:SUBMIT",
-    "declared": "agentrl_cli.tools.declared:TOOL",
+    "declared": "agentrl_cli.tools.submit:DECLARED",
     "finish": "agentrl_cli.tools.submit:FINISH",
 }
 """Name to the module and object of a built-in tool; `as_tool(name)` loads it."""

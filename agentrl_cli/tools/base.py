@@ -20,12 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
 
-from agentrl_cli.chat.arguments import validate_arguments
 from agentrl_cli.chat.media import NAMES, image_bytes, is_image
-from agentrl_cli.chat.parse import is_malformed
+from agentrl_cli.chat.parse import is_malformed, validate_arguments
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
-from agentrl_cli.hooks.own_time import OwnTime
-from agentrl_cli.hooks.threads import call, contain
+from agentrl_cli.hooks.threads import OwnTime, call, contain
 from agentrl_cli.old_names import OldAttribute, adopt_override
 from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.sandbox.results import USED

@@ -1,9 +1,16 @@
-"""`submit` and `finish`: tools that end the episode."""
+"""Tools that end the episode: `submit`, `finish`, and functions that a row declares and nothing implements.
+
+Of a declared function only whether it is called rightly counts (BFCL's rows).
+"""
 
 from __future__ import annotations
 
-from agentrl_cli.tools.base import FunctionTool, ToolContext
-from agentrl_cli.types import ToolResult
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_cli.tools.base import FunctionTool, Tool, ToolContext
+from agentrl_cli.types import Task, ToolResult
 
 
 async def submit(answer: str, ctx: ToolContext) -> ToolResult:
@@ -25,3 +32,49 @@ async def finish(ctx: ToolContext) -> ToolResult:
 SUBMIT = FunctionTool(submit, examples=({"answer": "42"},))
 FINISH = FunctionTool(finish, examples=({},))
 SUBMIT.rewinds = FINISH.rewinds = True
+
+
+TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+"""Python's names of types, which BFCL's schemas have, to JSON Schema's."""
+
+
+class DeclaredTool(Tool):
+    """Stands for every function among a row's `tool_schemas`; a call is noted, and ends the episode."""
+
+    name = "declared"
+    pure = True
+    examples = ({},)
+
+    def __init__(self, schema: Mapping[str, Any] | None = None) -> None:
+        inner = dict(
+            (schema or {}).get("function") or schema or {"name": self.name, "description": ""}
+        )
+        parameters = _json_schema(inner.get("parameters") or {})
+        inner["parameters"] = {"type": "object", "properties": {}, **parameters}
+        self.name = str(inner["name"])
+        self.schema = {"type": "function", "function": inner}
+
+    def offer(self, task: Task) -> list[Tool]:
+        """Return one tool for each schema of the row."""
+        return [DeclaredTool(schema) for schema in task.data.get("tool_schemas") or ()]
+
+    async def execute(self, state: ToolContext, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult("The call is noted.", done=True)
+
+
+def _json_schema(given: Any) -> Any:
+    """Return a schema with JSON Schema's names of types."""
+    if isinstance(given, list):
+        return [_json_schema(item) for item in given]
+    if not isinstance(given, Mapping):
+        return copy.copy(given)
+    kind = given.get("type")
+    made = {key: _json_schema(value) for key, value in given.items()}
+    if isinstance(kind, str) and kind in TYPES:
+        made = {key: value for key, value in made.items() if key != "type"} | (
+            {"type": TYPES[kind]} if TYPES[kind] else {}
+        )
+    return made
+
+
+DECLARED = DeclaredTool()

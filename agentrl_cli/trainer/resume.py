@@ -13,7 +13,7 @@ from agentrl_cli.config.models import fixed_sections
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.paths import portable
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.claims import in_use
+from agentrl_cli.store.runs import in_use
 from agentrl_cli.trainer.controls import keep_settings
 
 FIXED = ("model", "adapter", "task", "seed", "deterministic")

@@ -14,7 +14,7 @@ import time
 from typing import IO, NamedTuple
 
 from sandbox.filesystem.cleanup import FOLDER, close_after, open_folder
-from sandbox.isolation import namespaces, users
+from sandbox.isolation import namespaces
 
 _DEPTH = 60
 _LONGEST = 3.0
@@ -90,7 +90,7 @@ class Files:
         memory, found, old = Memory(), Snapshot(), time.time_ns() - _TICK
         try:
             with (
-                users.acting_as(self.user),
+                namespaces.acting_as(self.user),
                 close_after(os.open(namespaces.WORK, FOLDER)) as root,
             ):
                 found[""] = _item(os.fstat(root))
@@ -155,7 +155,7 @@ class Files:
             return "left"
         try:
             with (
-                users.acting_as(self.user),
+                namespaces.acting_as(self.user),
                 close_after(open_folder(None, namespaces.WORK)) as root,
             ):
                 changed = _clear(root, "", wanted, time.monotonic() + _LONGEST)

@@ -125,6 +125,17 @@ async def test_a_task_of_an_agent_that_died_is_given_again_at_most_twice(tmp_pat
     assert episode.outcome is Outcome.ENV_ERROR and "each died" in episode.error
 
 
+async def test_of_agents_that_wait_one_gets_the_task(tmp_path: Path) -> None:
+    playing, agent = begun(tmp_path, lease=1.0)
+    await agent.claim()  # and dies: its task is offered while two others wait
+    waiting = (agent.client.post("/tasks/claim", json={"wait": 5}) for _ in range(2))
+    answers = sorted(await asyncio.gather(*waiting), key=lambda answer: answer.status_code)
+    assert [answer.status_code for answer in answers] == [200, 204]
+    await agent.ask(answers[0].json())
+    await agent.say(answers[0].json(), "end", reward=1.0)
+    assert (await playing).outcome is Outcome.SOLVED
+
+
 async def test_ends_of_agents_elsewhere(tmp_path: Path) -> None:
     playing, agent = begun(tmp_path / "error")
     work = await agent.claim()

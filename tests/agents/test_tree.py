@@ -190,13 +190,12 @@ async def test_several_choices_are_siblings() -> None:
 
 
 async def test_a_raw_prompt_continues_what_it_repeats() -> None:
-    from agentrl_cli.agents.gateway.dialects import chat
 
     session = session_of(["b c", "d"])
-    first = await session.complete(chat.parse({"prompt": "a ", "max_tokens": 50}))
+    first = await session.complete(chat.parse_completion({"prompt": "a ", "max_tokens": 50}))
     assert first.choices[0].text == "b c"
     ids = [*first.prompt_ids, *first.choices[0].generation.ids.tolist(), 65]
-    second = await session.complete(chat.parse({"prompt": ids, "max_tokens": 50}))
+    second = await session.complete(chat.parse_completion({"prompt": ids, "max_tokens": 50}))
     assert list(second.prompt_ids) == ids and second.cached == len(ids) - 1
     trace = await session.seal()
     assert [turn.parent for turn in trace.turns] == [None] * 4 and trace.drift == ()

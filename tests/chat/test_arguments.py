@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.chat.arguments import validate_arguments
+from agentrl_cli.chat.parse import validate_arguments
 from tests.helpers.chat import schema
 
 

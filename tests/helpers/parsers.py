@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agentrl_cli.chat.arguments import example_arguments
-from agentrl_cli.chat.parse import is_malformed, parse_text
+from agentrl_cli.chat.parse import example_arguments, is_malformed, parse_text
 from agentrl_cli.chat.parsers import load_parser
 from tests.helpers.chat import schema
 from tests.helpers.growth import exponent

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl_cli.hooks.own_time import TICK, OwnTime, slowness
+from agentrl_cli.hooks.threads import TICK, OwnTime, slowness
 
 LIMIT = 0.05
 

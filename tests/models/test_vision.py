@@ -40,7 +40,7 @@ from agentrl_cli.reports.html import export_html
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import Store
-from agentrl_cli.store.images import short_runs
+from agentrl_cli.store.display import short_runs
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools import as_tool
 from agentrl_cli.tools.base import as_result

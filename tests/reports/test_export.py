@@ -14,7 +14,7 @@ from agentrl_cli.commands import main
 from agentrl_cli.errors import StoreError, UsageError
 from agentrl_cli.reports.export import export_jsonl
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.store.display import mask, mask_text
 from agentrl_cli.store.queries import grep, run_query, schema
 from agentrl_cli.store.schema import SCHEMA_VERSION
 from agentrl_cli.types import (

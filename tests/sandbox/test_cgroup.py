@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl_cli.sandbox import cgroup, launch, owner
-from agentrl_cli.sandbox.cgroup import Cgroup
+from agentrl_cli.sandbox.cgroup import Cgroup, set_limit
 from tests.helpers.processes import comes
 
 FILES = {
@@ -66,7 +66,7 @@ def test_version_two_limits_a_runner_and_its_boxes(parent: Path) -> None:
     first, second = group.take(64 << 20), group.take(80 << 20)
     assert first is not None and second is not None and first != second
     assert _read(first, "memory.max", "memory.swap.max") == [str(64 << 20), "0"]
-    Cgroup.limit(first, 96 << 20)
+    set_limit(first, 96 << 20)
     assert _read(first, "memory.max") == [str(96 << 20)]
     with Cgroup.files(first) as fds:
         names = [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]

@@ -63,7 +63,7 @@ async def test_the_name_of_an_exception_is_shown_without_control_characters(
 
 
 def test_the_memory_check_ends_in_time() -> None:
-    memory = guest_module("memory")
+    memory = guest_module("processes")
     me = [os.getpid()]
     assert memory.exceeds(me, 1 << 20, time.monotonic() + 60.0)
     assert not memory.exceeds(me, 1 << 20, time.monotonic() - 1.0)
@@ -229,11 +229,11 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
     (runner,) = sandbox.pool.runners[()]
     assert isinstance(runner, Process) and runner.group is not None
     # Less for all boxes of the runner together than one may have: as where the others hold the rest.
-    cgroup.Cgroup.limit(runner.group.folder, 160 << 20)
+    cgroup.set_limit(runner.group.folder, 160 << 20)
     with pytest.raises(SandboxFault, match="host_resources"):
         await session.cell("b = b'x' * (300 << 20)")
     assert sandbox.counts == {Status.OK: 1, Status.HOST_RESOURCES: 2} and not sandbox.limits_hit
-    cgroup.Cgroup.limit(runner.group.folder, 1 << 30)
+    cgroup.set_limit(runner.group.folder, 1 << 30)
     again = await sandbox.session()
     assert (await again.cell("b = b'x' * (300 << 20); len(b) >> 20")).stdout == "300\n"
 
@@ -241,7 +241,7 @@ async def test_a_neighbour_that_dies_of_anothers_memory_is_not_at_fault(sandbox:
 def test_without_a_cgroup_only_what_was_killed_may_be_the_machines_fault(tmp_path: Path) -> None:
     file = tmp_path / "vmstat"
     file.write_text("nr_free 5\noom_kill 3\n")
-    kills = guest_module("memory").OutOfMemoryKills([])
+    kills = guest_module("processes").OutOfMemoryKills([])
     for fd in kills.fds:
         os.close(fd)
     with open(file, "rb") as numbers:
@@ -260,7 +260,7 @@ def test_version_two_separates_own_from_other_memory(tmp_path: Path) -> None:
     file = tmp_path / "memory.events"
     file.write_text("low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n")
     with open(file, "rb") as events:
-        kills = guest_module("memory").OutOfMemoryKills([events.fileno()])
+        kills = guest_module("processes").OutOfMemoryKills([events.fileno()])
         kills.mark()
         file.write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
         assert kills.since(over=False, killed=False) == "own"

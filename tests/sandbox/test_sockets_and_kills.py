@@ -145,7 +145,7 @@ def small_group() -> Iterator[Path]:
 def test_a_kill_for_memory_elsewhere_is_counted_only_if_this_execution_was_killed(
     small_group: Path,
 ) -> None:
-    kills = guest_module("memory").OutOfMemoryKills([])
+    kills = guest_module("processes").OutOfMemoryKills([])
     kills.since(over=False, killed=False)
     bomb = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * (300 << 20)"
     for killed, whose in ((False, ""), (True, "others")):

@@ -21,9 +21,9 @@ import pytest
 from agentrl_cli.commands import main
 from agentrl_cli.errors import UsageError
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.store.claims import _beat
 from agentrl_cli.store.connection import connect
 from agentrl_cli.store.holder import STALE, Holder, _start_by_ps, boot, start_of
+from agentrl_cli.store.runs import _beat
 from tests.helpers.processes import comes
 from tests.helpers.train import Started, spawn, start
 from tests.trainer.test_resume import EPISODES, STEPS, ending, only_run, plan, project_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl_cli.store.mask_secrets import mask, mask_text
+from agentrl_cli.store.display import mask, mask_text
 from tests.helpers.growth import exponent
 
 SECRETS = {

@@ -37,10 +37,10 @@ from agentrl_cli.agents.gateway.http import (
     body_limit,
     events_response,
     first,
+    is_token,
     json_body,
     wait_until_left,
 )
-from agentrl_cli.agents.gateway.listen import is_token
 from agentrl_cli.agents.gateway.messages import merge_messages
 from agentrl_cli.agents.gateway.request import TOO_LONG, ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.session import Session

@@ -41,6 +41,7 @@ from agentrl_cli.types import (
     Tokens,
     ToolCall,
     ToolSchema,
+    Turn,
 )
 
 Allow = Callable[[tuple[int, ...]], Sequence[int] | None]
@@ -61,7 +62,8 @@ def constrain(chat: Chat, schema: Mapping[str, Any], tools: bool) -> Allow:
         raise MissingDependency(
             "response_format needs llguidance.", hint="pip install 'agentrl-cli[constrained]'"
         ) from error
-    opening = _opening(chat) if tools else None
+    marker = next(iter(chat.parser.markers), "")
+    opening = chat.tokenizer.id_of(marker) if tools else None
     if tools and opening is None:
         raise bad(
             "response_format beside tools is not served: this model's calls begin with no token of their own.",
@@ -96,18 +98,6 @@ def _follow(matcher: Any, stops: Sequence[int], opening: int | None) -> Allow:
         return [*found, opening] if not out and opening is not None else found
 
     return allow
-
-
-def _opening(chat: Chat) -> int | None:
-    """Return the token that begins a call; None if calls begin with ordinary text."""
-    return next(
-        (
-            id_
-            for marker in chat.parser.markers[:1]
-            if (id_ := chat.tokenizer.id_of(marker)) is not None
-        ),
-        None,
-    )
 
 
 @lru_cache(maxsize=4)
@@ -263,17 +253,20 @@ def read_answer(
         finish = "length"
     if calls:
         content = content.strip()
-    piece = Piece(
+    said = _answer_tokens(chat, request, how, generation, exact)
+    turn = Turn(
+        0,
         "assistant",
         (parsed.message,),
-        _answer_tokens(chat, request, how, generation, exact),
-        _spoken(content, reasoning, calls, stopped),
+        0,
+        len(said),
         calls=parsed.calls,
         stop_reason=generation.stop_reason,
         weights_version=generation.weights_version,
         started=started,
         seconds=generation.seconds or time.time() - started,
     )
+    piece = Piece(turn, said, _spoken(content, reasoning, calls, stopped))
     tokens = _tokens(chat, generation, request.top_logprobs)
     read = any(call.arguments is not None for call in parsed.calls) or not how.tools
     foreign = "" if read else foreign_parser(chat.decode(ids), parsed, chat.parser, list(how.tools))

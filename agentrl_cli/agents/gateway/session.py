@@ -152,7 +152,8 @@ class Session:
         """
         if self.sealed:
             raise episode_ended(self.key)
-        digest = _digest(request)
+        body = canonical(request.raw).encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(body).hexdigest()
         if retry and digest in self._answers:
             self.replayed += 1
             return self._answers[digest]
@@ -351,10 +352,6 @@ def _reply(
     return Reply(
         new_id(), int(time.time()), name, version, context.ids, tuple(choices), cached=context.known
     )
-
-
-def _digest(request: ModelRequest) -> str:
-    return hashlib.sha256(canonical(request.raw).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _keep(store: OrderedDict[str, Any], key: str, value: Any) -> None:

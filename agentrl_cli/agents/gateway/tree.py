@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -32,7 +32,6 @@ from agentrl_cli.chat.thinking import THINK
 from agentrl_cli.types import (
     Message,
     Origin,
-    StopReason,
     Tokens,
     ToolCall,
     ToolResult,
@@ -67,17 +66,16 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A turn to be: its role, messages and tokens."""
+    """A turn to be: its place in the episode is not known yet."""
 
-    role: str
-    messages: tuple[Message, ...]
+    turn: Turn
     tokens: Tokens
     spoken: Spoken | None = None
-    calls: tuple[ToolCall, ...] = ()
-    stop_reason: StopReason | None = None
-    weights_version: str = ""
-    started: float = 0.0
-    seconds: float = 0.0
+
+
+def piece_of(role: str, messages: tuple[Message, ...], tokens: Tokens) -> Piece:
+    """Return messages of a context as a piece."""
+    return Piece(Turn(0, role, messages, 0, len(tokens)), tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -224,11 +222,8 @@ class MessageTree:
         if not ids and not new:
             raise bad("The prompt is empty.", "prompt")
         text = rest if isinstance(rest, str) else self.chat.decode(rest)
-        piece = Piece(
-            "user",
-            ({"role": "user", "content": text},),
-            Tokens.from_ids(new, [int(Origin.USER)] * len(new)),
-        )
+        tokens = Tokens.from_ids(new, [int(Origin.USER)] * len(new))
+        piece = piece_of("user", ({"role": "user", "content": text},), tokens)
         return Context(at, (((), (piece,)),) if new else (), (*ids, *new), len(ids), raw=True)
 
     def _raw(self, like: str | list[int], node: Node) -> str | list[int]:
@@ -274,7 +269,7 @@ class MessageTree:
             rendered = self.chat.extend(
                 [before], list(segment), list(tools) or None, last_id=ids[-1]
             )
-        return tuple(Piece(role, own, tokens) for role, own, tokens in rendered.by_role(segment))
+        return tuple(piece_of(*one) for one in rendered.by_role(segment))
 
     def _foreign(self, message: Message, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Piece:
         """Return an assistant message that this episode's model did not write as it stands: context, never trained."""
@@ -282,33 +277,29 @@ class MessageTree:
         written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
         tokens = Tokens.from_ids(written, [int(Origin.FORCED)] * len(written))
         spoken = Spoken((key_of(message),), message.get("reasoning_content") or "")
-        return Piece("assistant", (message,), tokens, spoken, calls=_written_calls(message))
+        turn = Turn(0, "assistant", (message,), 0, len(tokens), calls=_written_calls(message))
+        return Piece(turn, tokens, spoken)
 
     @staticmethod
     def _same(at: Node, piece: Piece) -> Node | None:
         """Return a child that is the same context."""
         for child in at.children:
             turn = child.turn
-            alike = turn is not None and turn.role == piece.role and not child.sampled
+            alike = turn is not None and turn.role == piece.turn.role and not child.sampled
             if alike and np.array_equal(child.tokens.ids, piece.tokens.ids):
                 return child
         return None
 
     def _put(self, at: Node, piece: Piece) -> Node:
         index, start = len(self.nodes), self._length
-        results = piece.messages if piece.role == "tool" else ()
-        turn = Turn(
-            index,
-            piece.role,
-            piece.messages,
-            start,
-            start + len(piece.tokens),
-            calls=piece.calls,
+        results = piece.turn.messages if piece.turn.role == "tool" else ()
+        turn = replace(
+            piece.turn,
+            index=index,
+            start=start,
+            end=start + len(piece.tokens),
             results=tuple(ToolResult(message["content"]) for message in results),
-            stop_reason=piece.stop_reason,
-            weights_version=piece.weights_version,
-            started=piece.started or time.time(),
-            seconds=piece.seconds,
+            started=piece.turn.started or time.time(),
             parent=None if at.index == index - 1 else at.index,
         )
         node = Node(at.tools, turn, piece.tokens, at, piece.spoken)

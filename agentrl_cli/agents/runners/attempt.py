@@ -27,7 +27,7 @@ from agentrl_cli.agents.runners.remote import RemoteRunner
 from agentrl_cli.agents.runners.server import Door, EpisodeServer
 from agentrl_cli.envs.tool_env import tool_env
 from agentrl_cli.errors import ConfigError, EnvError
-from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.threads import OwnTime
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import MessagePolicy
 from agentrl_cli.rewards import RewardContext

@@ -89,7 +89,7 @@ class JailedRunner(CommandRunner):
                 [
                     *launch.jail(own, root=bool(uid), further=mounts, tmp=""),
                     "--",
-                    *_guest(own),
+                    *(own.python, "-I", "-S", "-B", f"{launch.INSIDE}/agent.py"),
                     *given,
                 ],
                 env=inner
@@ -110,10 +110,6 @@ class JailedRunner(CommandRunner):
         os.close(self._ready)
         if not stands:
             raise SandboxFault(f"The agent's jail did not start: {self.stderr.strip()[-500:]}")
-
-
-def _guest(own: launch.Launch) -> list[str]:
-    return [own.python, "-I", "-S", "-B", f"{launch.INSIDE}/agent.py"]
 
 
 def _mounts(folder: Path, disk: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.hooks.own_time import OwnTime
+from agentrl_cli.hooks.threads import OwnTime
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.protocols import OnToken, Policy, generation
 from agentrl_cli.rollout.context import RolloutContext

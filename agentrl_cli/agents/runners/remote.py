@@ -26,8 +26,14 @@ from starlette.types import ASGIApp
 
 from agentrl_cli.agents.emit import AgentCall
 from agentrl_cli.agents.gateway.app import answer_error, reward_of
-from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.listen import PageGuard, bearer, is_loopback, is_token, listening
+from agentrl_cli.agents.gateway.http import (
+    PageGuard,
+    bearer,
+    is_loopback,
+    is_token,
+    json_body,
+    listening,
+)
 from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.runners.base import AgentLost, Ended, printed_names
 from agentrl_cli.agents.runners.command import task_of
@@ -110,8 +116,7 @@ class Board:
         self._waiting: deque[Offer] = deque()
         self._leases: dict[str, Offer] = {}
         self._over: deque[str] = deque(maxlen=_OVER)
-        self._changed = asyncio.Condition()
-        self._ringing: set[asyncio.Task[None]] = set()
+        self._offered = asyncio.Event()
         routes = [
             Route("/tasks/claim", self._claim, methods=["POST"]),
             Route("/tasks/{lease}/heartbeat", self._heartbeat, methods=["POST"]),
@@ -140,13 +145,7 @@ class Board:
     def offer(self, offer: Offer) -> None:
         """Let an agent have it."""
         self._waiting.append(offer)
-        task = asyncio.create_task(self._ring())
-        self._ringing.add(task)
-        task.add_done_callback(self._ringing.discard)
-
-    async def _ring(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        self._offered.set()
 
     def withdraw(self, offer: Offer) -> None:
         """End the lease of an episode that is over, if it has one."""
@@ -169,9 +168,13 @@ class Board:
         ):
             raise bad(f"wait must be seconds from 0 to {LONGEST_WAIT:g}.", "wait")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(lambda: bool(self._waiting))
-        if not self._waiting or await request.is_disconnected():
+            async with asyncio.timeout(wait):
+                while not self._waiting:
+                    self._offered.clear()
+                    await self._offered.wait()
+        if (
+            await request.is_disconnected() or not self._waiting
+        ):  # in this order: another may be quicker
             return Response(status_code=204)
         offer, lease = self._waiting.popleft(), secrets.token_urlsafe(24)
         self._leases[lease] = offer

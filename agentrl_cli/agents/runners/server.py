@@ -23,8 +23,7 @@ from starlette.types import ASGIApp
 
 from agentrl_cli.agents.emit import MODEL
 from agentrl_cli.agents.gateway.app import Gateway, reward_of
-from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.listen import PageGuard, answering, listening
+from agentrl_cli.agents.gateway.http import PageGuard, answering, json_body, listening
 from agentrl_cli.agents.gateway.request import RequestError, bad
 from agentrl_cli.agents.gateway.sampling import episode_ended
 from agentrl_cli.agents.gateway.session import Session, Trace

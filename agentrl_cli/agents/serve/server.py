@@ -21,8 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from agentrl_cli.agents.gateway.app import Gateway, PrivateRoute
-from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.listen import PageGuard
+from agentrl_cli.agents.gateway.http import PageGuard, json_body
 from agentrl_cli.agents.gateway.request import bad
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace

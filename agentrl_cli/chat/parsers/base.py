@@ -61,7 +61,7 @@ def read_json(text: str) -> tuple[Any, str | None]:
     Strict because the servers that run trained models are: a raw line break inside a string is an error here too.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant), None
+        return json.loads(text, parse_constant=no_constant), None
     except json.JSONDecodeError as error:
         return None, _json_error(text, error)
     except (ValueError, RecursionError) as error:
@@ -172,7 +172,8 @@ def _json_error(text: str, error: json.JSONDecodeError) -> str:
     return f"not valid JSON: {error.msg} at character {error.pos + 1}, near {where!r}"
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Raise ValueError for a constant that `json` takes and JSON does not have."""
     raise ValueError(f"{name} is not a JSON value")
 
 

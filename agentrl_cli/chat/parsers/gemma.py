@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl_cli.chat.parsers.base import ParsedText, call, parse_blocks
+from agentrl_cli.chat.parsers.base import ParsedText, call, no_constant, parse_blocks
 from agentrl_cli.types import ToolCall, ToolSchema
 
 THOUGHT, THOUGHT_END = "<|channel>", "<channel|>"
@@ -132,7 +132,7 @@ class _Reader:
             return list(self._items("]", self._value, depth + 1))
         self._require(kind == "word" and word, "a value")
         try:
-            return json.loads(word, parse_constant=_no_constant)
+            return json.loads(word, parse_constant=no_constant)
         except ValueError:
             error = f"text must stand between two {self._quote}, not as {word[:40]!r}"
             raise ValueError(error) from None
@@ -155,10 +155,6 @@ class _Reader:
         if self._next() != ("mark", ":"):
             raise ValueError(f"after {key!r} a colon and its value must follow")
         return key, self._value(depth)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a value")
 
 
 GEMMA4 = GemmaParser("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>', thinks=True)

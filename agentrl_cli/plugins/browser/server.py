@@ -12,7 +12,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from agentrl_cli.agents.gateway.listen import is_foreign, is_loopback, is_token
+from agentrl_cli.agents.gateway.http import is_foreign, is_loopback, is_token
 from agentrl_cli.errors import MissingDependency, UsageError
 
 COOKIE = "agentrl"

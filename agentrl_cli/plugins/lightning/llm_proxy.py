@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from agentrl_cli.agents.gateway.app import OneModel
-from agentrl_cli.agents.gateway.listen import listening
+from agentrl_cli.agents.gateway.http import listening
 from agentrl_cli.agents.gateway.session import OnTurn
 from agentrl_cli.config import load_config
 from agentrl_cli.paths import default_db

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -34,39 +34,15 @@ KINDS: dict[str, type[BaseModel]] = {
 }
 
 
-class Records(Protocol):
-    """Five tables of records by id. Those of a rollout, and those with a status, are found by it, oldest first."""
-
-    shared: bool
-    """Whether other processes see them."""
-
-    def atomic(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a block whose writes take effect at once."""
-        ...
-
-    def get(self, kind: str, key: str) -> Any: ...
-
-    def put(self, kind: str, key: str, record: Any, rollout_id: str = "") -> None: ...
-
-    def select(
-        self,
-        kind: str,
-        rollout_id: str | None = None,
-        status: Sequence[str] | None = None,
-        limit: int = -1,
-    ) -> list[Any]: ...
-
-    def count(self, kind: str) -> int: ...
-
-    def raise_to(self, rollout_id: str, number: int | None = None) -> int:
-        """Raise a rollout's counter to a number, or by one; returns it."""
-        ...
-
-
 class MemoryRecords:
-    """Records as objects of this process; any thread may use them."""
+    """Records by id, as objects of this process; any thread may use them.
+
+    Those of a rollout, and those with a status, are found by it, oldest first. Writes in a block of `atomic` take
+    effect at once. `raise_to` raises a rollout's counter to a number, or by one, and returns it.
+    """
 
     shared = False
+    """Whether other processes see them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -195,3 +171,6 @@ class SqliteRecords(PluginPart):
                 "SELECT n FROM lightning WHERE kind = 'counter' AND id = ?", (rollout_id,)
             ).fetchone()
             return int(row[0])
+
+
+Records = MemoryRecords | SqliteRecords

@@ -25,8 +25,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl_cli.agents.gateway.http import json_body
-from agentrl_cli.agents.gateway.listen import PageGuard, bearer, is_loopback, is_token, listening
+from agentrl_cli.agents.gateway.http import (
+    PageGuard,
+    bearer,
+    is_loopback,
+    is_token,
+    json_body,
+    listening,
+)
 from agentrl_cli.agents.gateway.request import RequestError
 from agentrl_cli.plugins.lightning import types, work_queue
 from agentrl_cli.plugins.lightning.store import LightningStore

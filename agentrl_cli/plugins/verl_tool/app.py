@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.agents.gateway.listen import bearer, is_foreign, is_served, is_token, sent_unasked
+from agentrl_cli.agents.gateway.http import bearer, is_foreign, is_served, is_token, sent_unasked
 from agentrl_cli.chat.parse import parse_text
 from agentrl_cli.chat.parsers import Parser
 from agentrl_cli.errors import (

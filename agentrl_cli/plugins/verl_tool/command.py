@@ -97,7 +97,7 @@ def serve(
     typed protocol (/v1/…) and verl-tool's (/get_observation, /health, /metrics). Every call is journalled under its
     key before it runs: no retry runs it twice, and after a restart a trajectory's state is rebuilt.
     """
-    from agentrl_cli.agents.gateway.listen import is_loopback
+    from agentrl_cli.agents.gateway.http import is_loopback
 
     if no_auth and socket is None and not is_loopback(host):
         raise UsageError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl_cli.rollout.flags import find_flags
 from agentrl_cli.store import EpisodeRow, RunRow, Store
-from agentrl_cli.store.images import image_line
+from agentrl_cli.store.display import image_line
 from agentrl_cli.store.queries import message_texts
 from agentrl_cli.store.rows import episode_state, part_note
 from agentrl_cli.tui.common.plain_text import align_rows, cell, local_time

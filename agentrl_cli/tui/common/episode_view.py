@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.store.images import short_runs
+from agentrl_cli.store.display import short_runs
 from agentrl_cli.tui.common.layers import Classes, Layer
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.common.tree import on_path, place_in, spans

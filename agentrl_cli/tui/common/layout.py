@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from agentrl_cli.store.images import image_line
+from agentrl_cli.store.display import image_line
 from agentrl_cli.tui.common.episode_view import Block, EpisodeView
 from agentrl_cli.tui.common.picture import SMALL, picture_rows
 from agentrl_cli.tui.common.tree import continues

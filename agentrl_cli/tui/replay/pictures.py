@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.events import Key
 from textual.widgets import Static
 
-from agentrl_cli.store.images import image_file
+from agentrl_cli.store.display import image_file
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Dialog
 from agentrl_cli.tui.common.episode_view import EpisodeView

@@ -20,7 +20,7 @@ from textual.widgets import ContentSwitcher, Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.reports.run_load import load, newer
-from agentrl_cli.store.mask_secrets import mask_text
+from agentrl_cli.store.display import mask_text
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose
 from agentrl_cli.tui.common.episode_list import Browse

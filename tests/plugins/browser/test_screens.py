@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl_cli.agents.gateway.listen import is_loopback, is_token
+from agentrl_cli.agents.gateway.http import is_loopback, is_token
 from agentrl_cli.errors import UsageError
 from agentrl_cli.plugins.browser.server import make_server
 from agentrl_cli.store import RunRow, Store

@@ -186,7 +186,7 @@ DIALECT = Dialect("chat", "chat/completions", parse, answer, events, openai_erro
 
 
 MAX_TOKENS = 16
-"""Tokens of an answer_completion unless the client asks for more, as at OpenAI and vLLM."""
+"""Tokens of an answer unless the client asks for more, as at OpenAI and vLLM."""
 
 
 def parse_completion(body: Body) -> ModelRequest:

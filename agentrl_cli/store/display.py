@@ -1,10 +1,17 @@
-"""Mask likely secrets, for exports: patterns of well-known keys, and values of names like `password`."""
+"""Episodes outside of the store: texts with masked secrets, and images.
+
+Secrets are found by patterns of well-known keys, and as values of names like `password`. An image is shown as a line
+that names it, a file to open, and a short text for its many tokens.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from agentrl_cli.types.content import digest, media_type
 
 PATTERNS: dict[str, re.Pattern[str]] = {
     "private-key": re.compile(
@@ -91,3 +98,42 @@ def mask(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [mask(item) for item in value]
     return value
+
+
+RUN = 8
+"""This many equal control tokens in a row are an image's, and shortened."""
+PATCH = "▪"
+
+
+def image_file(folder: Path, data: bytes) -> Path | None:
+    """Return the image as a file in a folder, named by its hash, written if absent; None if it cannot be written."""
+    path = folder / f"{digest(data)}.{media_type(data).partition('/')[2]}"
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data)
+            part.replace(path)
+    except OSError:
+        return None
+    return path
+
+
+def image_line(data: bytes, size: str = "", folder: Path | None = None) -> str:
+    """Return `image 24x16  83 bytes  sha256 9f86d081…`, and the file to open if a folder is given."""
+    path = image_file(folder, data) if folder is not None else None
+    parts = [f"image {size}".rstrip(), f"{len(data)} bytes", f"sha256 {digest(data)[:8]}…"]
+    return "  ".join([*parts, *([str(path)] if path is not None else [])])
+
+
+def short_runs(texts: Sequence[str], ids: Sequence[int]) -> list[str]:
+    """Return texts of tokens; an image's placeholders after the first are a small square each."""
+    out = list(texts)
+    start = 0
+    for at in range(1, len(out) + 1):
+        if at < len(out) and ids[at] == ids[start]:
+            continue
+        if at - start >= RUN and out[start].startswith("<|"):
+            out[start + 1 : at] = [PATCH] * (at - start - 1)
+        start = at
+    return out
