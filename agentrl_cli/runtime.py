@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.config import Config, inside
+from agentrl_cli.errors import AgentRLError
 from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.waits import Watchman
 from agentrl_cli.paths import default_db
@@ -267,19 +268,31 @@ async def run_training(
             hooks=hooks,
             loading=None if team is None else team.config,
         ) as runtime:
-            trainer = build_trainer(
-                config,
-                begin(runtime),
-                runtime.loaded,
-                runtime.rollout(),
-                team=team,
-                maker=maker,
-                narrate=narrate,
-                on_step=on_step,
-                base=base,
-                accept_changes=accept_changes,
-            )
+            run = begin(runtime)
+            with _note_failure(runtime.store, run):
+                trainer = build_trainer(
+                    config,
+                    run,
+                    runtime.loaded,
+                    runtime.rollout(),
+                    team=team,
+                    maker=maker,
+                    narrate=narrate,
+                    on_step=on_step,
+                    base=base,
+                    accept_changes=accept_changes,
+                )
             return await trainer.train()
+
+
+@contextlib.contextmanager
+def _note_failure(store: Store, run: RunRow) -> Iterator[None]:
+    """Let the row of a run say why it made no step."""
+    try:
+        yield
+    except AgentRLError as error:
+        store.runs.update(run.id, status="failed", error=str(error))
+        raise
 
 
 @contextlib.contextmanager

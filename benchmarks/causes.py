@@ -106,17 +106,6 @@ def rows(keep: int | None = None, copy: bool = False) -> Change:
     return change
 
 
-def easy(folder: Path) -> None:
-    """Sums of one digit, all of which the model was warmed up on."""
-    for split, first in (("train", 1), ("validation", 6)):
-        made = [
-            {"id": f"{split}-{a}{b}", "family": "small", "prompt": f"What is {a} + {b}?", "expression": f"{a} + {b}",
-             "answer": str(a + b), "probe": False}
-            for a in range(first, first + 4) for b in range(1, 9)
-        ]  # fmt: skip
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made))
-
-
 def ask(wording: str) -> Change:
     """Other questions for the same rows."""
 
@@ -227,14 +216,26 @@ CAUSES = (
         24,
     ),
     Cause("primary is None", "stock", ("ungraded",), change=append(PRIMARY.format("None"))),
-    Cause("learning rate × 10", "sql-task", ("collapse",), ("train.lr=1e-2",), steps=12),
-    Cause("learning rate × 10", "stock", ("collapse",), ("train.lr=3e-3",), steps=12),
-    Cause("learning rate × 100", "stock", ("collapse",), ("train.lr=3e-2",), steps=6),
-    Cause("learning rate × 100", "calc-task", ("collapse",), ("train.lr=3e-2",), steps=6),
-    Cause("learning rate ÷ 100", "calc-task", ("no_movement",), ("train.lr=3e-6",), steps=8),
-    Cause("learning rate ÷ 100", "stock", ("no_movement",), ("train.lr=3e-6",), steps=8),
+    Cause(
+        "learning rate 10 times too high", "sql-task", ("collapse",), ("train.lr=1e-2",), steps=12
+    ),
+    Cause("learning rate 10 times too high", "stock", ("collapse",), ("train.lr=3e-3",), steps=12),
+    Cause("learning rate 100 times too high", "stock", ("collapse",), ("train.lr=3e-2",), steps=6),
+    Cause(
+        "learning rate 100 times too high", "calc-task", ("collapse",), ("train.lr=3e-2",), steps=6
+    ),
+    Cause(
+        "learning rate 100 times too low",
+        "calc-task",
+        ("no_movement",),
+        ("train.lr=3e-6",),
+        steps=8,
+    ),
+    Cause(
+        "learning rate 100 times too low", "stock", ("no_movement",), ("train.lr=3e-6",), steps=8
+    ),
     Cause("everything truncated", "calc-task", ("truncated",), ("rollout.max_new_tokens=5",)),
-    Cause("prompts too long", "sql-task", ("too_long", "too_long:"), ("rollout.max_tokens=40",)),
+    Cause("prompts too long", "sql-task", ("too_long", "too_long:"), ("rollout.max_tokens=130",)),
     Cause("stop token untrained", "calc-task", ("stop",), ("model.name=model",), other_stop),
     Cause(
         "temperature 0", "calc-task", ("rollout.temperature above 0",), ("rollout.temperature=0",)
@@ -251,17 +252,17 @@ CAUSES = (
     Cause(
         "a tool that hangs",
         "stock",
-        ("errors", "nothing_graded"),
-        ("rollout.episode_timeout=1",),
+        ("tools",),
+        ("rollout.tool_timeout=0.2",),
         edit(
-            "tool.py", "    return STOCK", "    import time\n\n    time.sleep(3)\n    return STOCK"
+            "tool.py", "    return STOCK", "    import time\n\n    time.sleep(20)\n    return STOCK"
         ),
-        3,
+        2,
     ),
     Cause(
         "a phrasing that the model cannot read", "stock", ("arguments", "tools"), change=ask(ODD)
     ),
-    Cause("all too easy", "calc-task", ("all_solved",), change=easy),
+    Cause("all too easy", "echo-task", ("all_solved",), steps=12),
     Cause("all too hard", "calc-task", ("all_failed",), change=families("rest", "power")),
     Cause("four rows", "sql-task", ("few_rows",), change=rows(4), steps=6),
     Cause("a leaking split", "sql-task", ("leak",), change=rows(copy=True), steps=6),
@@ -270,7 +271,6 @@ GOOD = (
     Cause("good", "calc-task", (), steps=16),
     Cause("good", "sql-task", (), steps=12),
     Cause("good", "stock", (), steps=12),
-    Cause("good", "echo-task", (), steps=12),
     Cause("good", "search-task", (), steps=8),
 )
 
@@ -330,6 +330,7 @@ def diagnose(cause: Cause, folder: Path) -> dict[str, Any]:
         name, text = "refused", (log.strip().splitlines() or [err])[-2:]
         text = " ".join(text)
     right = name in cause.named or (name == "refused" and any(word in log for word in cause.named))
+    right = right or any(word in text for word in cause.named if " " in word)
     good = not cause.named and not name
     return {
         "cause": cause.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from agentrl_cli.paths import find_pack, find_project
 
 if TYPE_CHECKING:
     from agentrl_cli.config import SandboxConfig
+    from agentrl_cli.types import Episode
 
 EveryOption = Annotated[
     bool,
@@ -60,8 +62,8 @@ def command(
 
     JSON: [{"pack": "code-task", "folder": "…", "solver": true, "agent": "",
     "problems": [{"where": "data/train.jsonl:3", "text": "…"}],
-    "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "advice": [], …}}]; spread is null if no
-    rollout was made
+    "spread": {"rollouts": 16, "solved": 3, "chance": 0.6, "verdict": "ready", "finding": null, …}}]; spread is null if
+    no rollout was made; its finding is as in `agentrl why --json`
     """
     folder = find_project(override=where.project)
     context = where.open(required=not packs)
@@ -86,7 +88,11 @@ def _try(
 ) -> dict[str, Any] | None:
     """Make rollouts of one pack, print their meaning for a training, and return it; None if no model can be loaded."""
     from agentrl_cli.commands.rollout import sample
-    from agentrl_cli.evaluate.reward_spread import ATTEMPTS, advice, estimate, summary
+    from agentrl_cli.evaluate.reward_spread import ATTEMPTS, estimate, summary
+    from agentrl_cli.reports.diagnosis import diagnose, first_fault, report
+    from agentrl_cli.reports.findings import reasons
+    from agentrl_cli.reports.read_evidence import read_evidence
+    from agentrl_cli.store import Store
 
     name = model or context.config.model.name
     tasks = max(1, rollouts // ATTEMPTS)
@@ -95,22 +101,35 @@ def _try(
     narrate(f"{result['pack']}: {tasks * min(ATTEMPTS, rollouts)} rollouts of {name} …")
     try:
         here = dataclasses.replace(context, config=config)
-        _, episodes = asyncio.run(
+        run, episodes = asyncio.run(
             sample(here, model, tasks, min(ATTEMPTS, rollouts), config.task.split_train, True)
         )
     except (ModelError, EnvironmentProblem, PolicyError) as problem:
         warn(f"{result['pack']}: no rollout was made. {problem.message} {problem.hint}".rstrip())
         return None
     found = estimate(episodes, config.rollout.group_size)
-    steps = advice(found, solver=result["solver"], model=name)
+    with Store.open(context.db, readonly=True) as store:
+        cause = first_fault(diagnose(read_evidence(store, run, [_metrics(episodes)])))
     if not as_json:
-        for line in summary(found, name):
-            narrate(f"{result['pack']}: {line}")
-        width = max((len(what) for what, _ in steps), default=0)
-        for what, how in steps:
-            narrate(f"  {what:{width}}  {how}")
-    report = {key: getattr(found, key) for key in found.__slots__}
-    return report | {"verdict": found.verdict, "advice": [" → ".join(step) for step in steps]}
+        solved = f"{name} solved {found.solved} of {found.rollouts} rollouts ({found.tasks} tasks)"
+        failed = ", ".join(f"{text} {number}×" for text, number, _ in reasons(episodes)[:4])
+        others = f"the others: {failed}" if failed else ""
+        for line in (solved, others, summary(found), cause.line if cause else ""):
+            if line:
+                narrate(f"{result['pack']}: {line}")
+    numbers = {key: getattr(found, key) for key in found.__slots__}
+    return numbers | {"verdict": found.verdict, "finding": report(cause) if cause else None}
+
+
+def _metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return rollouts as a step that trained on them."""
+    from agentrl_cli.trainer.metrics import step_metrics
+
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task_id, []).append(episode)
+    trained = float(sum(episode.graded for episode in episodes))
+    return {**step_metrics(list(groups.values()), {}), "step": 1, "facts/trained": trained}
 
 
 async def _check(folders: list[Path], settings: SandboxConfig, every: bool) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("agentrl serve", "agentrl serve --model RUN@best --record"),
     "merge": ("agentrl merge best merged", "agentrl merge RUN@40 merged-40"),
     "watch": ("agentrl watch", "agentrl watch RUN --plain"),
+    "why": ("agentrl why", "agentrl why RUN --json", "agentrl why worst"),
     "replay": ("agentrl replay best", "agentrl replay last --plain"),
     "ls": (
         "agentrl ls -f 'outcome:failed tool:run_python'",

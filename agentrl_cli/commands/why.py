@@ -37,14 +37,8 @@ def command(
     "episode", "line"} or null, "next", "stages": [the same for each stage of the walk]}; of an episode {"episode",
     "outcome", "reasons": [{"name", "evidence", "turn"}]}
     """
-    from agentrl_cli.reports.diagnosis import (
-        diagnose,
-        first_fault,
-        report,
-        stages,
-        suggest,
-        summarise,
-    )
+    from agentrl_cli.reports.diagnosis import diagnose, first_fault, report, suggest, summarise
+    from agentrl_cli.reports.diagnosis import stages as walk
     from agentrl_cli.reports.read_evidence import read_evidence
 
     with where.open() as store:
@@ -54,25 +48,20 @@ def command(
         evidence = read_evidence(store, run)
     found = diagnose(evidence)
     cause, summary, following = first_fault(found), summarise(evidence), suggest(evidence)
+    lines = list(walk(found))
     if json:
-        walk = [report(one) for one in stages(found)]
-        finding = report(cause) if cause else None
-        return echo_json(
-            {
-                "run": run.name,
-                "summary": summary,
-                "finding": finding,
-                "next": following,
-                "stages": walk,
-            }
-        )
-    echo(" ".join(filter(None, [f"{run.name}:", summary or f"{len(evidence.steps)} steps."])))
-    for one in stages(found):
-        at_cause = cause is not None and one.stage == cause.stage
-        echo(f"  {one.stage:<10}  {cause.level if at_cause and cause else 'ok'}")
-        if at_cause:
-            break
-    echo(cause.line if cause else f"No fault was found. {following}".rstrip())
+        finding, stages = report(cause) if cause else None, [report(one) for one in lines]
+        rest = {"finding": finding, "next": following, "stages": stages}
+        return echo_json({"run": run.name, "summary": summary, **rest})
+    echo(f"{run.name}: {summary or f'{len(evidence.steps)} steps.'}")
+    for one in lines[
+        : len(lines) if cause is None else [x.stage for x in lines].index(cause.stage)
+    ]:
+        echo(f"  {one.stage:<10}  ok")
+    if cause is not None:
+        echo(f"  {cause.stage:<10}  {cause.level}\n{cause.line}")
+    else:
+        echo(f"No fault was found. {following}".rstrip())
 
 
 def _training(store: Store, name: str) -> RunRow | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.doctor.check import Check
 from agentrl_cli.errors import ModelError
+from agentrl_cli.reports.diagnosis import RULES
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.audit import AuditReport
@@ -53,4 +54,5 @@ def check_abilities(loaded: Loaded, config: Config) -> list[Check]:
         checks.append(Check(one.name, status, text if one.attempts else "no time for an attempt"))
     text = verdict(found)
     status = "ok" if text.startswith("RL can begin") else "fail"
-    return [*checks, Check("verdict", status, text)]
+    (rule,) = (rule for rule in RULES if rule.name == "all_failed")
+    return [*checks, Check("verdict", status, text, "" if status == "ok" else rule.advice)]

@@ -291,7 +291,7 @@ def verdict(found: Sequence[Found]) -> str:
     if all(one.name in weak for one in needed):
         return (
             f"RL cannot begin: it never or hardly {' or '.join(one.name for one in needed)}, so there is nothing to"
-            " reinforce. Warm it up on demonstrations (`agentrl sft warm`), or take another model."
+            " reinforce"
         )
     if weak:
         return f"RL can begin on tasks of one call; what it hardly does ({', '.join(weak)}) needs a warm start."

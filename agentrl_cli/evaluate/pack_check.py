@@ -147,7 +147,10 @@ async def _solution(pack: Pack, task: Task, sandbox: Sandbox | None) -> list[Pro
     problems = []
     solved = await _run(pack, task, chat, texts, sandbox)
     if solved.outcome is not Outcome.SOLVED:
-        why = solved.error or "; ".join(part.detail for part in solved.reward_parts if part.primary)
+        graded = (
+            f"{p.name} gave {p.value:g}: {p.detail}" for p in solved.reward_parts if p.primary
+        )
+        why = solved.error or "; ".join(graded).rstrip(": ")
         problems.append(Problem(task.id, f"the reference solution ends as {solved.outcome}: {why}"))
     problems += _observations(task, messages, solved.messages)
     return problems + await _blank(pack, task, chat, sandbox)

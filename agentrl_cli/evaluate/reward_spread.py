@@ -1,4 +1,4 @@
-"""Whether groups will differ in their rewards, estimated from a few rollouts before a training; and what to do if not.
+"""Whether groups will differ in their rewards, estimated from a few rollouts before a training.
 
 A group whose episodes all get the same reward has no advantage to learn from. The chance that a group of G has solved
 and unsolved episodes is 1 - E[p^G] - E[(1 - p)^G], p being the share of a task's attempts that solve it; its
@@ -8,12 +8,10 @@ distribution is a Beta with the task's own counts and a prior of PRIOR attempts 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl_cli.rollout.flags import find_flags
-from agentrl_cli.types import Episode, Outcome
+from agentrl_cli.types import Episode
 
 ATTEMPTS = 4
 """At each task of an estimate."""
@@ -22,15 +20,6 @@ FEW = 0.25
 """Share of groups with spread below which a training is slow to begin."""
 SAME = 1e-8
 """Rewards closer than this are equal."""
-REASONS = {
-    "MALFORMED": "a call that could not be parsed",
-    "BADARG": "an unknown tool or bad arguments",
-    "LOOP": "repeated itself",
-    "TRUNC": "cut off at a limit",
-    "NOTOOL": "no tool was called",
-    "AFTERERR": "answered after a failed call",
-}
-"""Flags that explain a failure, most telling first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +36,6 @@ class Spread:
     group_size: int
     chance: float
     """Estimated share of groups with solved and unsolved episodes."""
-    failures: tuple[tuple[str, int], ...]
-    """Why rollouts failed, the most frequent reason first."""
-    error: str = ""
-    """The error of the first rollout that one ended."""
 
     @property
     def verdict(self) -> str:
@@ -86,8 +71,6 @@ def estimate(episodes: Sequence[Episode], group_size: int) -> Spread:
         differing=sum(max(group) - min(group) > SAME for group in rewards),
         group_size=group_size,
         chance=sum(chances) / len(chances) if chances else 0.0,
-        failures=tuple(Counter(map(_reason, (e for e in episodes if not e.solved))).most_common()),
-        error=next((e.error for e in episodes if e.error), ""),
     )
 
 
@@ -102,23 +85,10 @@ def _chance_of_both(a: float, b: float, size: int) -> float:
     return max(0.0, 1.0 - moment(a, b) - moment(b, a))
 
 
-def _reason(episode: Episode) -> str:
-    if not episode.graded:
-        return str(episode.outcome)
-    names = {flag.name for flag in find_flags(episode)}
-    return next((text for name, text in REASONS.items() if name in names), "a wrong answer")
-
-
-def summary(found: Spread, model: str) -> list[str]:
-    """Return the observations and their meaning for a training, as lines."""
-    many = f"{found.rollouts} rollouts ({found.tasks} tasks)"
-    lines = [f"{model} solved {found.solved} of {many}"]
-    if found.failures:
-        lines.append(
-            "the others: " + ", ".join(f"{text} {count}×" for text, count in found.failures[:4])
-        )
+def summary(found: Spread) -> str:
+    """Return what the estimate means for a training."""
     groups = f"about {found.chance:.0%} of groups of {found.group_size} will have solved and unsolved episodes"
-    meaning = {
+    return {
         "ready": f"{groups}: a training can begin",
         "slow": f"only {groups}: a training begins slowly, or not at all",
         "parts": f"rewards differ in {found.differing} of {found.tasks} tasks, but by secondary parts alone: a training"
@@ -126,30 +96,4 @@ def summary(found: Spread, model: str) -> list[str]:
         "unsolved": "no group would have a solved episode to learn from: a training would do nothing",
         "done": "nothing is left to learn on these rows",
         "ungraded": "no rollout could be graded; `agentrl replay last` shows the last one",
-    }
-    if found.error:
-        lines.append(f"the first error: {found.error}")
-    if Outcome.AGENT_ERROR in dict(found.failures):
-        lines.append(
-            "nothing is learned where the agent raises: if the model caused it, catch it and return 0.0"
-        )
-    return [*lines, meaning[found.verdict]]
-
-
-def advice(found: Spread, *, solver: bool, model: str) -> list[tuple[str, str]]:
-    """What to do, each with its command or place; empty if a training can begin."""
-    if found.verdict == "done":
-        return [("harder rows", "data/train.jsonl"), ("measure it", "agentrl eval")]
-    if found.verdict in ("ready", "ungraded"):
-        return []
-    own = (
-        "warm start on the pack's solutions",
-        "agentrl sft warm, then agentrl train --model warm",
-    )
-    return [
-        *([own] if solver else []),
-        ("warm start from a stronger model", "agentrl sft warm --teacher http://HOST:8000/v1"),
-        ("easier rows; fewer tools in each, if they have several", "data/train.jsonl"),
-        ("another model", "agentrl check --model MODEL"),
-        ("what this one can do with tools", f"agentrl doctor --model {model}"),
-    ]
+    }[found.verdict]

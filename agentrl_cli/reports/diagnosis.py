@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agentrl_cli.reports import course
 from agentrl_cli.reports import findings as find
 from agentrl_cli.reports.evidence import LEAST, Evidence
 from agentrl_cli.reports.findings import Hit
@@ -38,7 +39,7 @@ class Rule:
     name: str
     stage: str
     level: str
-    """done | info | warn | bad: done and info are no faults"""
+    """done | info | warn | bad: done and info are not faults"""
     find: find.Find
     text: str
     advice: str
@@ -84,30 +85,36 @@ RULES: tuple[Rule, ...] = (
          "{value:.0f} episodes hold ids outside the vocabulary or impossible log-probabilities, and were skipped.",
          "What samples is not the model that trains, or the store is damaged.",
          "agentrl ls -f fact:skipped:bad_tokens"),
-    Rule("mismatch", "template", "bad", find.mismatch,
-         "{who} disagree about the probability of a token by {value:.2g} nats, at most {threshold:g} is rounding.",
-         "Check weights and dtype of what samples; with rollout.async_staleness lower it.",
-         "agentrl train --set model.dtype=float32"),
+    Rule("mismatch", "template", "bad", find.over("probe/logp_difference", 0.02),
+         "After an update the server and the trainer disagree about the probability of a token by {value:.2g} nats.",
+         "The server has other weights or another dtype.", "agentrl train --set model.dtype=float32"),
+    Rule("mismatch", "template", "bad", find.gap,
+         "Sampler and trainer disagree about the probability of one token by {value:.2g} nats.",
+         "Check the dtype; was the model edited?", "agentrl train --set model.dtype=float32"),
+    Rule("mismatch", "template", "bad", find.over("sampling/kl", 0.1),
+         "Sampler and trainer disagree by {value:.2g} nats a token; {threshold:g} is far.",
+         "Check the dtype; with rollout.async_staleness lower it.", "agentrl train --set model.dtype=float32"),
     Rule("too_long", "template", "bad", find.too_long,
          "{value:.0%} of the episodes did not begin: their prompt does not fit into rollout.max_tokens or the context.",
-         "Raise the limit, or shorten the rows.", "agentrl train --set rollout.max_tokens=LONGER"),
+         "Raise the limit, or shorten the rows.", "agentrl train --set rollout.max_tokens=4096"),
     Rule("stop", "calls", "bad", find.stop,
          "{value:.0f} of {of} turns that hit rollout.max_new_tokens go on after {token}: the model ended its turn"
          " there, and the chat template, which ends turns with another token, does not let sampling stop.",
          "Take the template and tokenizer that the model was trained with.", "agentrl doctor --model MODEL"),
     Rule("parser", "calls", "bad", find.parser,
-         "{text}", "", "agentrl train --set model.parser=PARSER"),
+         "The model's calls are not read. {text}",
+         "Set the parser of its syntax.", "agentrl train --set model.parser=PARSER"),
     Rule("malformed", "calls", "warn", find.malformed,
          "{value:.0%} of the episodes hold a call that cannot be parsed, most often: {text} ({count}×).",
          "If this is the model's syntax, set model.parser; else show it well-formed calls first.", WARM),
-    Rule("truncated", "calls", "warn", find.truncated,
+    Rule("truncated", "calls", "warn", find.over("completions/clipped_ratio", 0.5, "TRUNC"),
          "{value:.0%} of the episodes end at a token limit, and are graded unfinished.",
          "Raise rollout.max_new_tokens or rollout.max_tokens, or set algo.overlong_penalty.",
          "agentrl train --set rollout.max_new_tokens=LONGER"),
     Rule("errors", "tools", "bad", find.errors,
          "{value:.0f} episodes ended in an error ({named}) and were masked{late}{error}.",
          "Nothing is learned from them; what is slow is not learned if only it fails.",
-         "agentrl ls -f outcome:FAULTS"),
+         "agentrl ls -f outcome:…"),
     Rule("tools", "tools", "warn", find.tools,
          "{value:.0%} of the tool calls fail. Most often ({count} of {of}) {tool} raises: {text}.",
          "Correct the tool, or let it answer with a sentence that says which arguments it takes.",
@@ -128,64 +135,67 @@ RULES: tuple[Rule, ...] = (
          "The grader {text} in {value:.0f} of {of} attempts.",
          "It may compare with another field, or accept anything: the check runs it on right and empty answers.",
          "agentrl check --all"),
-    Rule("reward_hacking", "reward", "bad", find.hacking,
+    Rule("reward_hacking", "reward", "bad", course.hacking,
          "The reward went from {before:.2f} to {after:.2f} while {what} went from {then:.2f} to {now:.2f}{part}.",
          "It is paid for something else than the task: lower that part's weight below the primary's, or close the gap.",
-         "agentrl compare --rewards last --set rewards.PART=0"),
-    Rule("all_solved", "groups", "done", find.all_solved,
+         "agentrl train --set rewards.PART=0"),
+    Rule("all_solved", "groups", "done", course.all_solved,
          "Every attempt is solved in {value:.0%} of the groups: nothing is left to learn on these rows.",
          "Stop and evaluate, then take harder rows or task.order=curriculum.", "agentrl eval RUN@best"),
-    Rule("same_attempts", "groups", "warn", find.same_attempts,
+    Rule("same_attempts", "groups", "warn", course.same_attempts,
          "{value:.0%} of the attempts at a task are token by token the same: there is nothing to compare.",
          "Raise rollout.temperature (1 is what the gradient assumes).", "agentrl train --set rollout.temperature=1"),
-    Rule("all_failed", "groups", "warn", find.all_failed,
+    Rule("all_failed", "groups", "warn", course.all_failed,
          "Every attempt failed in {value:.0%} of the groups, most often: {why}. There is nothing to reinforce.",
-         "If the check finds the grader sound: a warm start, easier rows, a larger group or another model.",
+         "If the check finds the grader sound: a warm start (`agentrl sft warm`, from a stronger model with --teacher),"
+         " easier rows, a larger group or another model.",
          "agentrl check"),
-    Rule("no_signal", "groups", "warn", find.no_signal,
+    Rule("no_signal", "groups", "warn", course.no_signal,
          "{text}", "Try task.order=curriculum, rollout.resample_rounds, a larger group or other rows.",
          "agentrl train --set rollout.group_size=8 --set task.order=curriculum"),
-    Rule("nan", "gradient", "bad", find.nan,
+    Rule("nan", "gradient", "bad", course.nan,
          "{names} is not a number: that update was left out.",
          "Lower train.lr or train.max_grad_norm, and go on from the last sound checkpoint.", BASE),
-    Rule("no_gradient", "gradient", "bad", find.no_gradient,
+    Rule("no_gradient", "gradient", "bad", course.no_gradient,
          "The gradient was 0 in {value:.0f} steps that had episodes to train on: no trained weight has a part in it.",
          "Compare adapter.target_modules with the model's layers, and look at the advantages.",
          "agentrl config show adapter"),
-    Rule("gradients", "gradient", "warn", find.gradients,
+    Rule("gradients", "gradient", "warn", course.gradients,
          "The gradient norm {value:.3g} is {times:.0f} times its median: one bad batch can undo many steps.",
          "Look at the step's worst episodes; lower train.lr or train.max_grad_norm.", "agentrl replay worst"),
-    Rule("no_movement", "gradient", "warn", find.no_movement,
-         "The policy did not move: {same} of {of} attempts of the newest evaluation are, token by token, those of"
-         " the first.",
+    Rule("no_movement", "gradient", "warn", course.no_movement,
+         "The policy did not move: in {steps} steps the same tokens changed by {value:.1g} nats.",
          "Raise train.lr (now {lr:g}), or take more steps.", "agentrl train --set train.lr=HIGHER"),
-    Rule("collapse", "step size", "bad", find.collapse,
+    Rule("collapse", "step size", "bad", course.collapse,
          "Solved fell from {then:.2f} (steps {first} to {last}) to {now:.2f}: the steps are too large.",
          "Lower train.lr (now {lr:g}) and go on from {place}.", BASE),
-    Rule("entropy_collapse", "step size", "warn", find.entropy,
+    Rule("entropy_collapse", "step size", "warn", course.entropy,
          "The entropy is {value:.2g} nats a token (below {threshold:.2g}): the policy tries nothing new.",
          "Lower train.lr, or raise algo.entropy_coef or rollout.temperature.",
          "agentrl train --set algo.entropy_coef=0.01"),
-    Rule("kl_drift", "step size", "warn", find.kl_drift,
-         "The policy is {value:.2g} nats a token away from {what}; {threshold:g} is far.",
-         "Lower train.lr, algo.epochs or algo.minibatches, or raise algo.kl_coef.",
-         "agentrl train --set algo.kl_coef=0.01"),
-    Rule("clip_drift", "step size", "warn", find.clip_drift,
+    Rule("kl_drift", "step size", "warn", find.over("kl", 1.0),
+         "The policy is {value:.2g} nats a token away from the reference model; {threshold:g} is far.",
+         "Lower train.lr, or raise algo.kl_coef.", "agentrl train --set algo.kl_coef=0.01"),
+    Rule("kl_drift", "step size", "warn", find.over("approx_kl", 0.1),
+         "The policy moves {value:.2g} nats a token within one step; {threshold:g} is far.",
+         "Lower train.lr, algo.epochs or algo.minibatches.", "agentrl train --set algo.epochs=1"),
+    Rule("clip_drift", "step size", "warn", course.clip_drift,
          "{value:.0%} of the tokens are at a clipping bound and no longer trained.",
          "Lower train.lr, algo.epochs or algo.minibatches.", "agentrl train --set algo.epochs=1"),
-    Rule("leak", "evaluation", "bad", find.leak,
+    Rule("leak", "evaluation", "bad", course.leak,
          "{value:.0f} of {of} tasks of the split {split} are training tasks too: an evaluation there measures memory.",
          "Take them out of one of the splits.", "agentrl check"),
-    Rule("few_rows", "evaluation", "warn", find.few_rows,
+    Rule("few_rows", "evaluation", "warn", course.few_rows,
          "All attempts are at {value:.0f} different tasks: what is learned is their answers.",
          "Add rows (hundreds are usual); a small split tells nothing either.", "agentrl check"),
-    Rule("memorised", "evaluation", "warn", find.memorised,
+    Rule("memorised", "evaluation", "warn", course.memorised,
          "Solved in training {train}, but on tasks that it does not train on it {held}.",
          "It memorised its rows, or the two differ: add rows, and read what is solved in training only.",
          "agentrl eval RUN@last --split train"),
-    Rule("process", "machine", "bad", find.process,
-         "The training {text}.", "The store has all finished steps: resume it.", "agentrl train --resume RUN"),
-    Rule("disk", "machine", "warn", find.disk,
+    Rule("process", "machine", "bad", course.process,
+         "The training {text}.", "The store has all finished steps: correct that, and resume it.",
+         "agentrl train --resume RUN"),
+    Rule("disk", "machine", "warn", course.disk,
          "{value:.1f} GiB are left on the store's disk: a full one ends the run.",
          "Remove episodes of old runs, or take another disk.", "agentrl db prune"),
 )  # fmt: skip
@@ -240,20 +250,19 @@ def conclude(evidence: Evidence) -> list[str]:
 
 def summarise(evidence: Evidence) -> str:
     """Return what happened in a sentence, "" if there are too few steps."""
-    train, rates = evidence.change("solved"), evidence.evals
+    train, held = evidence.change("solved"), course.carry_over(evidence)
     if train is None:
         return ""
     text = f"Solved in training {train.text} (means of its first and last steps)"
-    if len(rates) > 1:
-        held = find.carry_over(rates)
+    if held is not None:
         joined = "and" if held.word == train.word else "but"
         text += f", {joined} on the validation tasks it {held.text}"
-    return f"{text}; {find.moved_part(evidence)}."
+    return f"{text}; {course.moved_part(evidence)}."
 
 
 def suggest(evidence: Evidence) -> str:
     """Return the next step of a training without a fault, "" if there are too few steps."""
-    train, solved, name = evidence.change("solved"), evidence.series("solved"), evidence.name
+    train, solved = evidence.change("solved"), evidence.series("solved")
     if train is None or train.word != "rose":
         return "Try more steps, a higher train.lr or larger groups (rollout.group_size)." * bool(
             train
@@ -262,5 +271,5 @@ def suggest(evidence: Evidence) -> str:
     width = max(1, min(10, len(solved) // 4))
     middle = solved[-2 * width : -width]
     if train.after - sum(middle) / len(middle) > LEAST:
-        return f"It was still rising: `agentrl train --resume {name} --steps {2 * len(solved)}`"
-    return f"It has levelled off; what it still fails: `agentrl ls -f 'run:{name} outcome:failed'`"
+        return f"It was still rising: `agentrl train --resume {evidence.run.name} --steps {2 * len(solved)}`"
+    return f"It has levelled off; what it still fails: `agentrl ls -f 'run:{evidence.run.name} outcome:failed'`"

@@ -7,26 +7,25 @@ the set-up see what was before the fall (`Evidence.before`), and those about the
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean, variance
 from typing import Any
 
+from agentrl_cli.store.queries import message_lines
+from agentrl_cli.store.rows import EvalRow, RunRow
 from agentrl_cli.types import Episode, Task, ToolCall, ToolResult
-from agentrl_cli.types.content import content_text
 
 Metrics = Mapping[str, Any]
 
-MOST = 10
-"""Steps at each end that are compared, at most; a quarter of short runs."""
-FEWEST = 8
-"""Steps below which nothing is concluded from both ends."""
+MOST, FEWEST = 10, 8
+"""Steps at each end that are compared, at most; and steps of a run below which nothing is concluded from them."""
 LEAST = 0.02
 """Change below which a number has not moved, however steady it is."""
-SHARE, DROP, SIGMAS = 0.5, 0.2, 2.5
-"""A fall: solved at most this share of its best, at least so much below it, and so many standard errors."""
+SHARE, DROP, SIGMAS, UNITS = 0.5, 0.15, 2.5, 2
+"""A fall: solved at most this share of its best, at least so much below it, and so many standard errors; attempts at a
+task are alike, so a group counts as this many."""
 ANSWERS = ("answer", "expected", "target", "solution", "label", "gold")
 """Fields of a row that hold the right answer."""
 
@@ -55,59 +54,47 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A training far below its own best: the place of the best steps, and the share solved then and now."""
+    """A training far below its best, which are steps[start:end]: the share solved there and in the newest `width`."""
 
     start: int
     end: int
-    """The best are steps[start:end]."""
     width: int
-    """The newest steps that are compared."""
     best: float
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """An evaluation during the training."""
-
-    step: int
-    solved: float
-    tasks: int = 0
-
-    @property
-    def error(self) -> float:
-        """Its standard error, by tasks."""
-        return math.sqrt(self.solved * (1 - self.solved) / self.tasks) if self.tasks else 0.0
+NO_RUN = RunRow("", "last", status="finished")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a training, the newest step last."""
+    """What is known of a training, the newest step last.
+
+    Args:
+        episodes: Attempts at training tasks: of the newest step, or of the first and last ones of a stored run.
+        evals: Its evaluations that could be graded, the oldest first.
+        tasks: Tasks of the training and of its evaluations, by id.
+        width: The newest steps over which a number is a mean.
+        trained: Episodes that the newest step was trained on; None: as its metrics have it.
+        compares: Whether the estimator learns from spread within groups alone.
+        foreign: The finding about calls that only another parser reads.
+        controls: The control tokens of the tokenizer, by id.
+        moved: How far log-probabilities of the first evaluation's tokens have moved since, in nats on average.
+        free: Bytes left on the disk of the store.
+    """
 
     steps: Sequence[Metrics] = ()
     episodes: Sequence[Episode] = ()
-    """Attempts at training tasks: of the newest step, or of the first and last ones of a stored run."""
-    evals: Sequence[Rate] = ()
+    run: RunRow = NO_RUN
+    evals: Sequence[EvalRow] = ()
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    """Tasks of the training and of its evaluations, by id."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    name: str = "last"
     width: int = 1
-    """The newest steps over which a number is a mean."""
     trained: float | None = None
-    """Episodes that the newest step was trained on; None: as its metrics have it."""
     compares: bool = True
-    """Whether the estimator learns from spread within groups alone."""
     foreign: str = ""
-    """The finding about calls that only another parser reads."""
     controls: Mapping[int, str] = field(default_factory=dict)
-    """The control tokens of the tokenizer, by id."""
-    same: tuple[int, int] = (0, 0)
-    """Attempts of the newest evaluation that are token by token those of the first one, of so many compared."""
-    state: tuple[str, str] = ("", "")
-    """State and error of the run."""
+    moved: float | None = None
     free: int | None = None
-    """Bytes left on the disk of the store."""
 
     @property
     def now(self) -> Metrics:
@@ -119,11 +106,15 @@ class Evidence:
         split = self.get("task", "split_train", "train")
         return [task for task in self.tasks.values() if task.split == split]
 
-    def get(self, section: str, key: str, default: Any = None) -> Any:
+    @property
+    def rates(self) -> list[float]:
+        """Share solved in each evaluation."""
+        return [row.pass_rate or 0.0 for row in self.evals]
+
+    def get(self, section: str, key: str, default: Any) -> Any:
         """Return a setting of the run, `default` if it is not known."""
-        found = self.config.get(section)
-        value = found.get(key) if isinstance(found, Mapping) else None
-        return default if value is None else value
+        found = self.run.config.get(section)
+        return found.get(key, default) if isinstance(found, Mapping) else default
 
     def series(self, key: str) -> list[float]:
         """Return the finite values of a metric."""
@@ -152,23 +143,18 @@ class Evidence:
         return Change(mean(first), mean(last), max(LEAST, 2 * error))
 
     @cached_property
-    def improved(self) -> bool:
-        """Whether more is solved at the end than at the start."""
-        found = self.change("solved")
-        return found is not None and found.word == "rose"
-
-    @cached_property
     def fall(self) -> Fall | None:
-        """The fall, if the newest steps lie in one. Groups count as the units, since attempts at a task are alike."""
-        solved, groups = self.series("solved"), int(self.get("rollout", "prompts_per_step", 8))
-        for width in (1, 2, 3):
+        """The fall, if the newest steps lie in one."""
+        solved = self.series("solved")
+        units = UNITS * int(self.get("rollout", "prompts_per_step", 8))
+        for width in range(1, 6):
             spans = [(max(0, end - 3), end) for end in range(1, len(solved) - width + 1)]
             if not spans:
                 return None
             best, start, end = max((mean(solved[a:b]), a, b) for a, b in spans)
             now, span = mean(solved[-width:]), end - start
             both = (best * span + now * width) / (span + width)
-            error = math.sqrt(both * (1 - both) / groups * (1 / span + 1 / width))
+            error = math.sqrt(both * (1 - both) / units * (1 / span + 1 / width))
             if now <= SHARE * best and best - now >= max(DROP, SIGMAS * error):
                 return Fall(start, end, width, best, now)
         return None
@@ -187,7 +173,8 @@ class Evidence:
     def graded(self) -> list[Episode]:
         """The graded episodes; if the training improved, those of its last steps: it has left the first behind."""
         found = [one for one in self.episodes if one.graded]
-        if self.improved and found:
+        change = self.change("solved")
+        if found and change is not None and change.word == "rose":
             last = max(one.step or 0 for one in found)
             found = [one for one in found if (one.step or 0) > last - 2]
         return found
@@ -202,11 +189,6 @@ class Evidence:
             for call, result in zip(turn.calls, after.results, strict=False)
         ]
 
-    def question(self, episode: Episode) -> str:
-        """Return everything that an episode's model was given to read."""
-        given = (m for turn in episode.turns if turn.role != "assistant" for m in turn.messages)
-        return " ".join(content_text(message.get("content")) for message in given)
-
     def expected(self, episode: Episode) -> str:
         """Return the row's right answer as text, "" if no field holds one."""
         task = self.tasks.get(episode.task_id)
@@ -214,29 +196,13 @@ class Evidence:
         return next((plain(str(x)) for x in found if isinstance(x, (str, int, float))), "")
 
 
-def final_text(episode: Episode) -> str:
-    """Return the text of the model's last turn."""
-    last = next((turn for turn in reversed(episode.turns) if turn.role == "assistant"), None)
-    return " ".join(content_text(m.get("content")) for m in last.messages) if last else ""
-
-
 def answer_of(episode: Episode) -> str:
-    """Return the last line of the last turn, after its last colon."""
-    lines = [line for line in final_text(episode).splitlines() if line.strip()]
+    """Return the last line of the model's last turn, after its last colon."""
+    turns = [turn for turn in episode.turns if turn.role == "assistant"][-1:]
+    lines = [line for turn in turns for m in turn.messages for line in message_lines([m])]
     return plain(lines[-1].rpartition(":")[2]) if lines else ""
 
 
 def plain(text: str) -> str:
     """Return an answer without what graders overlook: case, commas between digits, a full stop."""
     return text.strip().replace(",", "").rstrip(".").lower()
-
-
-def most(texts: Sequence[str]) -> tuple[str, int]:
-    """Return the most frequent text and its count."""
-    return Counter(texts).most_common(1)[0] if texts else ("", 0)
-
-
-def short(text: str, length: int = 80) -> str:
-    """Return a text in one line, cut to a length."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1] + "…"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from agentrl_cli.config.estimators import ESTIMATORS
-from agentrl_cli.reports.evidence import Evidence, Rate
+from agentrl_cli.reports.evidence import Evidence
 
 if TYPE_CHECKING:
     from agentrl_cli.store import RunRow, Store
@@ -19,23 +22,35 @@ WIDTH = 5
 
 
 def read_evidence(
-    store: Store, run: RunRow, steps: Sequence[Mapping[str, Any]] | None = None, ends: int = 2
+    store: Store,
+    run: RunRow,
+    steps: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    ends: int = 2,
+    **known: Any,
 ) -> Evidence:
-    """Return what is known of a training; its episodes are those of the first and the last `ends` sound steps."""
-    rates = read_rates(store, run.id)
+    """Return what is known of a training; its episodes are those of the first and the last `ends` sound steps.
+
+    `steps`: its metrics, if they were read already, or made of rollouts. `known`: fields that need not be read; with
+    `episodes` no episode is.
+    """
+    evals = [row for row in store.runs.evals(run.id) if row.pass_rate is not None]
     alerts = store.journal.folded_alerts(run.id)
     evidence = Evidence(
         [row for row in steps or store.runs.steps(run.id) if row["step"]],
-        evals=rates,
-        config=run.config,
-        name=run.name,
+        run=run,
+        evals=evals,
         width=WIDTH,
         compares=compares(run.config),
         foreign=next((str(row["text"]) for row in alerts if row["name"] == "parser"), ""),
         controls=control_tokens(store, run.tokenizer),
-        state=(run.state, run.error),
+        moved=measure_movement(store, run.id, *(evals[n].step or 0 for n in (0, -1)))
+        if evals
+        else None,
     )
-    tried = store.episodes.rows(store.episodes.ids("kind:train", "time", run.id))
+    if "episodes" in known:
+        return replace(evidence, **known)
+    tried = store.episodes.rows(store.episodes.ids(f"kind:{run.kind}", "time", run.id))
     sound = {int(row["step"]) for row in evidence.before.steps}
     places = sorted({row.step or 0 for row in tried if (row.step or 0) in sound})
     near = {*places[:ends], *places[-ends:]} or {row.step or 0 for row in tried}
@@ -43,18 +58,8 @@ def read_evidence(
     evaluated = store.episodes.rows(store.episodes.ids("kind:eval", "time", run.id))
     names = {row.task_id for row in (*tried, *evaluated)}
     tasks = {name: task for name in names if (task := store.tasks.get(name)) is not None}
-    return replace(
-        evidence,
-        episodes=[store.episodes.get(name) for name in (*picked[:MOST], *picked[MOST:][-MOST:])],
-        tasks=tasks,
-        same=compare_attempts(store, run.id, rates),
-    )
-
-
-def read_rates(store: Store, run_id: str) -> list[Rate]:
-    """Return the evaluations of a run that could be graded."""
-    rows = store.runs.evals(run_id)
-    return [Rate(e.step or 0, e.pass_rate, e.n_tasks) for e in rows if e.pass_rate is not None]
+    episodes = [store.episodes.get(name) for name in (*picked[:MOST], *picked[MOST:][-MOST:])]
+    return replace(evidence, episodes=episodes, tasks=tasks, **known)
 
 
 def compares(config: Mapping[str, Any]) -> bool:
@@ -66,6 +71,7 @@ def compares(config: Mapping[str, Any]) -> bool:
     return found is None or (found.compares == "rewards" and not in_reward)
 
 
+@lru_cache(maxsize=8)
 def control_tokens(store: Store, tokenizer: str) -> dict[int, str]:
     """Return the control tokens of a stored tokenizer, by id."""
     stored = store.tokenizers.get(tokenizer) if tokenizer else None
@@ -73,20 +79,24 @@ def control_tokens(store: Store, tokenizer: str) -> dict[int, str]:
     return {token["id"]: token["content"] for token in added if token.get("special")}
 
 
-def compare_attempts(store: Store, run_id: str, rates: Sequence[Rate]) -> tuple[int, int]:
-    """Return how many attempts of the newest evaluation are those of the first one, token by token, and of how many.
+@lru_cache(maxsize=8)
+def measure_movement(store: Store, run_id: str, start: int, end: int) -> float | None:
+    """Return how far the weights have moved what an evaluation sampled until another one, in nats; None if unknown.
 
-    The seed of an attempt does not depend on the weights: weights that did not move sample the same again.
+    An attempt has the same seed in every evaluation: its tokens are compared until they part, in the same context.
     """
-    if len(rates) < 2:
-        return 0, 0
 
     def attempts(step: int) -> dict[tuple[str, int], str]:
         rows = store.episodes.rows(store.episodes.ids(f"kind:eval step:{step}", "time", run_id))
         return {(row.task_id, row.sample): row.id for row in rows if row.outcome is not None}
 
-    first, last = attempts(rates[0].step), attempts(rates[-1].step)
-    pairs = [(first[key], last[key]) for key in first.keys() & last.keys()]
-    ids = store.episodes.get
-    same = sum(ids(a).tokens.ids.tobytes() == ids(b).tokens.ids.tobytes() for a, b in pairs)
-    return same, len(pairs)
+    first, last = attempts(start), attempts(end)
+    moved: list[float] = []
+    for key in first.keys() & last.keys():
+        one, other = (store.episodes.get(found[key]).tokens for found in (first, last))
+        n = min(len(one), len(other))
+        parted = np.flatnonzero(one.ids[:n] != other.ids[:n])
+        same = slice(0, parted[0] if len(parted) else n)
+        both = one.trained_mask[same] & other.trained_mask[same]
+        moved += np.abs(one.logp_policy[same] - other.logp_policy[same])[both].tolist()
+    return float(np.nanmean(moved)) if moved and start < end else None

@@ -57,7 +57,7 @@ def load(
         same: dict[str, Any] = {name: getattr(old, name) for name in PER_STEP}
     else:
         same = {**notable_of(store, run.id, data.step), **_sizes(store, run.id)}
-        evidence = replace(read_evidence(store, run, steps, ends=1), free=same["free"])
+        evidence = read_evidence(store, run, steps, ends=1, free=same["free"])
         same["health"] = tuple(stages(diagnose(evidence)))
     return replace(data, done=max(done, 0), **same)
 

@@ -1,5 +1,6 @@
 """Flags: reasons to look at an episode, each with its evidence. Pure functions over an `Episode`.
 
+TOOLFAIL   a tool raised, or took too long
 BADARG     a tool was unknown or got arguments that do not fit its schema
 NOTOOL     no tool was called
 LOOP       the same call again and again, or a text that repeats itself
@@ -44,6 +45,8 @@ LOOP_TOKENS = 32
 """A turn that ends in so many tokens of repetition (four rounds at least) loops."""
 
 _BAD_ARGUMENTS = {"bad_arguments", "unknown_tool"}
+TOOL_FAULTS = {"exception", "timeout", "memory"}
+"""Errors of a call that fit its schema: the tool failed, whatever it was asked."""
 _CUT = {Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS, Outcome.TOO_LONG}
 
 
@@ -100,21 +103,24 @@ def _by_branch(rule: Callable[[Episode], Iterator[Flag]]) -> Callable[[Episode],
     return over_branches
 
 
+def _tool_fault(episode: Episode) -> Iterator[Flag]:
+    failed = [item for item in _pair_results(episode) if item[2].error in TOOL_FAULTS]
+    for turn, call, result in failed:
+        name = call.name if call else "a tool"
+        yield Flag("TOOLFAIL", f"{name} failed {len(failed)}×: {short(result.text)}", turn.index)
+
+
 def _bad_arguments(episode: Episode) -> Iterator[Flag]:
     bad = [item for item in _pair_results(episode) if item[2].error in _BAD_ARGUMENTS]
     for turn, call, result in bad:
         name = call.name if call else "a tool"
-        yield Flag("BADARG", f"{len(bad)}×, first {name}: {_short(result.text)}", turn.index)
+        yield Flag("BADARG", f"{len(bad)}×, first {name}: {short(result.text)}", turn.index)
 
 
 def _no_tool(episode: Episode) -> Iterator[Flag]:
     replies = [turn for turn in episode.turns if turn.role == "assistant"]
     if replies and not episode.tool_calls:
-        yield Flag(
-            "NOTOOL",
-            f"{len(replies)} turn{'s' if len(replies) > 1 else ''} without a call",
-            replies[-1].index,
-        )
+        yield Flag("NOTOOL", "it answered without calling a tool", replies[-1].index)
 
 
 def _loop(episode: Episode) -> Iterator[Flag]:
@@ -126,7 +132,7 @@ def _loop(episode: Episode) -> Iterator[Flag]:
         same = f"{call.name} {_arguments(call)}"
         counts[same] += 1
         if counts[same] == LOOP_CALLS or last == (same, result.text):
-            yield Flag("LOOP", f"{counts[same]}× {_short(same)}", turn.index)
+            yield Flag("LOOP", f"{counts[same]}× {short(same)}", turn.index)
         last = (same, result.text)
     for turn in episode.turns:
         if turn.role == "assistant" and turn.end - turn.start >= LOOP_TOKENS:
@@ -171,7 +177,7 @@ def _after_error(episode: Episode) -> Iterator[Flag]:
         elif turn.role == "assistant":
             if failed is not None and not turn.calls:
                 yield Flag(
-                    "AFTERERR", f"answered after {failed.error}: {_short(failed.text)}", turn.index
+                    "AFTERERR", f"answered after {failed.error}: {short(failed.text)}", turn.index
                 )
             failed = None
 
@@ -180,10 +186,10 @@ def _check_parsing(episode: Episode) -> Iterator[Flag]:
     for turn in episode.turns:
         for call in turn.calls:
             if call.error:
-                yield Flag("MALFORMED", _short(call.error), turn.index)
+                yield Flag("MALFORMED", short(call.error), turn.index)
     for turn, _, result in _pair_results(episode):
         if result.error == "malformed_call":
-            yield Flag("MALFORMED", _short(result.text), turn.index)
+            yield Flag("MALFORMED", short(result.text), turn.index)
 
 
 def _mask(episode: Episode) -> Iterator[Flag]:
@@ -225,6 +231,7 @@ def _check_divergence(episode: Episode) -> Iterator[Flag]:
 
 
 RULES: dict[str, Callable[[Episode], Iterator[Flag]]] = {
+    "TOOLFAIL": _tool_fault,
     "BADARG": _bad_arguments,
     "NOTOOL": _no_tool,
     "LOOP": _by_branch(_loop),
@@ -244,6 +251,7 @@ def _arguments(call: ToolCall) -> str:
     )
 
 
-def _short(text: str, most: int = 80) -> str:
+def short(text: str, most: int = 80) -> str:
+    """Return a text in one line, cut to a length."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -8,14 +8,15 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from agentrl_cli.errors import NotFound, RunFailed, StoreError, TrainingStopped
 from agentrl_cli.hooks.threads import THREADS
+from agentrl_cli.reports.read_evidence import read_evidence
 from agentrl_cli.store.journal import WAITING
-from agentrl_cli.trainer.alerts import Health, StepEvidence
+from agentrl_cli.trainer.alerts import Health
 from agentrl_cli.trainer.checkpoints import retain
 from agentrl_cli.trainer.machine import machine
 from agentrl_cli.trainer.metrics import Clock, step_metrics
@@ -116,7 +117,9 @@ class Reporter:
         self.run_id = run.id
         self.narrate = narrate
         self.health = Health(config.train.stop_on, config.train.stop_patience)
-        self.evidence = StepEvidence(config, store, run, tasks)
+        self.tasks = {task.id: task for task in tasks}
+        self._steps: list[Mapping[str, float]] = []
+        """Metrics of the steps so far; those before a resume are read from the store."""
         self._alerted: Counter[str] = Counter()
         """How often each alert was raised."""
         self._ended: deque[float] = deque(maxlen=RECENT + 1)
@@ -217,8 +220,19 @@ class Reporter:
     def _alerts(self, report: StepReport) -> str:
         """Store the alerts of a step. Returns the name of the one that stops the run."""
         step = {**report.metrics, "step": report.step + 1}
-        trained = len(report.update.advantages)
-        evidence = self.evidence.after(step, report.episodes, trained, report.foreign)
+        before = self._steps or self.store.runs.steps(self.run_id)
+        self._steps = [row for row in before if row["step"] <= report.step] + [step]
+        run = replace(self.run, config=self.config.model_dump(mode="json"))
+        evidence = read_evidence(
+            self.store,
+            run,
+            self._steps,
+            episodes=report.episodes,
+            tasks=self.tasks,
+            trained=len(report.update.advantages),
+            foreign=report.foreign,
+            width=1,
+        )
         alerts, stop = self.health.look(evidence)
         for alert in alerts:
             found = (alert.level, alert.name, alert.value, alert.threshold, alert.line)

@@ -17,7 +17,7 @@ MASKED = 3
 """`algo.entropy_share` took the token's gradient."""
 FAR = 4
 """`algo.off_policy_mask` or a masking `algo.correction` took it: the weights have moved too far since sampling."""
-NO_GRADIENT = ("no clip", "CLIPPED", "REJECTED", "MASKED: certain", "MASKED: off-policy")
+NO_GRADIENT = ("in full", "CLIPPED", "REJECTED", "MASKED: certain", "MASKED: off-policy")
 """Words for the values of `clipped`."""
 
 

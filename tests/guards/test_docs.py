@@ -18,12 +18,19 @@ from docs.store_columns import described
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["cli", "config", "store"])
+@pytest.mark.parametrize("name", ["cli", "config", "store", "troubleshooting"])
 def test_generated_pages_are_current(name: str) -> None:
     maker = DOCS / f"make_{name}.py"
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == load_file(maker).render(), (
         f"run: python docs/{maker.name}"
     )
+
+
+def test_the_chinese_page_of_the_rules_is_current() -> None:
+    maker = load_file(DOCS / "make_troubleshooting.py")
+    assert (DOCS / "zh" / "troubleshooting.md").read_text(
+        encoding="utf-8"
+    ) == maker.render_chinese()
 
 
 def test_every_table_and_column_is_described(tmp_path: Path) -> None:

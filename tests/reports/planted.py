@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_cli.reports.evidence import Evidence, Rate
+from agentrl_cli.reports.evidence import Evidence
+from agentrl_cli.store import EvalRow, RunRow
 from agentrl_cli.types import (
     Episode,
     Origin,
@@ -92,7 +93,12 @@ BOLTS = call(item="steel bolts", site="Molde")
 
 
 def case(*args: Any, **fields: Any) -> Evidence:
-    return Evidence(*args, **{"config": CONFIG, "name": "demo", **fields})
+    run = RunRow("r", "demo", status="finished", config=CONFIG)
+    return Evidence(*args, **{"run": run, **fields})
+
+
+def rate(step: int, solved: float, tasks: int = 40) -> EvalRow:
+    return EvalRow("r", step, pass_rate=solved, n_tasks=tasks)
 
 
 PLANTED: dict[str, Evidence] = {
@@ -142,7 +148,8 @@ PLANTED: dict[str, Evidence] = {
     ),
     "all_solved": case(steps([1.0] * 6, **{"groups/all_solved": 1.0})),
     "same_attempts": case(
-        steps(FLAT), [attempt(n, task=f"t{n // 4}", ids=(5, n // 4)) for n in range(16)]
+        steps(FLAT, frac_reward_zero_std=1.0),
+        [attempt(n, task=f"t{n // 4}", ids=(5, n // 4)) for n in range(16)],
     ),
     "all_failed": case(
         steps([0.0] * 6, **{"groups/all_failed": 1.0}), [attempt(n) for n in range(9)]
@@ -156,15 +163,17 @@ PLANTED: dict[str, Evidence] = {
     "nan": case(steps([0.5, 0.5], loss=[0.1, math.nan])),
     "no_gradient": case(steps([0.5] * 6, grad_norm=0.0)),
     "gradients": case(steps([0.5] * 7, grad_norm=[1.0] * 6 + [25.0])),
-    "no_movement": case(steps(FLAT), evals=[Rate(0, 0.5, 12), Rate(12, 0.5, 12)], same=(24, 24)),
-    "collapse": case(steps([0.75, *[0.0] * 5]), evals=[Rate(0, 0.7, 40), Rate(3, 0.0, 40)]),
+    "no_movement": case(steps(FLAT), evals=[rate(0, 0.5, 12), rate(12, 0.5, 12)], moved=0.0004),
+    "collapse": case(steps([0.75, *[0.0] * 5]), evals=[rate(0, 0.7, 40), rate(3, 0.0, 40)]),
     "entropy_collapse": case(steps([0.5] * 8, entropy=[1.0] * 7 + [0.019])),
     "kl_drift": case(steps([0.5], kl=1.5)),
     "clip_drift": case(steps([0.5], **{"clip_ratio/high_mean": 0.2, "clip_ratio/low_mean": 0.15})),
     "leak": case(steps(FLAT), tasks={**tasks(40), **tasks(8, "validation")}),
     "few_rows": case(steps(FLAT), tasks=tasks(4)),
-    "memorised": case(steps(GOOD), evals=[Rate(0, 0.3, 40), Rate(30, 0.3, 40)], tasks=tasks(40)),
-    "process": case(steps(FLAT), state=("failed", "the disk is full")),
+    "memorised": case(steps(GOOD), evals=[rate(0, 0.3, 40), rate(30, 0.3, 40)], tasks=tasks(40)),
+    "process": case(
+        steps(FLAT), run=RunRow("r", "demo", status="failed", error="the disk is full")
+    ),
     "disk": case(steps(FLAT), free=2**30),
 }
 """Rule → the evidence of a training in which it is the first fault, or nothing else is found."""

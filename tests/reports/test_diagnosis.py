@@ -12,10 +12,20 @@ import pytest
 
 from agentrl_cli.config.train import Stop
 from agentrl_cli.reports.diagnosis import RULES, STAGES, conclude, diagnose, first_fault, stages
-from agentrl_cli.reports.evidence import Rate
 from agentrl_cli.types import Task
 from tests.guards.test_recommended import commands_in, problem_of
-from tests.reports.planted import BOLTS, FLAT, GOOD, PLANTED, RAISED, RIGHT, attempt, case, steps
+from tests.reports.planted import (
+    BOLTS,
+    FLAT,
+    GOOD,
+    PLANTED,
+    RAISED,
+    RIGHT,
+    attempt,
+    case,
+    rate,
+    steps,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +41,7 @@ def test_a_planted_cause_is_named_first(name: str) -> None:
 
 
 def test_every_rule_has_a_planted_case_a_stage_and_a_place_in_stop_on() -> None:
-    assert [rule.name for rule in RULES] == list(PLANTED)
+    assert list(dict.fromkeys(rule.name for rule in RULES)) == list(PLANTED)
     order = list(STAGES)
     places = [order.index(rule.stage) for rule in RULES]
     assert places == sorted(places), "the rules stand in the order of the walk"
@@ -61,15 +71,15 @@ def test_what_follows_from_a_fall_is_not_the_cause() -> None:
     """A learning rate 100 times too high: 0.75, then nothing is solved, turns are cut, groups are equal."""
     broken = {"groups/all_failed": [0.1, 1, 1, 1, 1], "completions/clipped_ratio": [0, 1, 1, 1, 1]}
     rows = steps([0.75, 0, 0, 0, 0], **broken)
-    evals = [Rate(0, 0.7, 40), Rate(4, 0.0, 40)]
+    evals = [rate(0, 0.7, 40), rate(4, 0.0, 40)]
     for n in range(2, 6):
         (found,) = diagnose(case(rows[:n], evals=evals))
         assert found.name == "collapse"
     assert "from 0.75" in found.text and "go on from the base" in found.advice
     assert found.command == "agentrl train --model tiny-tools --set train.lr=3e-05"
-    better = case(rows, evals=[Rate(0, 0.3, 40), Rate(2, 0.7, 40), Rate(4, 0.0, 40)])
+    better = case(rows, evals=[rate(0, 0.3, 40), rate(2, 0.7, 40), rate(4, 0.0, 40)])
     assert "--model demo@best" in diagnose(better)[0].command
-    assert not diagnose(case(steps([0.6, 0.4, 0.5, 0.35, 0.6]))), "noise is no fall"
+    assert not diagnose(case(steps([0.6, 0.4, 0.5, 0.35, 0.6]))), "noise is not a fall"
 
 
 def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
@@ -77,9 +87,9 @@ def test_a_reward_that_is_paid_for_something_else_names_its_part() -> None:
     assert found is not None and "friendly brought" in found.text
     assert "0.70 to 1.84" in found.text and "0.90 to 0.25" in found.text
     rows = steps([0.5] * 25, reward=[0.3 + 0.02 * n for n in range(25)])
-    flat = [Rate(step, 0.4, 40) for step in (0, 12, 24)]
+    flat = [rate(step, 0.4, 40) for step in (0, 12, 24)]
     assert [one.name for one in diagnose(case(rows, evals=flat))] == ["reward_hacking"]
-    rising = [Rate(0, 0.4, 40), Rate(12, 0.45, 40), Rate(24, 0.5, 40)]
+    rising = [rate(0, 0.4, 40), rate(12, 0.45, 40), rate(24, 0.5, 40)]
     assert not diagnose(case(rows, evals=rising))
 
 
@@ -115,7 +125,7 @@ def test_settings_and_time_limits_stand_in_the_text_of_errors() -> None:
     assert "took longer" not in other.text
 
 
-def test_equal_rewards_are_no_fault_of_an_estimator_that_learns_from_them() -> None:
+def test_equal_rewards_are_not_a_fault_of_an_estimator_that_learns_from_them() -> None:
     flat = case(steps([0.5] * 5, frac_reward_zero_std=1.0))
     assert [one.name for one in diagnose(flat)] == ["no_signal"]
     assert not diagnose(replace(flat, compares=False))
@@ -143,10 +153,10 @@ def test_the_last_lines_of_a_training(
     solved: list[float], rates: tuple[float, ...], first: str, second: str
 ) -> None:
     rows: list[dict[str, Any]] = steps(solved, **{"rewards/exact/mean": list(solved)})
-    evals = [Rate(step, rate, 40) for step, rate in zip((0, len(rows)), rates, strict=False)]
+    evals = [rate(step, share) for step, share in zip((0, len(rows)), rates, strict=False)]
     what, following = conclude(case(rows, evals=evals))
     assert first in what and second in following
-    assert conclude(case(rows[:3])) == [], "a few steps are no evidence"
+    assert conclude(case(rows[:3])) == [], "a few steps prove nothing"
 
 
 def test_texts_have_no_names_of_metrics() -> None:

@@ -132,9 +132,10 @@ def test_truncated() -> None:
 
 def test_answered_after_an_error() -> None:
     failed = ToolResult("SyntaxError", error="exception")
-    assert flag_names(episode(([call(a=1)], [failed]), ([], []))) == ("AFTERERR",)
+    assert flag_names(episode(([call(a=1)], [failed]), ([], []))) == ("TOOLFAIL", "AFTERERR")
     repaired = episode(([call(a=1)], [failed]), ([call(a=2)], [OK]), ([], []))
-    assert flag_names(repaired) == ()
+    assert flag_names(repaired) == ("TOOLFAIL",)
+    assert find_flags(repaired)[0].evidence == "calculator failed 1×: SyntaxError"
 
 
 def test_malformed_by_call_and_by_result() -> None:
@@ -156,11 +157,11 @@ def test_branches_are_read_one_by_one() -> None:
     one, other = episode((asked, [OK]), (asked, [OK])), episode((asked, failed), ([], []))
     # the same call twice in a row is a loop, in two branches it is not; the failed one is answered in the second alone
     tree = grafted(episode((asked, [OK]), ([], [])), other, 1)
-    assert flag_names(one) == ("LOOP",) and flag_names(tree) == ("AFTERERR",)
-    (flag,) = find_flags(tree)
+    assert flag_names(one) == ("LOOP",) and flag_names(tree) == ("TOOLFAIL", "AFTERERR")
+    _, flag = find_flags(tree)
     assert flag.turn == 4 and tree.branches == ((0, 1, 2), (0, 3, 4))
     bad = grafted(tree, episode((asked, [ToolResult("?", error="bad_arguments")])), 1)
-    assert find_flags(bad)[0].evidence == "1×, first calculator: ?"
+    assert find_flags(bad)[1].evidence == "1×, first calculator: ?"
 
 
 def test_mask_bugs() -> None:

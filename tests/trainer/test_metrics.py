@@ -1,4 +1,4 @@
-"""The numbers of a step by hand, the health rules, and CPU time with all descendants."""
+"""The numbers of a step by hand, and CPU time with all descendants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from agentrl_cli.trainer.alerts import find_alerts
+from agentrl_cli.reports.diagnosis import diagnose
+from agentrl_cli.reports.evidence import Evidence
 from agentrl_cli.trainer.metrics import cpu_seconds, step_metrics
 from agentrl_cli.types import (
     Episode,
@@ -114,27 +115,7 @@ def test_errors_never_become_zeros() -> None:
     found = step_metrics([bad], dict.fromkeys("ab", Fact.SKIPPED_SANDBOX_ERROR))
     assert "reward" not in found and "solved" not in found
     assert found["outcomes/sandbox_error"] == 2 and found["facts/skipped:sandbox_error"] == 2
-    assert [alert.name for alert in find_alerts(found, trained=0)].count("errors") == 1
-
-
-def test_health_rules() -> None:
-    def names(trained: int = 8, **metrics: float) -> list[str]:
-        return [
-            alert.name
-            for alert in find_alerts(
-                {k.replace("__", "/"): v for k, v in metrics.items()}, trained=trained
-            )
-        ]
-
-    assert names() == names(entropy=1.0) == []
-    assert names(trained=0) == ["no_signal"]
-    assert names(entropy=1e-4) == ["entropy_collapse"]
-    assert names(drift__structural=2.0) == ["drift"] and names(drift__resegmented=2.0) == []
-    assert names(outcomes__env_error=1.0) == names(outcomes__timeout=1.0) == ["errors"]
-    assert names(sampling__sampling_logp_difference__max=3.0) == ["mismatch"]
-    assert all(
-        alert.text for alert in find_alerts({"entropy": 0.0, "outcomes/timeout": 1.0}, trained=0)
-    )
+    assert [one.name for one in diagnose(Evidence([found]))].count("errors") == 1
 
 
 def test_cpu_seconds_counts_children_alive_and_ended() -> None:

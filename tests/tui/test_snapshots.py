@@ -47,7 +47,7 @@ SCREENS: dict[str, tuple[Make, tuple[str, ...], str]] = {
     "watch-tools": (lambda reader: WatchScreen(reader, "grpo-07"), ("6",), "calculator"),
     "watch-log": (lambda reader: WatchScreen(reader, "grpo-07"), ("7",), "LOG"),
     "watch-config": (lambda reader: WatchScreen(reader, "grpo-07"), ("8",), "prompts_per_step"),
-    "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "disk left"),
+    "watch-health": (lambda reader: WatchScreen(reader, "grpo-07"), ("9",), "machine"),
     "watch-help": (
         lambda reader: WatchScreen(reader, "grpo-07"),
         ("question_mark",),

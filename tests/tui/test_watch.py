@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from agentrl_cli.reports.run_health import health_of
 from textual.pilot import Pilot
 
-from agentrl_cli.reports.run_data import GroupRow, Health, RunData
+from agentrl_cli.reports.diagnosis import diagnose, stages
+from agentrl_cli.reports.run_data import GroupRow, RunData
 from agentrl_cli.reports.run_load import load, notable_of
-from agentrl_cli.store import EvalRow, RunRow, Store
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.holder import Holder
 from agentrl_cli.trainer.controls import CHANGEABLE
 from agentrl_cli.trainer.metrics import step_metrics
@@ -23,12 +22,13 @@ from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.watch.charts import Look, overview_charts
 from agentrl_cli.tui.watch.controls import SETTINGS
 from agentrl_cli.tui.watch.overview import now_rows
-from agentrl_cli.tui.watch.panels import head, histogram_lines
+from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
 from agentrl_cli.tui.watch.recent import Fold, fold_groups, load_recent
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible
+from tests.reports.planted import PLANTED
 
 WIDE, SMALL = (120, 40), (80, 24)
 
@@ -327,56 +327,24 @@ def test_without_a_terminal_one_line_per_step(db: Path) -> None:
     assert json.loads(rows.stdout.splitlines()[-1])["step"] == 40
 
 
-def found_checks(
-    steps: Sequence[dict[str, float]], evals: Sequence[EvalRow] = ()
-) -> dict[str, Health]:
-    run = RunRow("r", "r", status="finished")
-    data = RunData(run, steps=tuple(steps), evals=tuple(evals))
-    return {check.name: check for check in health_of(data)}
-
-
-def test_health_rules_have_values_and_advice() -> None:
-    names = (
-        "frac_reward_zero_std",
-        "entropy",
-        "loss",
-        "tools/error_rate",
-        "outcomes/sandbox_error",
+def test_the_health_panel_is_the_walk_of_the_diagnosis() -> None:
+    walk = tuple(stages(diagnose(PLANTED["truncated"])))
+    data = RunData(RunRow("r", "r", status="finished"), health=walk)
+    short = [line.plain for line in health_lines(data, 60)]
+    assert short[0] == "HEALTH 9 ok  1 warn  0 bad" and "end at a token limit" in " ".join(short)
+    whole = " ".join(line.plain.strip() for line in health_lines(data, 200, advice=True))
+    assert "grader" in whole and "Whether the grader tells right from wrong" in whole
+    assert (
+        "agentrl train --set rollout.max_new_tokens=256" in whole
+        and "1 warning" in head(data).plain
     )
-    row = dict(zip(("step", *names), (1, 0.97, 0.4, float("nan"), 0.1, 2), strict=True))
-    found = found_checks([row])
-    assert {name: check.level for name, check in found.items()} == {
-        "groups": "bad", "tools": "ok", "entropy": "ok", "nan": "bad", "errors": "bad",
-    }  # fmt: skip
-    assert "0.97" in found["groups"].text and found["groups"].advice
-    assert found["errors"].text == "2 episodes ended in an error and were masked"
-    low = found_checks([{"step": 1, "entropy": 0.02}])["entropy"]
-    assert (low.level, low.text, low.advice) == (
-        "warn",
-        "entropy 0.020",
-        "collapsing: lower the rate",
-    )
-    steps = [
-        {"step": n, "reward": n / 20, "grad_norm": 9.0 if n == 20 else 0.3} for n in range(1, 21)
-    ]
-    found = found_checks(steps, [EvalRow("r", n, pass_rate=0.4) for n in (5, 10, 20)])
-    assert found["hacking"].level == "warn" and found["spike"].level == "warn"
-    assert found["spike"].text == "grad_norm 30.0 x its median"
 
 
 def test_the_ceiling_is_not_a_failure() -> None:
-    def steps(solved: float, failed: float) -> list[dict[str, float]]:
-        row = {"groups/all_solved": solved, "groups/all_failed": failed}
-        row["frac_reward_zero_std"] = solved + failed
-        return [{"step": n, "at": 10.0 * n, **row} for n in range(1, 7)]
-
-    top = found_checks(steps(0.95, 0.0))["ceiling"]
-    assert top.level == "done" and "nothing left to learn: 95%" in top.text
-    assert "agentrl eval r@best" in top.advice and "harder tasks" in top.advice
-    stuck = found_checks(steps(0.0, 1.0))["groups"]
-    assert (stuck.level, stuck.advice) == ("bad", "easier tasks, a warm start, or a larger group")
-    data = RunData(RunRow("r", "r"), steps=tuple(steps(0.95, 0.0)), health=(top,))
+    found = diagnose(PLANTED["all_solved"])
+    data = RunData(RunRow("r", "r"), health=tuple(stages(found)))
     assert "AT THE CEILING" in head(data).plain and "warning" not in head(data).plain
+    assert "agentrl eval demo@best" in " ".join(line.plain for line in health_lines(data, 200))
 
 
 def test_groups_without_signal_are_one_line_a_step() -> None:

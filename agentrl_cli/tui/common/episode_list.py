@@ -68,6 +68,7 @@ class Browse:
 
 
 FLAGS = (
+    "TOOLFAIL",
     "BADARG",
     "NOTOOL",
     "LOOP",

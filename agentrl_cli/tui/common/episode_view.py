@@ -211,6 +211,12 @@ def fork_of(view: EpisodeView, other: Episode) -> Fork | None:
 def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Return flags first, then checks over the stored numbers, each with its evidence."""
     found = [("!", f"{name} {evidence}".strip()) for name, evidence in flags]
+    callers = [row for row in view.siblings if getattr(row, "n_calls", 0)]
+    if any(name == "NOTOOL" for name, _ in flags) and callers:
+        right = sum(row.outcome == "solved" for row in callers)
+        found.append(
+            ("!", f"{len(callers)} of its siblings called one, {right} of these are solved")
+        )
     found += [(".", f"task: {view.picked}")] * bool(view.picked)
     for name, reward, delta, advantage, turns in view.scores:
         own = "not trained" if advantage is None else f"adv {advantage:+.2f}"
@@ -220,15 +226,14 @@ def reasons_of(view: EpisodeView, flags: Sequence[tuple[str, str]]) -> tuple[Rea
     ended = all(getattr(row, "outcome", None) is not None for row in view.siblings)
     if len(rewards) > 1 and ended:
         spread = float(np.std(rewards))
-        mark, signal = (
-            (".", "has signal") if spread > 1e-9 else ("!", "no signal: all rewards equal")
-        )
-        found.append((mark, f"group {signal}, sd {spread:.2f}"))
+        equal = "!", "all rewards of the group are equal: nothing to learn from it"
+        differ = ".", f"the group's rewards differ (sd {spread:.2f})"
+        found.append(differ if spread > 1e-9 else equal)
     if not view.episode.linear:
         paths = ", ".join(spans(branch) for branch in view.episode.branches)
         found.append((".", f"{len(view.episode.branches)} branches, B: turns {paths}"))
     found += [("!", view.episode.fact)] * view.episode.fact.startswith("skipped")
-    trained = [(".", "no training signals stored")]
+    trained = [(".", "not trained: no numbers of a training are stored")]
     if view.signals is not None:
         trained = _signal_reasons(view.tokens, view.signals)
     return tuple(Reason(mark, text) for mark, text in (*found, *trained))
@@ -238,13 +243,15 @@ def _signal_reasons(tokens: Tokens, signals: TrainSignals) -> list[tuple[str, st
     """Check the training: the mask, the sampler against the trainer, the tokens without a gradient."""
     leaked = np.isfinite(signals.weight) & (signals.weight != 0) & ~tokens.trained_mask
     bug = f"mask bug: weight on {int(leaked.sum())} foreign tokens"
-    found = [("!", bug) if leaked.any() else (".", "mask: model only")]
+    found = [("!", bug) if leaked.any() else (".", "only what the model sampled is trained")]
     sampler = tokens.logp_policy if tokens.support is None else tokens.logp_sampled
     gap = np.abs(signals.logp_train - sampler)
     gap = gap[np.isfinite(gap) & tokens.trained_mask]
     if len(gap):
         mean = float(gap.mean())
-        found.append(("." if mean < 0.1 else "!", f"rollout/train logp gap {mean:.3f}"))
+        found.append(
+            ("." if mean < 0.1 else "!", f"sampler and trainer differ by {mean:.3f} nats a token")
+        )
     kinds = ("clipped", "rejected", "masked as certain", "masked as off-policy")
     counts = np.bincount(signals.clipped[tokens.trained_mask].clip(0), minlength=5)[1:].tolist()
     named = zip(counts, kinds, strict=False)

@@ -83,7 +83,7 @@ def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
         ]
         if math.isfinite(push := float(signals.push[token])):
             scale = view.push_scale
-            shown = f"{num(push / scale)} of p95" if scale else num(push, "+.4g")
+            shown = f"{num(push / scale)} × top 5 %" if scale else num(push, "+.4g")
             out.append(("push", shown))
     return [*out, ("trained", _disposition(view, token))]
 

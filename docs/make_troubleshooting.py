@@ -1,0 +1,149 @@
+"""Writes docs/troubleshooting.md and its Chinese page from the rules: python docs/make_troubleshooting.py.
+
+A test fails where one is stale.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agentrl_cli.reports.diagnosis import RULES, STAGES, Rule
+
+TARGET = Path(__file__).with_name("troubleshooting.md")
+CHINESE = TARGET.parent / "zh" / TARGET.name
+
+HEAD = """\
+# My reward is flat, collapses, is NaN
+
+<!-- Written by docs/make_troubleshooting.py from the rules in agentrl_cli/reports/diagnosis.py; edit those. -->
+
+```console
+agentrl why
+```
+
+walks from the chat template to the evaluations of the newest training, stops at the first fault, and prints it with a
+number, an episode that proves it and a command. The same rules raise the alerts of a running training, end its
+output, and stand in `agentrl check`, in watch (`9`), and in reports; `train.stop_on` takes their names. Rules about
+the set-up look at the steps before a fall, so that what follows from it is not taken for its cause. `agentrl why
+EPISODE` gives the reasons of one episode.
+"""
+ZH_HEAD = """\
+# 奖励不动、崩溃、变成 NaN 怎么办
+
+<!-- Written by docs/make_troubleshooting.py from the rules in agentrl_cli/reports/diagnosis.py; edit those. -->
+
+```console
+agentrl why
+```
+
+从对话模板到评测，逐项检查最近一次训练，停在第一处故障，给出数值、一个能证明它的回合，以及一条可以直接运行的命令。
+训练中的警报、训练结束时的结论、`agentrl check`、watch（按 `9`）和报告用的是同一套规则；
+`train.stop_on` 接受这些规则的名字。
+关于设置的规则只看成绩下跌之前的步，所以后果不会被当成原因。
+`agentrl why EPISODE` 说明某个回合为什么失败。下表中的英文是程序打印的原文。
+"""
+SYMPTOMS: tuple[tuple[str, str, str], ...] = (
+    ("The reward is flat or 0", "奖励不动，或一直是 0",
+     "parser malformed truncated tools arguments grader all_failed"
+     " same_attempts no_signal no_gradient no_movement"),
+    ("It rises, then collapses", "先升后崩", "collapse reward_hacking entropy_collapse kl_drift gradients"),
+    ("Loss or gradient is NaN", "损失或梯度是 NaN", "nan gradients mismatch"),
+    ("The entropy is near 0", "熵接近 0", "entropy_collapse same_attempts collapse"),
+    ("The KL explodes", "KL 爆炸", "kl_drift clip_drift collapse mismatch"),
+    ("The reward rises, the answers get worse", "奖励在涨，答案却更差", "reward_hacking grader grader_noise"),
+    ("Episodes are masked or skipped", "回合被屏蔽或跳过", "errors ungraded drift too_long bad_tokens"),
+    ("Good in training, not in evaluations", "训练里好，评测不好", "memorised leak few_rows"),
+    ("Nothing more happens", "不再有变化", "all_solved process disk"),
+)  # fmt: skip
+ZH: dict[str, str] = {
+    "mask": "掩码有误：梯度不属于策略",
+    "drift": "回合与对话模板的渲染在结构上不同，被跳过",
+    "bad_tokens": "词元编号或对数概率不可能出自这个模型",
+    "mismatch": "采样端与训练端的概率不一致：检查权重和精度",
+    "too_long": "提示放不进长度上限",
+    "stop": "模型写了结束词元，采样却没有停：模板或分词器不对",
+    "parser": "模型用的是另一种调用语法，解析器读不出来",
+    "malformed": "一半以上的回合有无法解析的调用",
+    "truncated": "多数回合被长度上限截断",
+    "errors": "基础设施出错或超时，回合被屏蔽，不参与训练",
+    "tools": "工具自己出错：先看最常见的错误",
+    "arguments": "参数与问题不符：模型读不懂这种问法，问题要短，参数放进引号",
+    "ungraded": "主奖励返回 None，没有评分",
+    "grader_noise": "同样的回合得到不同的分：评分里有随机性",
+    "grader": "评分与数据里的答案不符：读错了字段，或什么都给分",
+    "reward_hacking": "奖励在涨，解出率在跌：某个奖励项被钻了空子",
+    "all_solved": "全部解出，没有什么可学（不是故障）",
+    "same_attempts": "同一任务的尝试几乎一样：温度太低",
+    "all_failed": "全部失败，没有可以强化的行为：先确认评分正确，再冷启动或换容易的数据",
+    "no_signal": "没有任何一组奖励有差别，什么都没有训练",
+    "nan": "损失或梯度不是数：降低学习率",
+    "no_gradient": "梯度为 0：适配器没有落在模型的层上，或优势全为 0",
+    "gradients": "梯度突然变大",
+    "no_movement": "策略没有动：学习率太低",
+    "collapse": "解出率远低于自己的最好成绩：步子太大，降低学习率，从最好的检查点继续",
+    "entropy_collapse": "熵几乎为 0：策略不再尝试新东西",
+    "kl_drift": "离参考模型太远，或一步走得太远",
+    "clip_drift": "大量词元到了裁剪边界，不再训练",
+    "leak": "评测集里有训练任务",
+    "few_rows": "数据太少，学到的是答案本身",
+    "memorised": "训练里变好，评测没有：记住了数据",
+    "process": "训练进程已经不在",
+    "disk": "磁盘快满了",
+}
+
+
+def render() -> str:
+    """The English page."""
+    lines = [HEAD, "| symptom | rules, in the order of the walk |", "| --- | --- |", *_symptoms(0)]
+    for stage, question in STAGES.items():
+        lines += [
+            "",
+            f"## {stage.capitalize()}",
+            "",
+            question,
+            "",
+            "| rule | says | do |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{r.name}` | {_words(r.text)} | {_todo(r)} |" for r in RULES if r.stage == stage
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def render_chinese() -> str:
+    """The Chinese page."""
+    lines = [
+        ZH_HEAD,
+        "| 症状 | 规则，按检查顺序 |",
+        "| --- | --- |",
+        *_symptoms(1),
+        "",
+        "## 规则",
+        "",
+    ]
+    lines += ["| 规则 | 含义 | 原文 | 命令 |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{r.name}` | {ZH[r.name]} | {_words(r.text)} | `{r.command}` |" for r in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def _symptoms(language: int) -> list[str]:
+    order = [rule.name for rule in RULES]
+    rows = [(one[language], sorted(one[2].split(), key=order.index)) for one in SYMPTOMS]
+    return [f"| {title} | {', '.join(f'`{name}`' for name in names)} |" for title, names in rows]
+
+
+def _words(text: str) -> str:
+    """A text with … for each value that is filled in."""
+    filled = re.sub(r"\{[^}]*\}", "…", text).replace("{", "").replace("|", "/")
+    return "the finding itself" if filled == "…" else filled
+
+
+def _todo(rule: Rule) -> str:
+    return f"{_words(rule.advice)} `{rule.command}`".strip()
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
+    CHINESE.write_text(render_chinese(), encoding="utf-8")
