@@ -90,7 +90,8 @@ class Scripted(LocalPolicy):
         assert isinstance(self._engine, PagedEngine)
         runner = self._engine.runner
         decode = runner.decode
-        runner.decode = lambda pool, sequences: self.scripted(decode(pool, sequences))  # type: ignore[method-assign]
+        self._engine.drafts = None  # a script would be drafted as no real text is
+        runner.decode = lambda pool, sequences, drafts=(): self.scripted(decode(pool, sequences))  # type: ignore[method-assign]
 
     async def generate(self, key: str, ids: Any, sampling: Sampling, **options: Any) -> Generation:
         self.said[key] = self.said.get(key, 0) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from agentrl_cli.chat.images import Images
@@ -178,7 +179,13 @@ def _observations(task: Task, said: Sequence[Message], got: Sequence[Message]) -
 
 def _chat(task: Task) -> Chat:
     """Return a chat whose tokens are bytes, and an image one token if the task has any."""
-    if not any(isinstance(message.get("content"), list) for message in task.prompt):
+    return _make_chat(any(isinstance(message.get("content"), list) for message in task.prompt))
+
+
+@cache
+def _make_chat(images: bool) -> Chat:
+    """Return the one chat of all tasks: a template takes longer to compile than an attempt."""
+    if not images:
         return Chat(ByteTokenizer())
     tokenizer = ByteTokenizer(
         tiny_template(images=True), control=(*ByteTokenizer.CONTROL, *IMAGE_TOKENS)

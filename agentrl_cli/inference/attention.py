@@ -212,8 +212,9 @@ class Tables:
         self.blocks, self.shared, self._spots, self._parts = tensors
         self.shape, self.in_place = shape, in_place
         self.read = {} if read is None else read
-        self._indices: tuple[Tensor, Tensor, Tensor] | None = None
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        # By the number of queries, which differs between steps with drafts and without.
+        self._indices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def indices(self, kv_heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return where things lie, heads included: a part's queries; a head's scores, by places; a part's weights.
@@ -221,7 +222,7 @@ class Tables:
         Queries, scores and results of parts are in the order in which `_pairs` multiplies them:
         [blocks, kv_heads, groups], then [shared, kv_heads, members, groups].
         """
-        if self._indices is None:
+        if groups not in self._indices:
             shape, device = self.shape, self._parts.device
             kv = torch.arange(kv_heads, device=device)[:, None]
             group = torch.arange(groups, device=device)[:, None]
@@ -252,34 +253,47 @@ class Tables:
             score_of = (unit * groups + group).masked_fill_(
                 part < 0, shape.parts_in_all * kv_heads * groups
             )
-            self._indices = row, score_of.view(-1), weight_of.view(-1)
-        return self._indices
+            self._indices[groups] = row, score_of.view(-1), weight_of.view(-1)
+        return self._indices[groups]
 
     def results(self, heads: int, values: Tensor) -> tuple[Tensor, Tensor]:
         """For all parts: scores [parts · heads + 1, BLOCK] and Σ p·v [parts · heads + 1, dim]; the last ones are 0."""
-        if self._buffers is None:
+        if heads not in self._buffers:
             exact = torch.promote_types(values.dtype, torch.float32)
             sizes = [
                 (self.shape.parts_in_all * heads + 1, width) for width in (BLOCK, values.shape[-1])
             ]
             scores, out = (values.new_empty(size, dtype=exact) for size in sizes)
             scores[-1] = out[-1] = 0
-            self._buffers = scores, out
-        return self._buffers
+            self._buffers[heads] = scores, out
+        return self._buffers[heads]
 
 
 class DecodeView(View):
-    """One new token of each sequence.
+    """One new token of each sequence, and the draft behind it.
 
     Args:
         step: That of a DecodeBatch: [3, rows].
+        places: Those of the batch where there are drafts, with its width.
     """
 
-    def __init__(self, pool: BlockPool, step: Tensor, tables: Tables) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        step: Tensor,
+        tables: Tables,
+        places: Tensor | None = None,
+        width: int = 1,
+    ) -> None:
         super().__init__(pool)
         _, positions, write = step
         self.positions = positions[:, None]
-        self._tables = tables
+        self._tables, self._places, self._width = tables, places, width
+        self._seen = positions
+        if places is not None:  # what fills up a sequence's rows sees something, and is not read
+            self._seen = positions.new_zeros(tables.shape.rows * width).index_copy_(
+                0, places, positions
+            )
         self._block, self._place = write // BLOCK, write % BLOCK
         self._masks: dict[int | None, Tensor] = {}
 
@@ -299,12 +313,14 @@ class DecodeView(View):
         sinks: Tensor | None = None,
     ) -> Tensor:
         self.calls += 1
-        rows, heads, _, dim = query.shape
+        dim, width, rows = query.shape[-1], self._width, self._tables.shape.rows
         keys, values = self._layer_cache()
-        kv_heads, groups = keys.shape[1], heads // keys.shape[1]
+        kv_heads, groups = keys.shape[1], width * (query.shape[1] // keys.shape[1])
+        heads = kv_heads * groups
         queries, score_of, weight_of = self._tables.indices(kv_heads, groups)
         scores, out = self._tables.results(heads, values)
-        found = (query * scale).view(rows * kv_heads, groups * dim).index_select(0, queries)
+        given = self._by_sequence(query * scale, kv_heads).view(rows * kv_heads, groups * dim)
+        found = given.index_select(0, queries)
         pairs = self._pairs(found.view(-1, dim), keys, values, heads)
         for some, (each, held, _) in pairs:
             _product(each, held, scores[some])
@@ -315,7 +331,26 @@ class DecodeView(View):
         for some, (each, _, held) in pairs:
             _product(weights[some].view(*each.shape[:2], BLOCK), held, out[some])
         total = embedding_bag(score_of.view(rows * heads, -1), out, mode="sum")
-        return total.view(rows, heads, 1, -1).to(query.dtype)
+        return self._by_row(total, kv_heads, query.shape[1]).to(query.dtype)
+
+    def _by_sequence(self, query: Tensor, kv_heads: int) -> Tensor:
+        """Return queries [rows, heads, 1, d] as [sequences, kv_heads, width, groups, d]."""
+        if self._places is None:
+            return query
+        _, heads, _, dim = query.shape
+        padded = query.new_zeros(len(self._seen), heads, dim)
+        padded.index_copy_(0, self._places, query[:, :, 0])
+        each = padded.view(-1, self._width, kv_heads, heads // kv_heads, dim)
+        return each.transpose(1, 2).contiguous()
+
+    def _by_row(self, total: Tensor, kv_heads: int, heads: int) -> Tensor:
+        """Return results in the order of `_by_sequence` as [rows, heads, 1, d]."""
+        if self._places is not None:
+            each = total.view(-1, kv_heads, self._width, heads // kv_heads, total.shape[-1])
+            total = each.transpose(1, 2).reshape(len(self._seen), -1).index_select(0, self._places)
+        return total.view(
+            -1, heads, 1, total.shape[-1] if self._places is None else total.shape[-1] // heads
+        )
 
     def _pairs(
         self, found: Tensor, keys: Tensor, values: Tensor, heads: int
@@ -351,20 +386,27 @@ class DecodeView(View):
         """Probabilities [rows, heads, places] of scores by the places of each sequence."""
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
-        scores += self._mask(window, scores.shape[-1])
+        if self._places is None:
+            scores += self._mask(window, scores.shape[-1])
+        else:
+            rows, places = self._tables.shape.rows, scores.shape[-1]
+            kv_heads = self._layer_cache()[0].shape[1]
+            each = scores.view(rows, kv_heads, self._width, -1, places)
+            each += self._mask(window, places).view(rows, 1, self._width, 1, places)
         if sinks is None:
             return torch.softmax(scores, -1)
         column = sinks.to(scores.dtype).view(1, -1, 1).expand(len(scores), -1, -1)
         return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
 
     def _mask(self, window: int | None, places: int) -> Tensor:
-        """[rows, 1, places] to be added to the scores."""
+        """[sequences · width, 1, places] to be added to the scores."""
         mask = self._masks.get(window)
         if mask is None:
-            place = torch.arange(places, device=self.positions.device)[None]
-            hidden = place > self.positions
+            place = torch.arange(places, device=self._seen.device)[None]
+            seen = self._seen[:, None]
+            hidden = place > seen
             if window is not None:
-                hidden |= place <= self.positions - window
+                hidden |= place <= seen - window
             mask = self._masks[window] = (hidden * MASKED)[:, None]
         return mask
 

@@ -112,9 +112,14 @@ class GraphRunner(ModelRunner):
     def records(self) -> bool:
         return self._make is not None
 
-    def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
-        if self._make is None or not pool.scratch or pool.keys[0] is None:
-            return super().decode(pool, sequences)
+    def decode(
+        self,
+        pool: BlockPool,
+        sequences: Sequence[TokenSequence],
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
+        if drafts or self._make is None or not pool.scratch or pool.keys[0] is None:
+            return super().decode(pool, sequences, drafts)
         fixed = (
             pool,
             pool.moves,

@@ -100,8 +100,13 @@ class DecodeBatch:
     """Arrays of a decode step. Rows are sequences."""
 
     step: Ints
-    """[3, rows] tokens fed by the step; their positions; where their keys and values go, block · BLOCK + offset."""
+    """[3, rows] tokens fed by the step; their positions; where their keys and values go, block · BLOCK + offset. With
+    drafts a sequence has several rows, one behind the other."""
     layout: Layout
+    width: int = 1
+    """Most rows of a sequence."""
+    places: Ints | None = None
+    """[rows] of each row its sequence · width + how far it is behind the first; None for one row each."""
 
     def pack(self) -> Ints:
         """Return all arrays in one."""
@@ -115,19 +120,29 @@ def unpack(packed: Tensor, shape: Shape) -> list[Tensor]:
     return [part.view(size) for part, size in zip(flat, sizes, strict=True)]
 
 
-def decode_batch(sequences: Sequence[TokenSequence], before: Layout | None = None) -> DecodeBatch:
-    """Return the arrays of a step that feeds each sequence its newest token, with the layout of before if it still
-    holds.
+def decode_batch(
+    sequences: Sequence[TokenSequence],
+    before: Layout | None = None,
+    drafts: Sequence[Sequence[int]] = (),
+) -> DecodeBatch:
+    """Return the arrays of a step that feeds each sequence its newest token and the draft behind it.
+
+    The layout is that of `before` if it still holds.
     """
     tables = [sequence.block_table for sequence in sequences]
     layout = before if before is not None and before.describes(tables) else layout_of(tables)
-    positions = [sequence.length - 1 for sequence in sequences]
-    write = [
-        table[n // BLOCK] * BLOCK + n % BLOCK for table, n in zip(tables, positions, strict=True)
-    ]
-    return DecodeBatch(
-        np.array([[sequence.last for sequence in sequences], positions, write], np.int64), layout
-    )
+    behind = drafts or [()] * len(sequences)
+    tokens, positions, write, places = [], [], [], []
+    width = 1 + max(map(len, behind))
+    for row, (sequence, table, draft) in enumerate(zip(sequences, tables, behind, strict=True)):
+        first = sequence.length - 1
+        tokens += [sequence.last, *draft]
+        for n in range(first, first + 1 + len(draft)):
+            positions.append(n)
+            write.append(table[n // BLOCK] * BLOCK + n % BLOCK)
+            places.append(row * width + n - first)
+    step = np.array([tokens, positions, write], np.int64)
+    return DecodeBatch(step, layout, width, np.array(places, np.int64) if width > 1 else None)
 
 
 def layout_of(tables: Sequence[list[int]]) -> Layout:

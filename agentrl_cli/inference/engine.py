@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.inference.attention_hook import make_change_error
+from agentrl_cli.inference.drafts import Drafts
 from agentrl_cli.inference.kv_cache import (
     BLOCK,
     BlockPool,
@@ -103,6 +104,7 @@ class PagedEngine:
         self.pool = BlockPool(runner.layers, budget, scratch=runner.records)
         self.scheduler = self._scheduler(rows, budget)
         self.cache = self.scheduler.cache
+        self.drafts = Drafts() if runner.drafts else None
 
     def _scheduler(self, rows: int, budget: int) -> Scheduler:
         return Scheduler(KVCache(self.pool), rows, budget)
@@ -173,13 +175,40 @@ class PagedEngine:
                 self.scheduler.reserve()
                 live = list(self.running)
                 if live:
-                    sample(self._decode(live), live, self.limit)
+                    self._draw(live)
         except NotServed as error:
             raise make_change_error(transformer(self.runner.model)) from error
         for request in live:
             if request.stop is not None:
+                if self.drafts is not None:
+                    self.drafts.learn(request.context, len(request.ids))
                 self.scheduler.finish(request)
         return live
+
+    def _draw(self, live: list[Request]) -> None:
+        """Draw a token for each request, and those behind it that its draft had right."""
+        known, rows = self.drafts, len(live)
+        if known is None or not self.runner.drafts or not known.worth(rows):
+            sample(self._decode(live), live, self.limit)
+            drawn = rows
+        else:
+            before = [len(request.out) for request in live]
+            drafts = [known.propose(request, self._room(request), rows) for request in live]
+            given = [[token for token, _ in draft] for draft in drafts] if any(drafts) else ()
+            sample(self.runner.decode(self.pool, live, given), live, self.limit, drafts=given)
+            counts = [len(request.out) - n for request, n in zip(live, before, strict=True)]
+            for request, draft, count in zip(live, drafts, counts, strict=True):
+                if draft:
+                    known.report(request, draft, count)
+            drawn = sum(counts)
+        if known is not None:
+            known.rest(drawn)
+
+    def _room(self, request: Request) -> int:
+        """Return how many drafted tokens may stand behind a request's newest one: in its last block, in its turn."""
+        in_block = len(request.block_table) * BLOCK - request.length
+        left = min(request.sampling.max_new_tokens - len(request.out), self.limit - request.length)
+        return min(in_block, left - 1)
 
     def _decode(self, live: list[Request]) -> Tensor:
         """Logits [rows, vocabulary] after each request's newest token."""
@@ -189,6 +218,10 @@ class PagedEngine:
         """Block tables for new requests, and the keys and values of their contexts."""
         self._add_prefixes([r for r in fresh if r.key not in self.cache.turns])
         begun = [(request, self.scheduler.begin(request)) for request in fresh]
+        if self.drafts is not None:
+            for request, start in begun:
+                if start is not None:
+                    self.drafts.learn(request.context, start)
         self._prefill(
             [
                 (r.context[start:-1], start, r.block_table)
@@ -216,6 +249,8 @@ class PagedEngine:
         added = self.cache.add_prefix(ids)
         if added is not None:
             prefix, start = added
+            if self.drafts is not None:
+                self.drafts.learn(ids, start)
             self._prefill([(ids[start:], start, prefix.blocks)])
 
     def _prefill(self, items: list[Item]) -> None:

@@ -26,23 +26,27 @@ class LlamaStep:
     Raises ValueError for a model of another shape.
     """
 
-    def __init__(self, base: Any) -> None:
+    def __init__(self, base: Any, *, fixed: bool = False) -> None:
         problem = find_difference(base)
         if problem:
             raise ValueError(problem)
-        self._base, self._config = base, base.config
+        config = base.config  # reading it takes long: once
+        self._base, self._config = base, config if config.model_type == "mistral" else None
+        self._in, self._out, self._residual = (
+            float(getattr(config, name, 1.0))
+            for name in ("embedding_multiplier", "logits_scaling", "residual_multiplier")
+        )
         self._dim = int(base.model.layers[0].self_attn.head_dim)
         self._groups = [_groups(layer) for layer in base.model.layers]
         self._head: Modules = (base.get_output_embeddings(),)
         every = [group for groups in self._groups for group in groups]
-        self.weights = SamplingWeights([*every, self._head])
+        self.weights = SamplingWeights([*every, self._head], fixed=fixed)
 
     def run(self, ids: Tensor, view: View, *, logits: bool) -> Tensor | None:
         """Feed ids [B, T]: logits of the last position [B, vocabulary]; None if only keys and values are wanted."""
-        config, decoder = self._config, self._base.model
+        decoder = self._base.model
         x = embedding(ids.reshape(-1), decoder.embed_tokens.weight)
-        scale = getattr(config, "embedding_multiplier", 1.0)
-        x = x if scale == 1.0 else x * scale
+        x = x if self._in == 1.0 else x * self._in
         cos, sin = decoder.rotary_emb(x, view.positions)
         half = self._dim // 2
         # x·cos + rotate_half(x)·sin, where rotating is a roll and the sign is the sine's
@@ -63,8 +67,7 @@ class LlamaStep:
         x = self.weights.product(self._head)(
             rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
         )
-        scale = getattr(config, "logits_scaling", 1.0)
-        return x if scale == 1.0 else x / scale
+        return x if self._out == 1.0 else x / self._out
 
     def _layer(
         self,
@@ -95,17 +98,15 @@ class LlamaStep:
         view.update(k, v, number)
         if only_cache:
             return None
-        window = getattr(attention, "sliding_window", None)
-        if self._config.model_type == "mistral":
-            window = self._config.sliding_window
+        holder = attention if self._config is None else self._config
+        window = getattr(holder, "sliding_window", None)
         mixed = view.attend(q, k, v, scale=attention.scaling, window=window)
-        scale = getattr(self._config, "residual_multiplier", 1.0)
-        x = torch.add(x, out(mixed.transpose(1, 2).reshape(len(x), -1)), alpha=scale)
+        x = torch.add(x, out(mixed.transpose(1, 2).reshape(len(x), -1)), alpha=self._residual)
         norm = layer.post_attention_layernorm
         gate, up = widen(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)).chunk(
             2, -1
         )
-        return torch.add(x, down(silu(gate).mul_(up)), alpha=scale)
+        return torch.add(x, down(silu(gate).mul_(up)), alpha=self._residual)
 
 
 def _normed(q: Tensor, k: Tensor, attention: Any) -> tuple[Tensor, Tensor]:

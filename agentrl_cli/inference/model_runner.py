@@ -46,9 +46,11 @@ class ModelRunner:
     def __init__(self, model: nn.Module, *, plain: bool = False) -> None:
         self.model = model
         base = transformer(model)
-        self._short = None if plain or find_difference(base) else LlamaStep(base)
+        self._short = None
+        if not plain and not find_difference(base):
+            self._short = LlamaStep(base, fixed=self.records)
         self.weights = (
-            SamplingWeights(linear_layers(model), plain=plain)
+            SamplingWeights(linear_layers(model), plain=plain, fixed=self.records)
             if self._short is None
             else self._short.weights
         )
@@ -95,13 +97,28 @@ class ModelRunner:
 
     def _take_forward(self) -> None:
         """Run the model's own forward from here on."""
-        self._short, self.weights = None, SamplingWeights(linear_layers(self.model))
+        self._short, self.weights = (
+            None,
+            SamplingWeights(linear_layers(self.model), fixed=self.records),
+        )
 
-    def decode(self, pool: BlockPool, sequences: Sequence[TokenSequence]) -> Tensor:
-        """Logits [rows, vocabulary] after each sequence's newest token."""
-        batch = decode_batch(sequences, self._layout)
+    def decode(
+        self,
+        pool: BlockPool,
+        sequences: Sequence[TokenSequence],
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
+        """Logits [rows, vocabulary] after each sequence's newest token, and after each token of its draft."""
+        batch = decode_batch(sequences, self._layout, drafts)
         step = torch.from_numpy(batch.step).to(self.device)
-        return self.run(step[0][:, None], DecodeView(pool, step, self._tables_of(batch.layout)))
+        places = None if batch.places is None else torch.from_numpy(batch.places).to(self.device)
+        view = DecodeView(pool, step, self._tables_of(batch.layout), places, batch.width)
+        return self.run(step[0][:, None], view)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether drafts may be fed: on a CPU, where that was measured, by a forward that takes each row by itself."""
+        return self._short is not None and self.device.type == "cpu" and not self.records
 
     def _tables_of(self, layout: Layout) -> Tables:
         """Return a layout on the device; shared blocks that were read are kept while they are the same."""

@@ -6,6 +6,7 @@ direction. So each shape is tried once per machine, for milliseconds, and the ch
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -66,12 +67,19 @@ def fastest_way(like: Tensor, out: int, width: int) -> str:
     """Return the name of the fastest way for matrices [out, width] of this tensor's kind on this machine."""
     if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.bfloat16):
         return "torch"
-    name = f"{width} x {out} {like.dtype} {torch.get_num_threads()} threads"
+    blas = " and numpy" * _numpy_waits()
+    name = f"{width} x {out} {like.dtype} {torch.get_num_threads()} threads{blas}"
     found = recall("products", name)
     if found not in WAYS:
         found = _try_ways(min(out, MOST // width), width, like.dtype)
         remember("products", name, found)
     return found
+
+
+def _numpy_waits() -> bool:
+    """Whether numpy's BLAS computes in one thread: several of them spin while they wait, at ten times the cost."""
+    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    return threads == "1"
 
 
 @torch.inference_mode()
@@ -80,7 +88,7 @@ def _try_ways(out: int, width: int, dtype: torch.dtype) -> str:
     weight = torch.randn(out, width).to(dtype)
     seconds = {}
     for name, way in WAYS.items():
-        if name == "numpy" and dtype != torch.float32:
+        if name == "numpy" and (dtype != torch.float32 or not _numpy_waits()):
             continue
         try:
             product = way(weight, None)

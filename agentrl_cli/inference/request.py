@@ -48,6 +48,13 @@ class TokenSequence:
         """The token that is fed next."""
         return self.out[-1] if self.out else int(self.ids[-1])
 
+    def tail(self, count: int) -> list[int]:
+        """Return the last tokens, at most so many."""
+        if len(self.out) >= count:
+            return self.out[-count:]
+        given: list[int] = self.ids[len(self.out) - count :].tolist()
+        return given + self.out
+
 
 @dataclass(eq=False, kw_only=True)
 class Request(TokenSequence):
@@ -71,12 +78,9 @@ class Request(TokenSequence):
     stop: StopReason | None = None
     error: EnvError | None = None
     """What its own `allow` did wrong: it ends, and others go on."""
+    reported: int = 0
+    """Tokens that were passed on."""
     _records: Float32 | None = None
-
-    @property
-    def uniform(self) -> float:
-        """The random number of the next token."""
-        return self.uniforms[len(self.out)]
 
     @property
     def abandoned(self) -> bool:
@@ -118,7 +122,9 @@ class Request(TokenSequence):
             self.future.set_exception(self.error)
             return
         if self.on_token is not None:
-            self.on_token(self.out[-1])
+            for token in self.out[self.reported :]:
+                self.on_token(token)
+            self.reported = len(self.out)
         if self.stop is not None:
             self.future.set_result(self.result(version))
 

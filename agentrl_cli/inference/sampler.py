@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 
 from agentrl_cli.errors import EnvError, PolicyError
 from agentrl_cli.inference.request import NUMBERS, Request
-from agentrl_cli.types import TOP_K, Int32, Sampling
+from agentrl_cli.types import TOP_K, Float32, Int32, Sampling
 
+_Drawn = tuple[int, Float32, bool, Int32 | None]
+"""A token, its record, whether it was the only one, and those that could be drawn: as Request.take has them."""
 _STRIDE = 64
 DRAWN = 2**21
 """Rows times vocabulary of one draw: a step with more is drawn in parts."""
@@ -70,26 +73,45 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
 
 
 def sample(
-    logits: torch.Tensor, requests: list[Request], limit: int, most: int | None = None
+    logits: torch.Tensor,
+    requests: list[Request],
+    limit: int,
+    most: int | None = None,
+    drafts: Sequence[Sequence[int]] = (),
 ) -> None:
     """Draw the next token of each request from its row of logits [rows, vocabulary], in parts where that is large.
 
-    `limit`: most positions of a sequence; `most`: rows of a part, if not as many as DRAWN allows.
+    `limit`: most positions of a sequence; `most`: rows of a part, if not as many as DRAWN allows. `drafts`: per request
+    tokens that may come next, a row of logits after each; a row counts if all before it drew their drafts.
     Raises PolicyError if the probabilities are not numbers.
     """
     rows = draw_rows(logits.shape[-1]) if most is None else most
-    for start in range(0, len(requests), rows):
-        _sample(logits[start : start + rows], requests[start : start + rows], limit)
+    behind = drafts or [()] * len(requests)
+    given = [
+        (r, n) for r, draft in zip(requests, behind, strict=True) for n in range(1 + len(draft))
+    ]
+    found: list[_Drawn] = []
+    for start in range(0, len(given), rows):
+        found += _sample(logits[start : start + rows], given[start : start + rows])
+    left = iter(found)
+    for request, draft in zip(requests, behind, strict=True):
+        right = True
+        for n, (token, *rest) in enumerate(islice(left, 1 + len(draft))):
+            if right and request.stop is None:
+                request.take(token, rest[0], limit, *rest[1:])
+                right = n < len(draft) and token == draft[n]
 
 
-def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
+def _sample(logits: torch.Tensor, given: Sequence[tuple[Request, int]]) -> list[_Drawn]:
+    """Draw from each row of logits: the token that is so many behind the next one of a request."""
+    requests = [request for request, _ in given]
     samplings = [r.sampling for r in requests]
     # `allow` is called once; a row with a single allowed token is drawn like any other, and then takes that one.
     allowed = [_ask_allow(request, logits.shape[-1]) for request in requests]
     single = single_tokens(allowed, samplings, logits.shape[-1])
     contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
     steered, forced = steer(logits, samplings, contexts, allowed, single)
-    numbers = torch.tensor([r.uniform for r in requests], dtype=torch.float64)
+    numbers = torch.tensor([r.uniforms[len(r.out) + n] for r, n in given], dtype=torch.float64)
     drawn = draw(logits, samplings, numbers, steered, single)
     found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).float()
     ids = torch.cat((drawn.top_ids, drawn.ids[:, None]), 1).to(torch.int32).view(torch.float32)
@@ -101,8 +123,7 @@ def _sample(logits: torch.Tensor, requests: list[Request], limit: int) -> None:
             "The model's probabilities are not numbers.",
             hint="Its weights have diverged: take an older checkpoint.",
         )
-    for n, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-        request.take(token, records[n], limit, forced[n], drawn.support[n])
+    return list(zip(tokens, records, forced, drawn.support, strict=True))
 
 
 def _ask_allow(request: Request, vocabulary: int) -> Sequence[int] | None:

@@ -30,10 +30,13 @@ class SamplingWeights:
     Args:
         groups: Layers of one product each; those that the model's own forward calls stand alone.
         plain: Only adapters are added; everything else stays the module's, to the last bit.
+        fixed: Copies keep their addresses, for captured steps.
     """
 
-    def __init__(self, groups: Sequence[Modules], *, plain: bool = False) -> None:
-        self._groups, self._plain = list(groups), plain
+    def __init__(
+        self, groups: Sequence[Modules], *, plain: bool = False, fixed: bool = False
+    ) -> None:
+        self._groups, self._plain, self._fixed = list(groups), plain, fixed
         self._products: dict[Modules, Product] = {}
         self._held: dict[Modules, Tensor] = {}
         self.stale = True
@@ -92,11 +95,9 @@ class SamplingWeights:
         """Return the product of the layers of a group with their adapters added."""
         inner = [layer for layer, _ in parts]
         first, rows = inner[0].weight, [len(layer.weight) for layer in inner]
-        way = (
-            "by input"
-            if self._plain
-            else fastest_way(first.new_empty(0), sum(rows), first.shape[1])
-        )
+        way = "by input" if self._plain else "torch"
+        if not self._plain and not self._fixed:
+            way = fastest_way(first, sum(rows), first.shape[1])
         if way == "torch" and len(group) == 1 and not parts[0][1]:
             return WAYS[way](first, inner[0].bias)
         into = self._held.get(group)

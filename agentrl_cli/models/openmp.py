@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -34,3 +35,5 @@ def limit_openmp() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if "numpy" not in sys.modules:  # it reads this once; its BLAS knows no passive wait
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
