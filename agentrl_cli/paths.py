@@ -44,6 +44,16 @@ def models_dir() -> Path:
     return _PACKAGE / "models"
 
 
+def cache_dir() -> Path:
+    """Return the folder of what can be fetched or made again: environments, converted models."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
+
+
+def models_cache() -> Path:
+    """Return the folder of models that were fetched or converted; `model.name` may be the name of one."""
+    return cache_dir() / "models"
+
+
 def bundled_model(name: str = "tiny") -> Path:
     """Return the folder of a bundled model: `tiny`, which is tiny-agent, or the name of one. It need not exist."""
     return models_dir() / ("tiny-agent" if name == "tiny" else name)

@@ -202,10 +202,14 @@ def _guarantees(level: str | None) -> Iterable[Check]:
 
 
 def _audit(folder: Path, as_json: bool) -> None:
+    from agentrl_cli.config import Config
     from agentrl_cli.doctor.model import audit_template
-    from agentrl_cli.paths import bundled_model
 
-    report = audit_template(bundled_model() if str(folder) == "tiny" else folder)
+    if not folder.is_dir():
+        from agentrl_cli.models.load import model_folder
+
+        folder = model_folder(str(folder), Config(), base=Path.cwd())
+    report = audit_template(folder)
     if as_json:
         echo_json(report)
     else:

@@ -287,6 +287,11 @@ async def measure(loaded: Loaded, config: Config, seconds: float = 30.0) -> list
 def verdict(found: Sequence[Found]) -> str:
     """Whether reinforcement learning can begin, and what to do if not."""
     needed = [one for one in found if one.needed]
+    if not any(one.attempts for one in needed):
+        return (
+            "Nothing is known: no attempt ended in time. Try again when the machine is less busy, or look at a few:"
+            " agentrl rollout -n 8"
+        )
     weak = [one.name for one in found if (one.share or 0.0) < SELDOM]
     if all(one.name in weak for one in needed):
         return (

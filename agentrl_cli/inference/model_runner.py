@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
 from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_attention
-from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
+from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, logp_difference, short_windows
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.llama_step import LlamaStep, find_difference
@@ -233,9 +233,8 @@ def verify(runner: ModelRunner) -> None:
             f"its forward is of another kind ({type(error).__name__}: {short(error)})"
         ) from error
     for step, logps in enumerate(found):
-        off = difference(
-            logps, torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)])
-        )
+        own = torch.stack([wanted[n, length - 1 + step] for n, length in enumerate(lengths)])
+        off = logp_difference(logps, own, runner.dtype)
         if off > TOLERANCE.get(runner.dtype, 1e-3):
             raise NotServed(
                 f"the paged engine differs by {off:.2g} nats from the model's own forward"

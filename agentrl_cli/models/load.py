@@ -27,6 +27,7 @@ from agentrl_cli.models.quantise import quantization
 from agentrl_cli.models.save import quiet
 from agentrl_cli.models.unusable import advice, refuse_encoder, refuse_gguf, refuse_pointers
 from agentrl_cli.paths import bundled_model, is_bundled, models_dir, portable, utf8_name
+from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
             return _require_model(folder.resolve())
     if is_bundled(name):
         return bundled_model(name)
-    refuse_gguf(local)
+    for source in offers("models"):
+        found: Path | None = resolve("models", {}, source)(name, config, base)
+        if found is not None:
+            return _require_model(found)
     if not is_hub_id(name, base):
         raise ModelError(
             f"Model {name!r} not found: no such folder, and not a Hugging Face id (those look like `org/name`).",

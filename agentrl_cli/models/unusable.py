@@ -20,14 +20,12 @@ GENERATES = (
 _POINTER = b"version https://git-lfs.github.com"
 
 
-def refuse_gguf(path: Path) -> None:
-    """Raise ModelError for a GGUF file, and for a folder that holds only such files."""
-    found = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
-    if found:
+def refuse_gguf(folder: Path) -> None:
+    """Raise ModelError for a folder that holds GGUF files alone."""
+    if found := sorted(folder.glob("*.gguf")):
         raise ModelError(
-            f"{found[0]} is a GGUF file, for llama.cpp: its weights are rounded and cannot be trained.",
-            hint="Use the model that it was made from, as a folder or a Hugging Face id; model.quantization=4bit saves"
-            " as much memory.",
+            f"{folder} is not a model folder: it holds GGUF files.",
+            hint=f"Name one of them: --model {found[0]}",
         )
 
 

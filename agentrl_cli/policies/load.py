@@ -37,7 +37,7 @@ from agentrl_cli.models.load import (
 )
 from agentrl_cli.models.quantise import check_trainable
 from agentrl_cli.models.vision import attach
-from agentrl_cli.paths import portable
+from agentrl_cli.paths import models_cache, portable
 from agentrl_cli.policies import POLICIES, backend_name
 from agentrl_cli.policies.device_check import Verdict, verdict_of
 from agentrl_cli.policies.protocols import Backend, Policy, PolicySource, require_trainable
@@ -214,6 +214,8 @@ def load_weights(
         model = add_adapter(model, config.adapter, base)
         if is_hub_id(name, base):
             name_base(model, name, config.model.revision)
+        elif folder.parent == models_cache():
+            name_base(model, folder.name, None)
         elif (inside := portable(str(folder), (base,))) != str(folder):
             name_base(model, inside, None)
     if trainable:

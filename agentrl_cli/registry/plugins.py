@@ -39,6 +39,8 @@ imports nothing of agentrl, which is being imported. The kinds:
     programs    name to a `ForeignAgent`, for `agentrl init --from NAME:PACKAGE`
     syntaxes    name to a tool-call parser that `model.parser: auto` can choose too (`chat.parsers.Parser`); one that is
                 only ever named is of the kind `parsers`
+    models      kind of source to a function (name of a model, config, base folder) that returns the folder of that
+                model, got and converted first, or None if the name is not of its kind
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE
 
 and every kind that `registry.resolve` is asked for: tools, rewards, parsers, policies, adapters …
@@ -61,6 +63,7 @@ PLUGINS: dict[str, str] = {
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "parsers": "agentrl_cli.plugins.parsers:OFFERS",
+    "pretrained": "agentrl_cli.plugins.pretrained:OFFERS",
     "prompts": "agentrl_cli.plugins.prompts:OFFERS",
     "ray": "agentrl_cli.plugins.ray:OFFERS",
     "ranks": "agentrl_cli.plugins.ranks:OFFERS",

@@ -56,9 +56,13 @@ class Schedule:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def rate(self, step: int, total: int, least: float) -> float:
-        """Factor on the learning rates: a linear warm-up, level, a linear fall to `least`."""
+        """Factor on the learning rates: a linear warm-up, level, a linear fall to `least`.
+
+        The warm-up takes at most a quarter of the steps: a short training would never reach its rate.
+        """
+        warmup = min(self.warmup, max(1, total // 4))
         falling = (total - step) / max(1.0, self.decay * total)
-        return min(1.0, (step + 1) / max(1, self.warmup), max(least, falling))
+        return min(1.0, (step + 1) / max(1, warmup), max(least, falling))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference.attention import PrefillView, View
 from agentrl_cli.inference.attention_hook import paged_attention
+from agentrl_cli.inference.cached_forward import logp_difference
 from agentrl_cli.inference.decode_batch import MEMBERS, decode_batch
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.explicit_attention import explicit_attention
@@ -38,6 +39,19 @@ from tests.helpers.local import (
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing:FutureWarning"
 )  # peft's, on transformers 5
+
+
+def test_in_sixteen_bits_a_difference_is_that_of_tokens_that_would_be_drawn() -> None:
+    """A real vocabulary has fifty thousand tokens that are never drawn, some of them half a nat off by rounding."""
+    logits = torch.zeros(3, 50_000)
+    logits[:, 7] = 20.0
+    wanted = logits.log_softmax(-1)
+    rounded, wrong = wanted.clone(), wanted.roll(1, -1)
+    rounded[:, 1000:] += 0.5
+    assert logp_difference(rounded, wanted, torch.bfloat16) < 0.01
+    assert logp_difference(rounded, wanted, torch.float32) > 0.4
+    assert logp_difference(wrong, wanted, torch.bfloat16) > 5
+    assert logp_difference(wanted * torch.nan, wanted, torch.bfloat16) == torch.inf
 
 
 def with_lora(model: Any) -> Any:

