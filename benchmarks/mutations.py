@@ -4,11 +4,13 @@
 
 Each mutation replaces a snippet that occurs once in the package, in a copy, and runs its test files there until the
 first failure. A mutation that no test notices, or whose snippet is not there any more, ends the script with status 1.
+What was found is written to results/mutations.json, unless only some were run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
 FOLDERS = ("agentrl_cli", "sandbox", "tasks", "tests", "benchmarks", "recipes", "docs", "examples")
 FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile")
 
@@ -243,7 +246,7 @@ def main() -> int:
     if args.list:
         print("\n".join(mutation.name for mutation in wanted))
         return 0
-    missed = 0
+    found: dict[str, bool] = {}
     with tempfile.TemporaryDirectory(prefix="agentrl-mutations-") as folder:
         copy_tree(Path(folder))
         for mutation in wanted:
@@ -253,9 +256,11 @@ def main() -> int:
             except LookupError as error:
                 noticed = False
                 print(f"BROKEN   {error}", flush=True)
-            missed += not noticed
-    print(f"{len(wanted) - missed} of {len(wanted)} noticed")
-    return int(missed > 0)
+            found[mutation.name] = noticed
+    print(f"{sum(found.values())} of {len(found)} noticed")
+    if not args.only:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return int(not all(found.values()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from textual.app import App
 from textual.pilot import Pilot
@@ -33,7 +34,22 @@ async def until(pilot: Pilot[Any], check: Callable[[], bool]) -> None:
     await pilot.pause()
 
 
+NOTICES: WeakKeyDictionary[App[Any], list[str]] = WeakKeyDictionary()
+"""What was notified since the last wait: a notice of two seconds comes and goes unseen on a busy machine."""
+_notify = App.notify
+
+
+def _note(app: App[Any], message: str, **options: Any) -> None:
+    NOTICES.setdefault(app, []).append(message)
+    _notify(app, message, **options)
+
+
+App.notify = _note  # type: ignore[method-assign,assignment]  # else a test waits for ever for one that it missed
+
+
 async def until_text(pilot: Pilot[Any], text: str) -> str:
-    """Waits until the screen shows `text`, and returns the whole screen."""
-    await until(pilot, lambda: text in visible(pilot.app))
+    """Wait until the screen shows `text`, or has shown it as a notice, and return the whole screen."""
+    notices = NOTICES.setdefault(pilot.app, [])
+    await until(pilot, lambda: text in visible(pilot.app) or any(text in one for one in notices))
+    notices.clear()
     return visible(pilot.app)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,32 +236,6 @@ async def test_a_chat_and_a_what_if_warn_too() -> None:
     }
     assert any("isolates NOTHING" in line.plain for line in ready_lines(event))
     assert "isolates NOTHING" in event_lines(event)[0].plain
-
-
-def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
-    (tmp_path / "agentrl.yaml").write_text(
-        "task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "agentrl_cli",
-        "tools",
-        "serve",
-        "--socket",
-        str(tmp_path / "s"),
-        "--token",
-        "t",
-    ]
-    command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None and server.stdout.readline().startswith("unix:")
-        server.send_signal(signal.SIGINT)
-        _, err = server.communicate()
-    assert "WARNING: Sandbox level bare isolates NOTHING" in err, err
-    assert server.returncode == 0
 
 
 async def in_code(code: str, ctx: ToolContext) -> str:

@@ -13,7 +13,8 @@ import pytest
 
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import (
     ConfigError,
     EnvironmentProblem,
@@ -354,6 +355,14 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="network disk"):
         require_local(tmp_path / "agentrl.db", mounts)
     require_local(Path("/other/agentrl.db"), mounts)
+
+
+def test_resources_have_names_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("cluster:\n  resources: {CPU: 4, rollout: 1}\n")
+    config, _ = load_config(files=[tmp_path / "a.yaml"], sets=["cluster.resources.CPU=0.5"])
+    assert config.model_dump()["cluster"]["resources"] == {"CPU": 0.5, "rollout": 1.0}
+    (tmp_path / "b.yaml").write_text(full_yaml(config))
+    assert load_config(files=[tmp_path / "b.yaml"])[0] == config
 
 
 def test_an_error_of_a_worker_keeps_the_nearest_class_of_the_tree() -> None:

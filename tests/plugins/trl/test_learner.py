@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, load_config
+from agentrl_cli.config.show import full_yaml
 from agentrl_cli.errors import ConfigError, MissingDependency, TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.models.checkpoint import load_state
@@ -60,6 +61,14 @@ def test_what_trl_cannot_follow_is_refused_in_a_sentence(
         grpo_config.arguments(
             Config.model_validate(settings(Path("m"), **{"trainer": TRL, **sections}))
         )
+
+
+def test_options_have_names_of_trls_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("trainer:\n  options: {a: {b: 1}}\n")
+    config, _ = load_config(files=[tmp_path / "a.yaml"])
+    assert config.model_dump()["trainer"]["options"] == {"a": {"b": 1}}
+    (tmp_path / "b.yaml").write_text(full_yaml(config))
+    assert load_config(files=[tmp_path / "b.yaml"])[0] == config
 
 
 def test_settings_become_fields_of_trl() -> None:

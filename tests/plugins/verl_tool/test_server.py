@@ -693,6 +693,32 @@ def test_the_command_refuses_an_open_door(tmp_path: Path) -> None:
     assert done.returncode == 2 and "loopback" in done.stderr
 
 
+def test_a_tool_server_warns_before_the_first_call(tmp_path: Path) -> None:
+    (tmp_path / "agentrl.yaml").write_text(
+        "task: {packs: [code-task]}\nsandbox: {backend: bare, min_level: bare}\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl_cli",
+        "tools",
+        "serve",
+        "--socket",
+        str(tmp_path / "s"),
+        "--token",
+        "t",
+    ]
+    command += ["--journal", str(tmp_path / "j.db"), "--project", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline().startswith("unix:")
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate()
+    assert "WARNING: Sandbox level bare isolates NOTHING" in err, err
+    assert server.returncode == 0
+
+
 PAGES: list[dict[str, str]] = [
     {"Host": "evil.example"},
     {"Origin": "http://evil.example"},
