@@ -5,7 +5,9 @@ Modules and their objects are in `registry/old_modules.py`.
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 
@@ -32,5 +34,15 @@ def adopt_override(kind: type, old: str, new: str) -> None:
 
 
 def warn(old: str, new: str) -> None:
-    """Warn of an old name where it stands; Python shows it once for each place."""
-    warnings.warn(f"{old} is now {new}.", FutureWarning, stacklevel=3)
+    """Warn of an old name, once for each place outside this package that uses it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    place = frame.f_code.co_filename, frame.f_lineno
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(f"{old} is now {new}.", FutureWarning, *place, registry=seen)
+
+
+def _is_inside(file: str) -> bool:
+    """Whether a file is of this package, or of the machinery that imports."""
+    return "importlib" in file or Path(file).is_relative_to(Path(__file__).parent)

@@ -212,7 +212,7 @@ def fusable(base: Any) -> str:
         return "its weights are on several devices"
     try:
         layers = list(base.model.layers)
-        modules = [m for one in layers for m in (*_projections(one.self_attn), *_mlp(one.mlp))]
+        modules = [module for one in layers for module in _linears(one)]
         modules.append(base.get_output_embeddings())
         norms = [base.model.norm, *(one.input_layernorm for one in layers)]
     except AttributeError as error:
@@ -220,14 +220,6 @@ def fusable(base: Any) -> str:
     if any(not hasattr(norm, "variance_epsilon") for norm in norms):
         return "its norms are not RMSNorm"
     return next((why for why in map(_not_linear, modules) if why), "")
-
-
-def _projections(attention: Any) -> list[Any]:
-    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-
-
-def _mlp(mlp: Any) -> list[Any]:
-    return [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
 def _not_linear(module: Any) -> str:
