@@ -208,7 +208,7 @@ def _calls(count: int = 1, text: str = "", first: int = 0) -> Message:
 
 
 def _lacking(chat: Chat) -> list[str]:
-    """Return notes on texts that the adapter writes (template_adapter.py), and on calls that the parser cannot read."""
+    """Return notes on texts that the adapter writes (template_syntax.py), and on calls that the parser cannot read."""
     able, name = chat.able, chat.parser.name
     lacks = {
         "no system role: the system text is put before the first user message": able.system,

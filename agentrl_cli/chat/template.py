@@ -78,10 +78,8 @@ class ChatTemplate:
             raise TemplateError(
                 f"The chat template does not compile: {error} (line {error.lineno})."
             ) from error
-        except (
-            SyntaxError,
-            *FAILURES,
-        ) as error:  # Python's own limits: blocks, and levels of an expression
+        except (SyntaxError, *FAILURES) as error:
+            # SyntaxError: Python's own limits, as on the levels of an expression
             raise TemplateError(f"The chat template does not compile: {_kind(error)}.") from error
         self._content_as_parts = self._wants_parts()
 

@@ -20,7 +20,7 @@ imports nothing of agentrl, which is being imported. The kinds:
                 run has ended, and returns whether this process is one
     learners    name to a function (config) that returns what makes a run's learner (`trainer.compute.LearnerMaker`),
                 or None
-    tables      name of a table of the store to the statements that make it (`store.plugin_tables`)
+    tables      name of a table of the store to the statements that make it (`store.file`)
     renamed     old key of agentrl.yaml to the new one
     moved       old Python module or `module:object` to the new one, without `agentrl_cli.` (`old_modules`)
     settings    section of agentrl.yaml to its `Section`

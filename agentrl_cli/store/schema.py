@@ -263,7 +263,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 )
 """(name, statements separated by `;` at a line's end, or a function of the connection), oldest first.
 
-Two are empty: they made tables that plugins bring now (plugin_tables.py). A store that has these keeps them.
+Two are empty: they made tables that plugins bring now (`file.py`). A store that has these keeps them.
 """
 
 SCHEMA_VERSION = len(MIGRATIONS)

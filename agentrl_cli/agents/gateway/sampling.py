@@ -231,10 +231,7 @@ def read_answer(
     started: float,
     exact: bool,
 ) -> Answer:
-    """Return a generation as an answer.
-
-    Unless its ids are `exact` it is recorded as context, which is never trained.
-    """
+    """Return a generation as an answer. Unless its ids are `exact` it is recorded as context, never trained."""
     ids = [*how.forced, *generation.ids.tolist()]
     if how.tools:
         parsed = chat.parse(ids, list(how.tools), turn=number)

@@ -1,9 +1,9 @@
 """Programs of others as the rollout loop: each gets a task and the address of a model, and is recorded as an episode.
 
-`base.py` has the arguments and results of runners; `function.py` and `command.py` run the two kinds of agents, and
-`supervisor.py` ends all that a program started, also if this process is killed; `server.py` serves the model on a
-loopback address, `policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it
-all. A kind of agent is added as a file here and a line in RUNNERS.
+`base.py` has the arguments and results of runners, and runs agents that are functions; `command.py` runs programs, and
+ends all that one started, also if this process is killed; `server.py` serves the model on a loopback address,
+`policy.py` is the rollout's policy as one episode asks it, and `attempt.py` makes an episode of it all. A kind of agent
+is added as a file here and a line in RUNNERS.
 """
 
 from agentrl_cli.agents.emit import AgentCall, emit_reward
