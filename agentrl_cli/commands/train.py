@@ -245,11 +245,9 @@ async def _run(
 
 def _conclude(context: Context, run: RunRow) -> None:
     """Print how a training ended and the next command; exits with 130 if Ctrl-C stopped it."""
-    _print_verdict(context.db, run.id)
+    following = _print_verdict(context.db, run.id)
     if run.status != "stopped":
-        narrate(
-            f"{run.name}: {run.status} at step {run.step}. Next: agentrl eval, agentrl replay best"
-        )
+        narrate(f"{run.name}: {run.status} at step {run.step}. {following}")
         return
     again = f"agentrl train --resume {run.name}"
     away = not Path.cwd().resolve().is_relative_to(context.project.resolve())
@@ -260,20 +258,24 @@ def _conclude(context: Context, run: RunRow) -> None:
         raise typer.Exit(130)
 
 
-def _print_verdict(db: Path, run_id: str) -> None:
-    """Print the diagnosis of a training, and how often each alert was raised."""
-    from agentrl_cli.reports.diagnosis import conclude
+def _print_verdict(db: Path, run_id: str) -> str:
+    """Print the diagnosis of a training, and how often each alert was raised. Returns the next commands."""
+    from agentrl_cli.reports.diagnosis import conclude, diagnose, first_fault
     from agentrl_cli.reports.read_evidence import read_evidence
     from agentrl_cli.store import Store
 
     with Store.open(db, readonly=True) as store:
         run = store.runs.get(run_id)
-        sentences = conclude(read_evidence(store, run))
+        evidence = read_evidence(store, run)
         alerts = [f"{row['name']} {row['count']}×" for row in store.journal.folded_alerts(run.id)]
-    for sentence in sentences:
+    for sentence in conclude(evidence):
         narrate(sentence)
     if alerts:
-        narrate(f"Alerts: {', '.join(alerts)}. Why: agentrl why {run.name}")
+        narrate(f"Alerts: {', '.join(alerts)}")
+    cause = first_fault(diagnose(evidence))
+    if cause is not None and cause.fault:
+        return f"The whole walk: agentrl why {run.name}"
+    return "Next: agentrl eval, agentrl replay best"
 
 
 def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) -> RunRow:
@@ -337,7 +339,6 @@ def _report_ended(db: Path, run: RunRow) -> None:
     if run.state in ("failed", "interrupted"):
         text = f"{name}: {run.state} at step {run.step}" + (f": {run.error}" if run.error else ".")
         raise RunFailed(text, hint=f"Resume it: agentrl train --resume {name}")
-    _print_verdict(db, run.id)
-    finished = run.status == "finished"
-    after = "agentrl eval, agentrl replay best" if finished else f"agentrl train --resume {name}"
-    narrate(f"{name}: {run.state} at step {run.step}. Next: {after}")
+    following = _print_verdict(db, run.id)
+    after = following if run.status == "finished" else f"Next: agentrl train --resume {name}"
+    narrate(f"{name}: {run.state} at step {run.step}. {after}")

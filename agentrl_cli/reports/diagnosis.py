@@ -65,11 +65,15 @@ class Finding:
         return self.level in ("warn", "bad")
 
     @property
+    def words(self) -> str:
+        """What was found and what to do, the same for the same training."""
+        typed = f"`{self.command}`" if self.command else ""
+        return " ".join(filter(None, [self.text, self.advice, typed]))
+
+    @property
     def line(self) -> str:
         """Everything in one line."""
-        proof = f"See `agentrl replay {self.episode}`." if self.episode else ""
-        typed = f"`{self.command}`" if self.command else ""
-        return " ".join(filter(None, [self.text, self.advice, typed, proof]))
+        return self.words + (f" See `agentrl replay {self.episode}`." if self.episode else "")
 
 
 BASE = "agentrl train --model MODEL --set train.lr=LOWER"

@@ -157,7 +157,7 @@ def tools(e: Evidence) -> Hit | None:
     share = len(raised) / max(ENOUGH, len(e.results))
     if share < HALF or len(raised) < ENOUGH:
         return None
-    kinds = [(call.name, short(result.text, 160)) for _, call, result in raised]
+    kinds = [(call.name, short(result.text, 160).rstrip(".")) for _, call, result in raised]
     # messages that differ in their arguments alone are one error
     stems = [f"{name} {re.sub(r'[^A-Za-z ]', '', text)[:24]}" for name, text in kinds]
     ((stem, number),) = Counter(stems).most_common(1)

@@ -235,7 +235,7 @@ class Reporter:
         )
         alerts, stop = self.health.look(evidence)
         for alert in alerts:
-            found = (alert.level, alert.name, alert.value, alert.threshold, alert.line)
+            found = (alert.level, alert.name, alert.value, alert.threshold, alert.words)
             self.store.journal.add_alert(self.run_id, *found, step=report.step + 1)
             self._alerted[alert.name] += 1
             count = self._alerted[alert.name]

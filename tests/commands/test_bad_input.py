@@ -272,7 +272,7 @@ def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None
             said = episode.tokens.ids[episode.tokens.trained_mask]
             assert said.tolist() == [PAD] * 4, "every token of it is stored"
             assert episode.fact == "skipped:zero_variance"
-        assert "no_signal" in {alert["name"] for alert in store.journal.alerts(run.id)}
+        assert "stop" in {alert["name"] for alert in store.journal.alerts(run.id)}
         assert all(row["frac_reward_zero_std"] == 1 for row in store.runs.steps(run.id))
     assert cli(project, "replay", "last")[0] == 0
 

@@ -29,7 +29,7 @@ async def test_the_validation_split_is_evaluated_and_the_best_checkpoint_chosen_
     async with trainer_of(tmp_path, model, train={**EVERY, "eval_tasks": 3}) as trainer:
         run = await trainer.train()
         assert evaluated(trainer.store, run.id) == {f"bandit/v{n}" for n in (0, 1, 3)}
-        assert [row.split for row in trainer.store.runs.evals(run.id)] == ["validation"]
+        assert [row.split for row in trainer.store.runs.evals(run.id)] == ["validation"] * 2
         assert len(trainer.collector.tasks) == 6
         assert [c.kind for c in trainer.store.runs.checkpoints(run.id)] == ["best", "last"]
 
