@@ -182,7 +182,7 @@ def _print_memory(found: Plan, verbose: bool) -> None:
 
 def _time(seconds: float, steps: int) -> str:
     """Return a range, since neither the speed of the machine nor the length of the episodes is known."""
-    low, high = (f"{factor * seconds:.2g}" for factor in (1 / SURE, SURE))
+    low, high = (f"{float(f'{factor * seconds:.2g}'):g}" for factor in (1 / SURE, SURE))
     least, most = (factor * seconds * steps for factor in (1 / SURE, SURE))
     unit, size = ("s", 1.0) if most < 180 else ("min", 60.0) if most < 3 * 3600 else ("h", 3600.0)
     return f"{low} to {high} s a step, {least / size:.0f} to {most / size:.0f} {unit} for {steps} steps"
