@@ -53,7 +53,7 @@ MUTATIONS = (
         "inference: the oldest request is preempted",
         "self._preempt(max(self.running, key=lambda r: r.order))",
         "self._preempt(min(self.running, key=lambda r: r.order))",
-        "inference/test_policy.py inference/test_engines.py",
+        "inference/test_kv_cache.py",
     ),
     Mutation(
         "inference: a greedy token keeps the log-probability of a sampled one",

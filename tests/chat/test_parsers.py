@@ -344,6 +344,9 @@ def test_calls_inside_thinking_do_not_count() -> None:
     assert len(parsed.calls) == 1
     assert parsed.content.startswith("<think>\nmaybe")
     assert parse_text(f"<think>\n{GOOD['hermes']}", hermes, TOOLS).calls == ()
+    twice = f"<think>\nIs </think> the end?\n{GOOD['hermes']}\n</think>\n\nYes."
+    parsed = parse_text(twice, hermes, TOOLS)
+    assert (parsed.calls, parsed.content) == ((), twice), "thinking ends at its last closing tag"
 
 
 def test_string_arguments_stay_strings_in_xml() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import numpy as np
 import torch
 
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache
-from agentrl_cli.inference.request import TokenSequence
-from agentrl_cli.types import Int32
+from agentrl_cli.inference.request import Request, TokenSequence
+from agentrl_cli.inference.scheduler import Scheduler
+from agentrl_cli.types import Int32, Sampling
 
 SHARED = 2 * BLOCK + 10
 """Common positions of two contexts: they part within their third block."""
@@ -75,3 +79,26 @@ def test_a_block_with_one_user_is_written_where_it_is() -> None:
     after = TokenSequence(key="a", ids=np.concatenate([turn.ids, np.arange(3, dtype=np.int32)]))
     assert cache.begin(after) == len(turn.ids) - 1
     assert after.block_table == before and [pool.users[block] for block in before] == [1, 1, 1]
+
+
+async def test_the_youngest_is_preempted_and_the_oldest_never() -> None:
+    """Three requests fill the memory, and each needs one more block."""
+    scheduler = Scheduler(KVCache(BlockPool(1, 3)), 3, 3)
+    future = asyncio.get_running_loop().create_future()
+    more: dict[str, Any] = {
+        "sampling": Sampling(),
+        "future": future,
+        "uniforms": [],
+        "started": 0.0,
+    }
+    requests = [
+        Request(key=str(n), ids=np.arange(BLOCK, dtype=np.int32) + 1000 * n, order=n, **more)
+        for n in (1, 0, 2)
+    ]
+    for request in requests:
+        assert scheduler.begin(request) == 0
+        request.out.append(7)
+    scheduler.reserve()
+    assert [request.key for request in scheduler.running] == ["0"]
+    assert [request.key for request in scheduler.preempted] == ["2", "1"]
+    assert scheduler.preemptions == 2 and len(requests[1].block_table) == 2

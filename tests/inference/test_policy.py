@@ -120,6 +120,18 @@ async def test_a_history_that_was_rewritten() -> None:
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
+async def test_every_token_is_drawn_with_a_number_of_its_own() -> None:
+    """All tokens are equally likely here: one number for all of a turn would draw the same token each time."""
+    model = tiny()
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    policy = policy_of(model)
+    said = await policy.generate(
+        "a", prompts()[0], Sampling(max_new_tokens=24, stop_ids=(), seed=1)
+    )
+    assert len(set(said.ids.tolist())) > 12
+    await policy.close()
+
+
 async def test_a_seed_gives_the_same_tokens_in_another_batch() -> None:
     model = tiny()
     everyone = prompts()

@@ -348,9 +348,9 @@ def agentrl(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `agentrl tools …`."""
     from typer.testing import CliRunner
 
-    from agentrl_cli.commands.tools import app
+    from agentrl_cli.commands import app
 
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(app, ["tools", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 

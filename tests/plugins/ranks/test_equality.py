@@ -150,7 +150,7 @@ def rank_process(rank: int, port: int, folder: str, report: str) -> None:
 
 def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", layers=2)
-    store = store_at("127.0.0.1", 0, is_master=True)  # on a port that nobody else can take
+    store = store_at("127.0.0.1", 0, is_master=True)  # on a port that no other test can take
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     report = tmp_path / "report"

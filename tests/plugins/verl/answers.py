@@ -1,6 +1,6 @@
 """Answers to score, made by chance from what scorers stumble over, and verl's own scores of them.
 
-VERL_PYTHON tests/compat/answers.py        scores of both modules as JSON, by the verl of that interpreter
+VERL_PYTHON tests/plugins/verl/answers.py    scores of both modules as JSON, by the verl of that interpreter
 """
 
 from __future__ import annotations
