@@ -108,18 +108,16 @@ async def open_runtime(
             stack.enter_context(Watchman(_print_waits))
         opened = open_parts(config, base, packs=packs, hooks=hooks, loggers=config.loggers)
         parts = await stack.enter_async_context(opened)
-        found = parts.packs
-        db.parent.mkdir(parents=True, exist_ok=True)
         store = stack.enter_context(Store.open(db))
         store.require_sound(at_most=SMALL)
         served, servers = await _start_servers(stack, loading or config, base, db, spec)
-        held = partial(conversations, found.values(), config.task.split_train)
+        held = partial(conversations, parts.packs.values(), config.task.split_train)
         loaded = load_policy(
             spec, served, base=base, store=store, trainable=trainable, conversations=held
         )
         stack.push_async_callback(loaded.policy.close)
         await _require_server(loaded.policy, servers)
-        if trainable and any(pack.tools for pack in found.values()):
+        if trainable and any(pack.tools for pack in parts.packs.values()):
             require_calls_read(loaded.chat)
         tokenizer = loaded.chat.tokenizer
         store.tokenizers.add(
@@ -128,11 +126,11 @@ async def open_runtime(
         workers: Workers | None = None
         kinds = {"spec": spec, "trainable": trainable, "objects": packs is not None or bool(hooks)}
         for name in offers("pools"):
-            pool = resolve("pools", {}, name)(served, base, loaded, found, store, **kinds)
+            pool = resolve("pools", {}, name)(served, base, loaded, parts.packs, store, **kinds)
             workers = await stack.enter_async_context(pool) or workers
         if workers is not None:
             loaded.policy = workers.policy(loaded)
-        yield Runtime(config, base, found, loaded, store, parts.hooks, parts.sandbox, workers)
+        yield Runtime(config, base, parts.packs, loaded, store, parts.hooks, parts.sandbox, workers)
 
 
 async def _start_servers(

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from agentrl_cli.config.choice import Algorithm, Options
-from agentrl_cli.old_names import OldAttribute
+from agentrl_cli.types.old_names import OldAttribute
 
 
 @dataclass(frozen=True, slots=True)

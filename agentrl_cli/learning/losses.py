@@ -31,8 +31,8 @@ from agentrl_cli.config.losses import (
     TrustRegion,
 )
 from agentrl_cli.learning.corrections import sequence_sum
-from agentrl_cli.old_names import OldAttribute
 from agentrl_cli.registry import resolve
+from agentrl_cli.types.old_names import OldAttribute
 
 _MAX_LOG_RATIO = 20.0
 """Beyond e^20 a ratio is held and passes no gradient: one absurd token must not turn the step into NaN."""

@@ -15,8 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from agentrl_cli.old_names import warn
 from agentrl_cli.registry.plugins import offers
+from agentrl_cli.types.old_names import warn
 
 PACKAGE = "agentrl_cli."
 
@@ -34,7 +34,7 @@ MODULES: dict[str, str] = {
     "analysis.rescore": "reports.rescore",
     "analysis.spread": "evaluate.reward_spread",
     "analysis.svg": "reports.svg",
-    "analysis.verdict": "reports.verdict",
+    "analysis.verdict": "reports.diagnosis",
     "analysis.whatif": "chat_session.rerun",
     "compat.programs": "agents.programs",
     "config.base": "types.section",

@@ -24,11 +24,11 @@ from agentrl_cli.chat.media import NAMES, image_bytes, is_image
 from agentrl_cli.chat.parse import is_malformed, validate_arguments
 from agentrl_cli.errors import AgentRLError, ConfigError, EnvError
 from agentrl_cli.hooks.threads import OwnTime, call, contain
-from agentrl_cli.old_names import OldAttribute, adopt_override
 from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.sandbox.results import USED
 from agentrl_cli.tools.schema import is_context, tool_schema
 from agentrl_cli.types import Task, ToolCall, ToolResult, ToolSchema
+from agentrl_cli.types.old_names import OldAttribute, adopt_override
 
 MAX_ERROR = 500
 """Maximum characters of an exception's text that the model sees."""

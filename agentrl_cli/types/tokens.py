@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl_cli.old_names import OldAttribute
+from agentrl_cli.types.old_names import OldAttribute
 
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "agentrl_cli"
 
 ORDER = (
-    "_version old_names types errors paths registry config hooks store chat models inference learning policies sandbox "
+    "_version types errors paths registry config hooks store chat models inference learning policies sandbox "
     "tools rewards envs tasks rollout agents evaluate reports sft trainer runtime doctor "
     "chat_session tui commands plugins __init__ __main__"
 ).split()

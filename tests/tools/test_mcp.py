@@ -7,8 +7,8 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentrl_cli.tools import Tool, ToolContext
 from agentrl_cli.tools.configured import load_tools
 from agentrl_cli.tools.mcp import Connection, mcp_tools
 from agentrl_cli.tools.mcp_server import reset_tools
+from tests.helpers.processes import comes
 
 pytest.importorskip("mcp")
 
@@ -283,11 +284,11 @@ def http(folder: Path) -> Iterator[str]:
         [sys.executable, "server.py", str(port)], cwd=folder, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+        with closing(socket.socket()) as probe:
+            assert comes(
+                lambda: probe.connect_ex(("127.0.0.1", port)) == 0,
+                lambda: process.poll() is None,
+            )
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, StoreError
-from agentrl_cli.old_names import adopt_override
 from agentrl_cli.plugins.ray.pool import WorkerPool
 from agentrl_cli.plugins.ray.remote import RemoteWorker
 from agentrl_cli.plugins.ray.service import Following, Hello, Setup, describe_node
@@ -20,6 +19,7 @@ from agentrl_cli.policies.protocols import TrainablePolicy
 from agentrl_cli.registry import resolve
 from agentrl_cli.rollout.recorder import StoreRecorder
 from agentrl_cli.tasks import Pack
+from agentrl_cli.types.old_names import adopt_override
 
 if TYPE_CHECKING:
     from agentrl_cli.policies.load import Loaded

@@ -45,4 +45,4 @@ def warn(old: str, new: str) -> None:
 
 def _is_inside(file: str) -> bool:
     """Whether a file is of this package, or of the machinery that imports."""
-    return "importlib" in file or Path(file).is_relative_to(Path(__file__).parent)
+    return "importlib" in file or Path(file).is_relative_to(Path(__file__).parents[1])
