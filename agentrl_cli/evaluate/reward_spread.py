@@ -86,7 +86,7 @@ def _chance_of_both(a: float, b: float, size: int) -> float:
 
 
 def summary(found: Spread) -> str:
-    """Return what the estimate means for a training."""
+    """Return the meaning of the estimate for a training."""
     groups = f"about {found.chance:.0%} of groups of {found.group_size} will have solved and unsolved episodes"
     return {
         "ready": f"{groups}: a training can begin",

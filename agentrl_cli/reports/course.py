@@ -1,17 +1,17 @@
-"""What the rules about the course of a training look for: rewards, groups, gradients, step size, evaluations."""
+"""The rules about the course of a training: rewards, groups, gradients, step size, evaluations."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 from agentrl_cli.reports.evidence import LEAST, Change, Evidence
 from agentrl_cli.reports.findings import HALF, HARDLY, Hit, outcomes, over, reasons
 from agentrl_cli.rollout.flags import short
-from agentrl_cli.types import FAULTS
+from agentrl_cli.types import FAULTS, Task
 
 NEARLY_ALL = 0.95
 """Share solved from which nothing is left to learn."""
@@ -23,8 +23,8 @@ SPIKE, HISTORY = 10.0, 20
 """A gradient norm of so many times the median of the last steps is an explosion."""
 ENTROPY_FLOOR, ENTROPY_FALL = 0.002, 0.02
 """Nats per token, or share of the first steps' entropy, below which a policy has stopped exploring."""
-COLD, ALIKE, SAME = 0.5, 0.3, 0.9
-"""A low temperature, the share of attempts at a task that are then alike, and at any temperature."""
+COLD, ALIKE = 0.5, 0.3
+"""A low temperature, and the share of attempts at a task that are then alike."""
 UNMOVED = 0.003
 """Nats a token that some steps of training move at least."""
 CLIPPED, FEW_ROWS = 0.3, 16
@@ -38,7 +38,7 @@ def hacking(e: Evidence) -> Hit | None:
     reward, fall = e.series("reward"), e.fall
     if fall is not None and len(reward) == len(e.series("solved")):
         before, after = (
-            mean(part) for part in (reward[fall.start : fall.end], reward[-fall.width :])
+            fmean(part) for part in (reward[fall.start : fall.end], reward[-fall.width :])
         )
         if after > before:
             words = {"what": "solved", "then": fall.best, "now": fall.now}
@@ -46,10 +46,10 @@ def hacking(e: Evidence) -> Hit | None:
         return None
     steps = {int(row["step"]): n for n, row in enumerate(e.steps)}
     places = [steps.get(max(1, row.step or 0), 0) for row in e.evals[-3:]]
-    if len(places) < 3 or places[-1] - places[0] < WINDOW:
+    if len(places) < 3 or places[-1] - places[0] < WINDOW or len(reward) < len(e.steps):
         return None
     spans = [(max(0, n - WINDOW + 1), n + 1) for n in (max(places[0], WINDOW - 1), places[-1])]
-    before, after = (mean(reward[a:b]) for a, b in spans)
+    before, after = (fmean(reward[a:b]) for a, b in spans)
     if after - before <= RISE or e.rates[-1] - e.rates[-3] >= FLAT:
         return None
     words = {"what": "solved in three evaluations", "then": e.rates[-3], "now": e.rates[-1]}
@@ -74,7 +74,7 @@ def _hacked(
     for key in names:
         values, name = e.series(key), key.split("/")[1]
         if len(values) == len(e.steps):
-            gain = mean(values[-width:]) - mean(values[start:end])
+            gain = fmean(values[-width:]) - fmean(values[start:end])
             gains[name] = gain * weights.get(name, 1.0)
     moved = max(gains, key=lambda name: gains[name], default="")
     part = f"; the part {moved} brought {gains[moved]:+.2f} of it" if moved else ""
@@ -96,16 +96,15 @@ def same_attempts(e: Evidence) -> Hit | None:
         groups[one.step, one.task_id].append(one.tokens.ids.tobytes())
     several = [group for group in groups.values() if len(group) > 1]
     shares = [(len(group) - len(set(group))) / (len(group) - 1) for group in several]
-    flat = (e.mean("frac_reward_zero_std") or 0.0) >= CEILING and (
-        e.mean("solved") or 0.0
-    ) < NEARLY_ALL
-    low = e.get("rollout", "temperature", 1.0) < COLD
-    limit = ALIKE if low else SAME
-    return (
-        Hit(mean(shares), limit, e.graded[0].id)
-        if flat and len(several) > 2 and mean(shares) >= limit
-        else None
-    )
+    flat = (e.mean("frac_reward_zero_std") or 0.0) >= CEILING
+    cold = e.get("rollout", "temperature", 1.0) < COLD
+    if (
+        not (flat and cold and shares)
+        or fmean(shares) < ALIKE
+        or (e.mean("solved") or 0.0) >= NEARLY_ALL
+    ):
+        return None
+    return Hit(fmean(shares), ALIKE, e.graded[0].id)
 
 
 def all_failed(e: Evidence) -> Hit | None:
@@ -145,10 +144,10 @@ def no_signal(e: Evidence) -> Hit | None:
             0.0, LEARNABLE, words={"text": f"Nothing was trained: of the newest episodes {why}."}
         )
     shares = [1 - value for value in e.series("frac_reward_zero_std")[-WINDOW:]]
-    if flat is None or not e.compares or len(shares) < WINDOW or not mean(shares) < LEARNABLE:
+    if flat is None or not e.compares or len(shares) < WINDOW or not fmean(shares) < LEARNABLE:
         return None
-    text = f"Only {mean(shares):.0%} of the groups had attempts that differ in reward in the last {WINDOW} steps."
-    return Hit(mean(shares), LEARNABLE, words={"text": text})
+    text = f"Only {fmean(shares):.0%} of the groups had attempts that differ in reward in the last {WINDOW} steps."
+    return Hit(fmean(shares), LEARNABLE, words={"text": text})
 
 
 def nan(e: Evidence) -> Hit | None:
@@ -204,7 +203,7 @@ def collapse(e: Evidence) -> Hit | None:
 
 def entropy(e: Evidence) -> Hit | None:
     value, first = e.mean("entropy"), e.series("entropy")[:-1][:WINDOW]
-    floor = max(ENTROPY_FLOOR, ENTROPY_FALL * mean(first) if len(first) == WINDOW else 0.0)
+    floor = max(ENTROPY_FLOOR, ENTROPY_FALL * fmean(first) if len(first) == WINDOW else 0.0)
     return Hit(value, floor) if value is not None and value < floor else None
 
 
@@ -214,12 +213,15 @@ def clip_drift(e: Evidence) -> Hit | None:
 
 
 def leak(e: Evidence) -> Hit | None:
-    def text(task: Any) -> str:
+    if e.width == 1 and len(e.steps) > 1:
+        return None  # rows do not change during a training: its first step tells
+
+    def text(task: Task) -> str:
         data = {k: v for k, v in task.data.items() if k not in ("id", "split")}
         return repr((task.prompt, sorted(data.items(), key=str)))
 
-    trained = {text(task) for task in e.rows}
-    others = [task for task in e.tasks.values() if task not in e.rows]
+    rows = {task.id: text(task) for task in e.rows}
+    others, trained = [task for task in e.tasks.values() if task.id not in rows], set(rows.values())
     shared = [task for task in others if text(task) in trained]
     if not shared:
         return None

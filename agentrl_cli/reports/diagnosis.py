@@ -18,14 +18,14 @@ from agentrl_cli.reports.evidence import LEAST, Evidence
 from agentrl_cli.reports.findings import Hit
 
 STAGES = {
-    "template": "Whether the model is given, and is trained on, exactly what its chat template means.",
+    "template": "Whether the model is given, and is trained on, exactly the conversation that its chat template means.",
     "calls": "Whether the model's calls are read, and its turns end where it ends them.",
-    "tools": "Whether tools answer: what fails is masked, or teaches the model to leave the tool alone.",
+    "tools": "Whether tools answer: a failure is masked, or teaches the model to leave the tool alone.",
     "grader": "Whether the grader tells right from wrong: the update believes it whatever it says.",
-    "reward": "Whether the reward rises with the share solved: the sum of its parts is what is optimised.",
+    "reward": "Whether the reward rises with the share solved: the sum of its parts is optimised, nothing else.",
     "groups": "Whether attempts at a task differ in reward: equal rewards have no advantage and teach nothing.",
     "gradient": "Whether an update moves the weights, and no further than one step should.",
-    "step size": "Whether the policy stays near what it was: one that falls cannot come back by itself.",
+    "step size": "Whether the policy stays near its base: one that falls cannot come back by itself.",
     "evaluation": "Whether the gain carries over to tasks that it is not trained on.",
     "machine": "Whether the process and the disk are there.",
 }
@@ -34,7 +34,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: where it stands in the walk, what it finds, and its words. Capitals in a command are filled in."""
+    """A rule: its place in the walk, its test, and its words. Capitals in a command are filled in."""
 
     name: str
     stage: str
@@ -48,7 +48,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found: a number, its text, what to do, a command that runs as it stands, and an episode."""
+    """The finding of a rule: a number, its text, advice, a command that runs as it stands, and an episode."""
 
     name: str
     stage: str
@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def words(self) -> str:
-        """What was found and what to do, the same for the same training."""
+        """The text with its advice and command, the same for the same training."""
         typed = f"`{self.command}`" if self.command else ""
         return " ".join(filter(None, [self.text, self.advice, typed]))
 
@@ -81,7 +81,7 @@ WARM = "agentrl sft warm"
 RULES: tuple[Rule, ...] = (
     Rule("mask", "template", "bad", find.count("flags/MASK", "MASK"),
          "{value:.0f} episodes count tokens as sampled that lie outside the model's turns, or lack a log-probability.",
-         "Their gradient is not the policy's; this is a defect of what samples.", "agentrl ls -f flag:MASK"),
+         "Their gradient is not the policy's; this is a defect of the sampler.", "agentrl ls -f flag:MASK"),
     Rule("drift", "template", "bad", find.count("drift/structural", "DRIFT"),
          "{value:.0f} episodes differ in structure from the chat template's rendering, and were skipped.",
          "Look at one; `agentrl doctor --template FOLDER` audits the template.", "agentrl ls -f flag:DRIFT"),
@@ -92,10 +92,10 @@ RULES: tuple[Rule, ...] = (
     Rule("mismatch", "template", "bad", find.over("probe/logp_difference", 0.02),
          "After an update the server and the trainer disagree about the probability of a token by {value:.2g} nats.",
          "The server has other weights or another dtype.", "agentrl train --set model.dtype=float32"),
-    Rule("mismatch", "template", "bad", find.gap,
+    Rule("mismatch", "template", "warn", find.gap,
          "Sampler and trainer disagree about the probability of one token by {value:.2g} nats.",
          "Check the dtype; was the model edited?", "agentrl train --set model.dtype=float32"),
-    Rule("mismatch", "template", "bad", find.over("sampling/kl", 0.1),
+    Rule("mismatch", "template", "warn", find.over("sampling/kl", 0.1),
          "Sampler and trainer disagree by {value:.2g} nats a token; {threshold:g} is far.",
          "Check the dtype; with rollout.async_staleness lower it.", "agentrl train --set model.dtype=float32"),
     Rule("too_long", "template", "bad", find.too_long,
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
          "{value:.0f} of {of} tasks of the split {split} are training tasks too: an evaluation there measures memory.",
          "Take them out of one of the splits.", "agentrl check"),
     Rule("few_rows", "evaluation", "warn", course.few_rows,
-         "All attempts are at {value:.0f} different tasks: what is learned is their answers.",
+         "All attempts are at {value:.0f} different tasks: their answers are learned, not the task.",
          "Add rows (hundreds are usual); a small split tells nothing either.", "agentrl check"),
     Rule("memorised", "evaluation", "warn", course.memorised,
          "Solved in training {train}, but on tasks that it does not train on it {held}.",
@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
 KINDS = {"all_solved": "no_signal", "all_failed": "no_signal", "same_attempts": "no_signal"}
 """Names that `train.stop_on` knew as one."""
 LATE = ("step size", "evaluation", "machine")
-"""Stages that see a fall itself; the others see what was before it. So do rules about the newest step alone."""
+"""Stages that see a fall itself; the others see the steps before it. So do rules about the newest step alone."""
 NOW = ("nan", "errors", "ungraded", "mismatch", "reward_hacking")
 
 
@@ -246,14 +246,14 @@ def _finding(rule: Rule, hit: Hit, evidence: Evidence) -> Finding:
 
 
 def conclude(evidence: Evidence) -> list[str]:
-    """Return the last lines of a training: what happened, and the cause or the next step."""
+    """Return the last lines of a training: its course, and the cause or the next step."""
     found = [one for one in diagnose(evidence) if one.stage != "machine"]
     cause = first_fault(found)
     return [*filter(None, [summarise(evidence), cause.line if cause else suggest(evidence)])]
 
 
 def summarise(evidence: Evidence) -> str:
-    """Return what happened in a sentence, "" if there are too few steps."""
+    """Return its course in a sentence, "" if there are too few steps."""
     train, held = evidence.change("solved"), course.carry_over(evidence)
     if train is None:
         return ""

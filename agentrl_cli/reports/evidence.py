@@ -1,7 +1,7 @@
 """The evidence of a diagnosis: steps, evaluations and some episodes of a training. Pure: read_evidence.py reads.
 
 A training that falls far below its own best breaks everything else as well: calls, lengths, groups. So the rules about
-the set-up see what was before the fall (`Evidence.before`), and those about the optimizer see it all.
+the set-up see the steps before the fall (`Evidence.before`), and those about the optimizer see it all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import mean, variance
+from statistics import fmean, variance
 from typing import Any
 
 from agentrl_cli.store.queries import message_lines
@@ -68,7 +68,7 @@ NO_RUN = RunRow("", "last", status="finished")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a training, the newest step last.
+    """The known facts of a training, the newest step last.
 
     Args:
         episodes: Attempts at training tasks: of the newest step, or of the first and last ones of a stored run.
@@ -124,7 +124,7 @@ class Evidence:
     def mean(self, key: str) -> float | None:
         """Return the mean of a metric over the newest steps, None if they lack it."""
         newest = replace(self, steps=self.steps[-self.width :]).series(key)
-        return mean(newest) if newest else None
+        return fmean(newest) if newest else None
 
     def count(self, *keys: str) -> float:
         """Return the sum of some counts in the newest steps."""
@@ -140,31 +140,35 @@ class Evidence:
         error = math.sqrt(
             sum(variance(part) / len(part) for part in (first, last) if len(part) > 1)
         )
-        return Change(mean(first), mean(last), max(LEAST, 2 * error))
+        return Change(fmean(first), fmean(last), max(LEAST, 2 * error))
 
     @cached_property
     def fall(self) -> Fall | None:
         """The fall, if the newest steps lie in one."""
+        return self._find_fall(SIGMAS)
+
+    def _find_fall(self, sigmas: float) -> Fall | None:
         solved = self.series("solved")
         units = UNITS * int(self.get("rollout", "prompts_per_step", 8))
         for width in range(1, 6):
             spans = [(max(0, end - 3), end) for end in range(1, len(solved) - width + 1)]
             if not spans:
                 return None
-            best, start, end = max((mean(solved[a:b]), a, b) for a, b in spans)
-            now, span = mean(solved[-width:]), end - start
+            best, start, end = max((fmean(solved[a:b]), a, b) for a, b in spans)
+            now, span = fmean(solved[-width:]), end - start
             both = (best * span + now * width) / (span + width)
             error = math.sqrt(both * (1 - both) / units * (1 / span + 1 / width))
-            if now <= SHARE * best and best - now >= max(DROP, SIGMAS * error):
+            if now <= SHARE * best and best - now >= max(DROP, sigmas * error):
                 return Fall(start, end, width, best, now)
         return None
 
     @cached_property
     def before(self) -> Evidence:
-        """The evidence until the best steps, if the training fell since; else all of it."""
-        if self.fall is None:
+        """The evidence until the best steps, if the training fell since, as far as can be seen; else all of it."""
+        suspected = self._find_fall(0.0)
+        if suspected is None:
             return self
-        steps = self.steps[: self.fall.end]
+        steps = self.steps[: suspected.end]
         last = max((int(row.get("step", 0)) for row in steps), default=0)
         kept = [one for one in self.episodes if (one.step or 0) <= last]
         return replace(self, steps=steps, episodes=kept, trained=None)
@@ -204,5 +208,5 @@ def answer_of(episode: Episode) -> str:
 
 
 def plain(text: str) -> str:
-    """Return an answer without what graders overlook: case, commas between digits, a full stop."""
+    """Return an answer without details that graders overlook: case, commas between digits, a full stop."""
     return text.strip().replace(",", "").rstrip(".").lower()

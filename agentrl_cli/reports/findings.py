@@ -1,4 +1,4 @@
-"""What the rules about the set-up look for: functions from evidence to a number, the words of a text, an episode."""
+"""The rules about the set-up: functions from evidence to a number, the words of a text, and an episode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 from agentrl_cli.reports.evidence import Evidence, answer_of
 from agentrl_cli.rollout.flags import TOOL_FAULTS, find_flags, short
@@ -23,8 +25,8 @@ LIMITS = {
 """Outcomes of episodes that a limit on time ended, and the setting that has it."""
 ENOUGH, HALF = 8, 0.5
 """Episodes or calls below which a share says nothing; the share from which most are at fault."""
-HARDLY = 0.05
-"""Share solved below which nothing can be reinforced."""
+HARDLY, FEW_ERRORS = 0.05, 0.05
+"""Share solved below which nothing can be reinforced; share of errors that a whole training survives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ def too_long(e: Evidence) -> Hit | None:
 
 def outcomes(e: Evidence) -> float:
     """Return the number of episodes of the newest steps."""
-    return e.count(*{key for row in e.steps for key in row if key.startswith("outcomes/")})
+    return e.count(
+        *{key for row in e.steps[-e.width :] for key in row if key.startswith("outcomes/")}
+    )
 
 
 def gap(e: Evidence) -> Hit | None:
@@ -105,14 +109,10 @@ def stop(e: Evidence) -> Hit | None:
         for turn in one.turns
         if turn.stop_reason is StopReason.LENGTH
     ]
-    wrote = [
-        (one, e.controls[int(token)])
-        for one, turn in cut
-        for token in one.tokens.ids[turn.start : turn.end][
-            one.tokens.trained_mask[turn.start : turn.end]
-        ]
-        if int(token) in e.controls
-    ]
+    wrote = []
+    for one, turn in cut:
+        ids = one.tokens.ids[turn.start : turn.end][one.tokens.trained_mask[turn.start : turn.end]]
+        wrote += [(one, e.controls[int(token)]) for token in ids[np.isin(ids, list(e.controls))]]
     turns = {one.id for one, _ in wrote}
     if len(turns) < max(ENOUGH, len(cut) * HALF):
         return None
@@ -139,7 +139,8 @@ def malformed(e: Evidence) -> Hit | None:
 
 def errors(e: Evidence) -> Hit | None:
     counts = {name: number for name in FAULTS if (number := e.count(f"outcomes/{name}"))}
-    if not counts:
+    few = e.width > 1 and sum(counts.values()) < FEW_ERRORS * outcomes(e)  # an alert counts each
+    if not counts or few:
         return None
     over = [f"{counts[n]:.0f} took longer than {key}" for n, key in LIMITS.items() if n in counts]
     late = (
@@ -152,7 +153,7 @@ def errors(e: Evidence) -> Hit | None:
 
 
 def tools(e: Evidence) -> Hit | None:
-    """Only what tools do wrong counts: a call that does not fit its schema is the model's own fault."""
+    """Find failures of the tools themselves: a call that does not fit its schema is the model's own fault."""
     raised = [item for item in e.results if item[2].error in TOOL_FAULTS]
     share = len(raised) / max(ENOUGH, len(e.results))
     if share < HALF or len(raised) < ENOUGH:
@@ -195,7 +196,7 @@ def arguments(e: Evidence) -> Hit | None:
 
 
 def _foreign_words(one: Episode, call: Any) -> bool:
-    """Whether an argument is a text whose words do not stand in what the model was given to read."""
+    """Whether an argument has words that do not stand in the texts that the model was given."""
     read = [m for turn in one.turns if turn.role != "assistant" for m in turn.messages]
     given = " ".join(message_lines(read)).lower()
     values = [str(value).lower() for value in (call.arguments or {}).values()]
@@ -215,7 +216,9 @@ def noise(e: Evidence) -> Hit | None:
     for one in e.graded:
         alike[one.task_id, one.tokens.ids.tobytes()].append(one)
     pairs = [pair for same in alike.values() for pair in combinations(same[:8], 2)]
-    odd = [(a, b) for a, b in pairs if a.primary != b.primary]
+    odd = [
+        (a, b) for a, b in pairs if None not in (a.primary, b.primary) and a.primary != b.primary
+    ]
     if len(odd) < 2:
         return None
     a, b = odd[0]
@@ -237,7 +240,7 @@ def grader(e: Evidence) -> Hit | None:
         if len(cases) >= 3 and len(cases) > HALF * len(of):
             words = {"of": len(of), "text": text.format(cases[0].primary or 0.0)}
             return Hit(len(cases), HALF, cases[0].id, words)
-    values = {one.primary for one in e.graded}
+    values = {0.0 if one.primary is None else one.primary for one in e.graded}
     if len(e.graded) < 2 * ENOUGH or len(values) > 1 or values & {0.0, 1.0}:
         return None
     words = {"of": len(e.graded), "text": f"gives the same, {next(iter(values)):g},"}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MOST = 256
 """Episodes of each end that are read, at most."""
 WIDTH = 5
+"""Steps over which its numbers are means."""
+ROWS = 2000
+"""Tasks that are read, at most."""
 
 
 def read_evidence(
@@ -29,7 +32,7 @@ def read_evidence(
     ends: int = 2,
     **known: Any,
 ) -> Evidence:
-    """Return what is known of a training; its episodes are those of the first and the last `ends` sound steps.
+    """Return the evidence of a training; its episodes are those of the first and the last `ends` sound steps.
 
     `steps`: its metrics, if they were read already, or made of rollouts. `known`: fields that need not be read; with
     `episodes` no episode is.
@@ -50,14 +53,18 @@ def read_evidence(
     )
     if "episodes" in known:
         return replace(evidence, **known)
-    tried = store.episodes.rows(store.episodes.ids(f"kind:{run.kind}", "time", run.id))
-    sound = {int(row["step"]) for row in evidence.before.steps}
-    places = sorted({row.step or 0 for row in tried if (row.step or 0) in sound})
-    near = {*places[:ends], *places[-ends:]} or {row.step or 0 for row in tried}
-    picked = [row.id for row in tried if (row.step or 0) in near and row.outcome is not None]
-    evaluated = store.episodes.rows(store.episodes.ids("kind:eval", "time", run.id))
-    names = {row.task_id for row in (*tried, *evaluated)}
-    tasks = {name: task for name in names if (task := store.tasks.get(name)) is not None}
+    sound = [int(row["step"]) for row in evidence.before.steps]
+    near = sorted({*sound[:ends], *sound[-ends:]}) if run.kind == "train" else [0]
+    picked = [
+        row.id
+        for step in near
+        for row in store.episodes.rows(
+            store.episodes.ids(f"kind:{run.kind} step:{step}", "time", run.id)
+        )
+        if row.outcome is not None
+    ]
+    names = store.select("SELECT DISTINCT task_id FROM episodes WHERE run_id=?", (run.id,))
+    tasks = {name: task for (name,) in names[:ROWS] if (task := store.tasks.get(name)) is not None}
     episodes = [store.episodes.get(name) for name in (*picked[:MOST], *picked[MOST:][-MOST:])]
     return replace(evidence, episodes=episodes, tasks=tasks, **known)
 
@@ -81,7 +88,7 @@ def control_tokens(store: Store, tokenizer: str) -> dict[int, str]:
 
 @lru_cache(maxsize=8)
 def measure_movement(store: Store, run_id: str, start: int, end: int) -> float | None:
-    """Return how far the weights have moved what an evaluation sampled until another one, in nats; None if unknown.
+    """Return the change of an evaluation's log-probabilities until another one, in nats; None if unknown.
 
     An attempt has the same seed in every evaluation: its tokens are compared until they part, in the same context.
     """

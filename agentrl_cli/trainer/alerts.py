@@ -1,4 +1,4 @@
-"""The alerts of a running training: the diagnosis (reports/diagnosis.py) after every step, and what stops it."""
+"""The alerts of a running training: the diagnosis (reports/diagnosis.py) after every step, and the reasons to stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Health:
     def look(self, evidence: Evidence) -> tuple[list[Finding], str]:
         """Return the alerts of a step, and the name of one that stops the run, "" if none does.
 
-        Alerts are the first fault, what is independent of it, and what `stop_on` names.
+        Alerts are the first fault, findings independent of it, and those that `stop_on` names.
         """
         found = diagnose(evidence)
         cause = first_fault(found)

@@ -150,6 +150,7 @@ PLANTED: dict[str, Evidence] = {
     "same_attempts": case(
         steps(FLAT, frac_reward_zero_std=1.0),
         [attempt(n, task=f"t{n // 4}", ids=(5, n // 4)) for n in range(16)],
+        run=RunRow("r", "demo", status="finished", config={"rollout": {"temperature": 0.01}}),
     ),
     "all_failed": case(
         steps([0.0] * 6, **{"groups/all_failed": 1.0}), [attempt(n) for n in range(9)]
@@ -168,7 +169,7 @@ PLANTED: dict[str, Evidence] = {
     "entropy_collapse": case(steps([0.5] * 8, entropy=[1.0] * 7 + [0.019])),
     "kl_drift": case(steps([0.5], kl=1.5)),
     "clip_drift": case(steps([0.5], **{"clip_ratio/high_mean": 0.2, "clip_ratio/low_mean": 0.15})),
-    "leak": case(steps(FLAT), tasks={**tasks(40), **tasks(8, "validation")}),
+    "leak": case(steps([0.5]), tasks={**tasks(40), **tasks(8, "validation")}),
     "few_rows": case(steps(FLAT), tasks=tasks(4)),
     "memorised": case(steps(GOOD), evals=[rate(0, 0.3, 40), rate(30, 0.3, 40)], tasks=tasks(40)),
     "process": case(

@@ -10,12 +10,15 @@ from typing import Any, get_args
 
 import pytest
 
+from agentrl_cli.commands import main
 from agentrl_cli.config.train import Stop
 from agentrl_cli.reports.diagnosis import RULES, STAGES, conclude, diagnose, first_fault, stages
+from agentrl_cli.store import RunRow, Store
 from agentrl_cli.types import Task
 from tests.guards.test_recommended import commands_in, problem_of
 from tests.reports.planted import (
     BOLTS,
+    CONFIG,
     FLAT,
     GOOD,
     PLANTED,
@@ -79,6 +82,10 @@ def test_what_follows_from_a_fall_is_not_the_cause() -> None:
     assert found.command == "agentrl train --model tiny-tools --set train.lr=3e-05"
     better = case(rows, evals=[rate(0, 0.3, 40), rate(2, 0.7, 40), rate(4, 0.0, 40)])
     assert "--model demo@best" in diagnose(better)[0].command
+    early = steps(
+        [0.22, 0.0], **{"groups/all_failed": [0.1, 1.0], "completions/clipped_ratio": [0, 1]}
+    )
+    assert not diagnose(case(early)), "neither a collapse yet, nor what may follow from one"
     assert not diagnose(case(steps([0.6, 0.4, 0.5, 0.35, 0.6]))), "noise is not a fall"
 
 
@@ -163,3 +170,24 @@ def test_texts_have_no_names_of_metrics() -> None:
     for name, evidence in PLANTED.items():
         for found in diagnose(evidence):
             assert not re.search(r"\w+/\w+_\w+", found.text), (name, found.text)
+
+
+def test_the_command_reads_a_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same words in text and JSON, from recorded steps and episodes; an episode has its reasons."""
+    where, seen = ["--db", str(tmp_path / "a.db")], PLANTED["tools"]
+    with Store.open(tmp_path / "a.db") as store:
+        run = store.runs.add(RunRow("r", "demo", status="finished", config=CONFIG))
+        store.episodes.add(one.with_(run_id=run.id, kind="train") for one in seen.episodes)
+        for row in seen.steps:
+            store.runs.add_step(run.id, row["step"], row)
+    assert main(["why", *where]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[1:4] == ["  template    ok", "  calls       ok", "  tools       warn"]
+    assert said[4] == first_fault(diagnose(seen)).line  # type: ignore[union-attr]
+    assert main(["why", "demo", "--json", *where]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["finding"]["line"] == said[4] and found["finding"]["episode"] == "e0"
+    assert [one["stage"] for one in found["stages"]] == list(STAGES)
+    assert main(["why", "e3", *where]) == 0
+    assert "pallets failed 1×: KeyError: ('steel bolts are', 'Molde')" in capfd.readouterr().out
+    assert main(["why", "unknown", *where]) != 0 and "unknown" in capfd.readouterr().err
