@@ -21,11 +21,12 @@ from torch import Tensor
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import AgentRLError
-from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE
+from agentrl_cli.inference.cached_forward import CAUGHT
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
+from agentrl_cli.inference.tolerance import TOLERANCE
 from agentrl_cli.learning import padded_forward
 from agentrl_cli.learning.forward import WAYS
 from agentrl_cli.learning.optimizers import make_optimizer

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.batched_cache import NotJoined, has_columns, join, nbytes, select
+from agentrl_cli.inference.tolerance import TOLERANCE, logp_difference
 from agentrl_cli.models.adapter import short, transformer
 from agentrl_cli.models.vision import Seen, plain_logits, reader_of, trial
 from agentrl_cli.types import Int32
 
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Most that a log-probability may differ from the model's own in a trial."""
 CAUGHT = (
     *(
         RuntimeError,
@@ -361,28 +360,6 @@ def _not_causal(model: nn.Module) -> ModelError:
         f"{kind} is not a causal decoder: its numbers change with later tokens, or from one forward to the next.",
         hint="model.name is a causal language model; an encoder has to be made one (is_decoder) before.",
     )
-
-
-def difference(got: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference of two tensors; infinite where one has a number and the other has none."""
-    if got.shape != wanted.shape or not torch.equal(got.isnan(), wanted.isnan()):
-        return torch.inf
-    off = torch.where(got == wanted, 0.0, got - wanted)  # infinities of masked logits
-    return float(off.abs().nan_to_num(0.0).max())
-
-
-def logp_difference(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
-    """Return the largest difference of two tensors [..., V] of log-probabilities, computed in `dtype`.
-
-    In 16 bits the largest is over places, and of each the mean over tokens as `wanted` draws them: among fifty thousand
-    tokens some that are never drawn differ by half a nat from rounding alone.
-    """
-    if dtype.itemsize > 2 or got.shape != wanted.shape:
-        return difference(got, wanted)
-    if not torch.equal(got.isnan(), wanted.isnan()):
-        return torch.inf
-    off = torch.where(got == wanted, 0.0, got - wanted).abs().nan_to_num(0.0)
-    return float((off * wanted.exp().nan_to_num(0.0)).sum(-1).max())
 
 
 def _logp(logits: Tensor) -> Tensor:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, Tables
-from agentrl_cli.inference.cached_forward import TOLERANCE, difference
 from agentrl_cli.inference.decode_batch import Shape, decode_batch, pad_batch, unpack
 from agentrl_cli.inference.kv_cache import BlockPool
 from agentrl_cli.inference.memory import MOST_GRAPHS
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import TokenSequence
+from agentrl_cli.inference.tolerance import TOLERANCE, difference
 
 _LOG = logging.getLogger(__name__)
 CHECKS = 2

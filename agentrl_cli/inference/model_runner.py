@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
 from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_attention
-from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, logp_difference, short_windows
+from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.llama_step import LlamaStep, find_difference
@@ -23,6 +23,7 @@ from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.inference.sampling_weights import SamplingWeights, linear_layers
 from agentrl_cli.inference.served import find_obstacle
+from agentrl_cli.inference.tolerance import TOLERANCE, logp_difference
 from agentrl_cli.models.adapter import short, transformer
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Int32

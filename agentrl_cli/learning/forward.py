@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.attention_hook import attention_in, make_change_error
-from agentrl_cli.inference.cached_forward import CAUGHT, TOLERANCE, difference, short_windows
+from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.inference.kv_cache import NotServed
+from agentrl_cli.inference.tolerance import TOLERANCE, difference
 from agentrl_cli.learning.attention import NAME, NotPackable, Packing, packed_forward
 from agentrl_cli.learning.fused_forward import fused_states
 from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside

@@ -197,7 +197,7 @@ def unusable(folder: Path, kind: str) -> Path:
         ("unknown", "unheard_of", "newer transformers"),
         ("pointer", "a pointer of git-lfs", "lfs pull"),
         ("cut", "are corrupt", "download the folder again"),
-        ("gguf", "model-Q4.gguf is a GGUF file", "that it was made from"),
+        ("gguf", "holds GGUF files", "model-Q4.gguf"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(

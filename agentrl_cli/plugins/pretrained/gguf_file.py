@@ -24,7 +24,7 @@ DIGITS = {"smollm"}
 def find_model(name: str, config: Config, base: Path) -> Path | None:
     """Return the folder of the model in a GGUF file, converted first if it is not in the cache.
 
-    None if `name` is no such file.
+    None if `name` is not such a file.
     """
     places = (base / Path(name).expanduser(), Path(name).expanduser())
     file = next((place for place in places if place.suffix == ".gguf" and place.is_file()), None)
