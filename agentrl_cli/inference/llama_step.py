@@ -86,8 +86,10 @@ class LlamaStep:
         joined = join(rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon))
         batch, width = view.positions.shape
         keys = attention.k_proj.out_features
-        q, k, v = joined.view(len(x), -1, dim).split(
-            [attention.q_proj.out_features // dim, keys // dim, keys // dim], 1
+        q, k, v = torch.split(
+            joined.view(len(x), -1, dim),
+            [attention.q_proj.out_features // dim, keys // dim, keys // dim],
+            1,
         )
         q, k = _normed(q, k, attention)
         if getattr(attention, "use_rope", 1):

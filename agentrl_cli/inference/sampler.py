@@ -96,9 +96,9 @@ def sample(
     left = iter(found)
     for request, draft in zip(requests, behind, strict=True):
         right = True
-        for n, (token, *rest) in enumerate(islice(left, 1 + len(draft))):
+        for n, (token, record, forced, support) in enumerate(islice(left, 1 + len(draft))):
             if right and request.stop is None:
-                request.take(token, rest[0], limit, *rest[1:])
+                request.take(token, record, limit, forced, support)
                 right = n < len(draft) and token == draft[n]
 
 

@@ -103,7 +103,7 @@ class SamplingWeights:
         into = self._held.get(group)
         if into is None:
             into = first.new_empty(sum(rows), first.shape[1])
-        for target, layer, (base, names) in zip(into.split(rows), group, parts, strict=True):
+        for target, layer, (base, names) in zip(torch.split(into, rows), group, parts, strict=True):
             target.copy_(base.weight)
             for name in names:
                 target += layer.get_delta_weight(name)

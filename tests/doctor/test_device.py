@@ -14,7 +14,8 @@ from agentrl_cli.config import Config
 from agentrl_cli.doctor.device_trial import try_part
 from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.learning.forward import avoid, way_of
-from agentrl_cli.policies.device_check import PARTS, Part, Verdict, keep, state_dir, try_device
+from agentrl_cli.paths import state_dir
+from agentrl_cli.policies.device_check import PARTS, Part, Verdict, keep, try_device
 from agentrl_cli.policies.load import runner_for
 from agentrl_cli.types import Sampling
 from tests.helpers.local import policy_of, tiny
