@@ -132,9 +132,9 @@ def command(
             every = _ROWS[what](store, run)
             total, found = len(every), every[:limit] if limit else every
         _print_list(store, what, found, format)
-        for row in found if what is What.runs else ():
-            for text in store.journal.waits(row.id)[:1] if row.alive else ():
-                narrate(f"{row.name} waits for {text}")
+        for name, run_id in [(r.name, r.id) for r in found if what is What.runs and r.alive]:
+            for text in store.journal.waits(run_id)[:1]:
+                narrate(f"{name} waits for {text}")
     if total > len(found):
         narrate(f"{len(found)} of {total:,}; --limit 0 prints all.")
     elif not total:

@@ -145,9 +145,14 @@ def test_a_lock_is_named_and_a_signal_prints_all(tmp_path: Path) -> None:
     hang = Hang(f"the lock of {path}, which another process holds, since ")
     Store.open(path).close()
     conn = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def release() -> None:
+        hang.hold()
+        conn.rollback()
+
     with Store.open(path) as store, Watchman(hang.report, SOON), closing(conn) as other:
         other.execute("BEGIN IMMEDIATE")
-        threading.Thread(target=lambda: (hang.hold(), other.rollback())).start()
+        threading.Thread(target=release).start()
         with store.transaction():
             pass
     assert hang.line

@@ -141,10 +141,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, An
     ("event", "call"),
     [
         ("batch", 2),  # all of the second step is sampled, and it is not trained yet
-        ("eval", 1),  # after an evaluation, before its weights are kept as the best
+        ("eval", 1),  # after that of the base, before it is kept as the best
+        ("eval", 2),  # the same in the middle
         ("checkpoint", 2),  # right after a checkpoint: the best one, then that of step 2
         ("update", 3),  # after a step, before its checkpoint
-        ("rollout", 3 * EPISODES + 2 + 5),  # within the last step, one step after a checkpoint
+        ("rollout", 3 * EPISODES + 4 + 5),  # within the last step, one step after a checkpoint
     ],
 )
 def test_killed_and_resumed_is_never_interrupted(
@@ -242,7 +243,7 @@ def test_the_first_interrupt_finishes_the_step_and_saves(
 
 def test_the_second_interrupt_stops_now(tmp_path: Path, model: Path, whole: dict[str, Any]) -> None:
     project = project_of(tmp_path / "project", model, "Twice")
-    plan(project, "rollout", EPISODES + 2, signal.SIGINT)
+    plan(project, "rollout", 2 + EPISODES + 2, signal.SIGINT)
     code, said = spawn(project, "train")
     assert "Traceback" not in said, said
     assert code == 130, said
