@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.attention import DecodeView, Tables
+from agentrl_cli.inference.decode_attention import DecodeView, Tables
 from agentrl_cli.inference.decode_batch import Shape, decode_batch, pad_batch, unpack
 from agentrl_cli.inference.kv_cache import BlockPool
 from agentrl_cli.inference.memory import MOST_GRAPHS

@@ -135,7 +135,7 @@ def find_difference(base: Any) -> str:
     """Return why a transformers model is not run by LlamaStep; empty if it is, subject to its numbers."""
     config = base.config
     if getattr(config, "model_type", "") not in FAMILIES:
-        return "it is no Llama-shaped decoder"
+        return "its decoder has another shape"
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     if not type(base).__module__.startswith("transformers.models."):

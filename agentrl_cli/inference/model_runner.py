@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.inference.attention import DecodeView, PrefillView, Tables, View
+from agentrl_cli.inference.attention import PrefillView, View
 from agentrl_cli.inference.attention_hook import NAME, attention_in, paged_attention
 from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
+from agentrl_cli.inference.decode_attention import DecodeView, Tables
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
 from agentrl_cli.inference.llama_step import LlamaStep, find_difference

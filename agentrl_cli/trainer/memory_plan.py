@@ -154,8 +154,7 @@ def plan(
     fresh = config.adapter.enabled and folder == given  # it is switched off for the reference
     if config.algo.kl_coef and not fresh:
         both["reference"] = float(count * size)
-    free = available - sum(both.values())
-    rollout, both_ways = _phases(config, shape, size, trained, both, free=free, on_gpu=on_gpu)
+    rollout, both_ways = _phases(config, shape, size, trained, both, available, on_gpu)
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
     update = both_ways[again]
@@ -181,12 +180,11 @@ def _phases(
     size: int,
     trained: int,
     both: Mapping[str, float],
-    *,
-    free: float,
+    available: float,
     on_gpu: bool,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Return the rollout's memory, and the update's without and with recomputed activations."""
-    copies = _copies(config, shape, size, free, on_gpu=on_gpu)
+    copies = _copies(config, shape, size, available - sum(both.values()), on_gpu=on_gpu)
     rollout = {**both} | _sampling(config, shape, size, copies)
     stays = _graph_memory(config, shape, size, rollout) if on_gpu else {}
     rollout |= stays
