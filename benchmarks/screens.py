@@ -37,8 +37,7 @@ from agentrl_cli.tui.chat.screen import ChatScreen  # noqa: E402
 from agentrl_cli.tui.common.episode_list import SORTS  # noqa: E402
 from agentrl_cli.tui.common.reader import Reader  # noqa: E402
 from agentrl_cli.tui.replay.screen import ReplayScreen  # noqa: E402
-from agentrl_cli.tui.runs.episodes import EpisodesScreen  # noqa: E402
-from agentrl_cli.tui.runs.screen import RunsScreen  # noqa: E402
+from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen  # noqa: E402
 from agentrl_cli.tui.watch.screen import WatchScreen  # noqa: E402
 from agentrl_cli.types import TOP_K, Episode, Origin, Outcome, RewardPart, Tokens, Turn  # noqa: E402
 from tests.helpers import tui_demo as demo  # noqa: E402

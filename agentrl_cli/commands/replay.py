@@ -186,7 +186,7 @@ def _open(
     from agentrl_cli.tui.app import AgentApp, save_svg
     from agentrl_cli.tui.common.episode_list import Browse
     from agentrl_cli.tui.replay.screen import ReplayScreen
-    from agentrl_cli.tui.runs.episodes import EpisodesScreen
+    from agentrl_cli.tui.runs.screen import EpisodesScreen
 
     browse = Browse(*listed)
     if episode is None:
@@ -202,8 +202,7 @@ def _open(
 
 def _rerun(where: RunStoreOptions, episode: str, again: RerunOptions, *, as_json: bool) -> int:
     """Run the child process and print its events. Returns the exit status."""
-    from agentrl_cli.tui.whatif.client import stream_events, whatif_arguments
-    from agentrl_cli.tui.whatif.view import event_lines
+    from agentrl_cli.tui.whatif.view import event_lines, stream_events, whatif_arguments
 
     if again.whatif is not None and again.verify:
         raise UsageError(

@@ -25,11 +25,10 @@ from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import load_pack
 from agentrl_cli.tui.app import AgentApp
-from agentrl_cli.tui.chat.line_input import ChatLine
+from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.whatif.client import whatif_arguments
 from agentrl_cli.tui.whatif.screen import WhatIfScreen
-from agentrl_cli.tui.whatif.view import event_lines
+from agentrl_cli.tui.whatif.view import event_lines, whatif_arguments
 from agentrl_cli.types import Episode, Origin, Outcome, ToolResult
 from tests.helpers.trees import grafted
 from tests.helpers.tui import until, until_text, visible

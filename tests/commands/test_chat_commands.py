@@ -16,8 +16,8 @@ from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.commands import COMMANDS, HELP, parse_command
-from agentrl_cli.tui.chat.line_input import ChatLine
 from agentrl_cli.tui.chat.screen import ChatScreen
+from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.chat.view import event_lines
 from agentrl_cli.tui.common.token_text import TokenTexts
 from agentrl_cli.tui.replay.screen import ReplayScreen

@@ -19,7 +19,7 @@ from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.screen import ChatScreen
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts
-from agentrl_cli.tui.compare.versus import VersusScreen
+from agentrl_cli.tui.compare.screen import VersusScreen
 from agentrl_cli.tui.replay.screen import ReplayScreen
 from agentrl_cli.tui.runs.screen import RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen

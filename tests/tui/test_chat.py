@@ -24,8 +24,8 @@ from agentrl_cli.tools import as_tool
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.commands import complete, parse_command
-from agentrl_cli.tui.chat.line_input import ChatLine, read_history
 from agentrl_cli.tui.chat.screen import ChatScreen
+from agentrl_cli.tui.chat.transcript import ChatLine, read_history
 from agentrl_cli.tui.chat.view import event_lines, turn_view
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.token_text import TokenTexts

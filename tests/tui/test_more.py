@@ -17,11 +17,10 @@ from agentrl_cli.tui.common.load_episode import token_texts
 from agentrl_cli.tui.common.settings import read_settings
 from agentrl_cli.tui.common.text import quote
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.compare.versus import VersusScreen
+from agentrl_cli.tui.compare.screen import VersusScreen
 from agentrl_cli.tui.replay import related
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.episodes import EpisodesScreen
-from agentrl_cli.tui.runs.screen import RunsScreen
+from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
 from agentrl_cli.types import Episode, Outcome, RewardPart
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible

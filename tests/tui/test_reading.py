@@ -14,14 +14,13 @@ from rich.style import Style
 from agentrl_cli.errors import UsageError
 from agentrl_cli.store import Store
 from agentrl_cli.store.filters import compile_filter
-from agentrl_cli.tui.app import LIGHT, AgentApp
+from agentrl_cli.tui.app import LIGHT, AgentApp, invert, is_light, light_background
 from agentrl_cli.tui.common.episode_list import filter_text
 from agentrl_cli.tui.common.picture import picture_rows
 from agentrl_cli.tui.common.settings import read_settings
-from agentrl_cli.tui.common.theme import invert, is_light, light_background
 from agentrl_cli.tui.replay.menus import whatif_text
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.whatif.client import whatif_arguments
+from agentrl_cli.tui.whatif.view import whatif_arguments
 from agentrl_cli.types import Origin, ToolResult
 from agentrl_cli.types.content import image_part
 from tests.helpers import tui_demo as demo

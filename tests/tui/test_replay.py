@@ -21,11 +21,10 @@ from agentrl_cli.commands import main
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.common.dialogs import Form
-from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.episode_table import EpisodeTable
+from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.token_view import TokenView
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.episodes import EpisodesScreen
+from agentrl_cli.tui.runs.screen import EpisodesScreen
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, TrainSignals, Turn
 from tests.helpers import tui_demo as demo
 from tests.helpers.tui import until, until_text, visible

@@ -20,8 +20,7 @@ from textual.pilot import Pilot
 from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.compare.screen import CompareScreen
 from agentrl_cli.tui.replay.screen import ReplayScreen
-from agentrl_cli.tui.runs.episodes import EpisodesScreen
-from agentrl_cli.tui.runs.screen import RunsScreen
+from agentrl_cli.tui.runs.screen import EpisodesScreen, RunsScreen
 from agentrl_cli.tui.watch.screen import WatchScreen
 from tests.helpers.tui import steady, until_text, visible
 from tests.helpers.tui_shots import MORE, Make, fill_still, reroll, versus

@@ -16,7 +16,7 @@ from agentrl_cli.errors import StoreError
 from agentrl_cli.reports.html import PAGE
 from agentrl_cli.store import Store
 from agentrl_cli.tui.app import HARMLESS, AgentApp, unknown_key
-from agentrl_cli.tui.common.episode_table import row_text
+from agentrl_cli.tui.common.episode_list import row_text
 from agentrl_cli.tui.common.episode_view import make_view
 from agentrl_cli.tui.common.keys import describe
 from agentrl_cli.tui.common.layers import LAYERS

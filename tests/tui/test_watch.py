@@ -22,8 +22,8 @@ from agentrl_cli.tui.app import AgentApp
 from agentrl_cli.tui.watch.charts import Look, overview_charts
 from agentrl_cli.tui.watch.controls import SETTINGS
 from agentrl_cli.tui.watch.overview import now_rows
+from agentrl_cli.tui.watch.page import Fold, fold_groups, load_recent
 from agentrl_cli.tui.watch.panels import head, health_lines, histogram_lines
-from agentrl_cli.tui.watch.recent import Fold, fold_groups, load_recent
 from agentrl_cli.tui.watch.screen import WatchScreen
 from agentrl_cli.types import AgentState, Fact, Outcome, RewardPart
 from tests.helpers import tui_demo as demo

@@ -22,8 +22,7 @@ from textual.widgets import Static
 from agentrl_cli.errors import AgentRLError
 from agentrl_cli.tui.chat.client import ChatClient
 from agentrl_cli.tui.chat.commands import HELP, MODES, Command, carry_out, complete, parse_command
-from agentrl_cli.tui.chat.line_input import ChatLine, History
-from agentrl_cli.tui.chat.transcript import ChatTranscript, ContextPane
+from agentrl_cli.tui.chat.transcript import ChatLine, ChatTranscript, ContextPane, History
 from agentrl_cli.tui.chat.view import taken_back
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.keys import with_ids

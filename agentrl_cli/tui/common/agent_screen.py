@@ -23,11 +23,11 @@ from agentrl_cli.tui.common.reader import Reader
 SCREENS: dict[str, str] = {
     "chat": "agentrl_cli.tui.chat.screen:ChatScreen",
     "compare": "agentrl_cli.tui.compare.screen:CompareScreen",
-    "episodes": "agentrl_cli.tui.runs.episodes:EpisodesScreen",
+    "episodes": "agentrl_cli.tui.runs.screen:EpisodesScreen",
     "replay": "agentrl_cli.tui.replay.screen:ReplayScreen",
     "reading": "agentrl_cli.tui.replay.reading:ReadingScreen",
     "runs": "agentrl_cli.tui.runs.screen:RunsScreen",
-    "versus": "agentrl_cli.tui.compare.versus:VersusScreen",
+    "versus": "agentrl_cli.tui.compare.screen:VersusScreen",
     "watch": "agentrl_cli.tui.watch.screen:WatchScreen",
     "whatif": "agentrl_cli.tui.whatif.screen:WhatIfScreen",
 }

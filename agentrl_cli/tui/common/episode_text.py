@@ -12,6 +12,7 @@ from agentrl_cli.store import EpisodeRow, RunRow, Store
 from agentrl_cli.store.display import image_line
 from agentrl_cli.store.queries import message_texts
 from agentrl_cli.store.rows import episode_state, part_note
+from agentrl_cli.tui.common.load_episode import decoder_of
 from agentrl_cli.tui.common.plain_text import align_rows, cell, local_time
 from agentrl_cli.tui.common.token_text import TokenTexts, visible
 from agentrl_cli.tui.common.tree import continues, spans
@@ -28,7 +29,7 @@ def episode_lines(
     row, episode = store.episodes.row(episode_id), store.episodes.get(episode_id)
     signals = store.signals.get(episode_id) if tokens else None
     run = next((item for item in store.runs.all() if item.id == row.run_id), None)
-    texts = _decoder(store, row) if tokens else None
+    texts = decoder_of(store, row.tokenizer, {}) if tokens else None
     if turn is None:
         yield from _head(store, row, run, episode)
     for item in episode.turns:
@@ -133,11 +134,6 @@ def _tokens(
 
 def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _decoder(store: Store, row: EpisodeRow) -> TokenTexts:
-    stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
-    return TokenTexts(stored.tokenizer_json if stored else None)
 
 
 def _tail(store: Store, row: EpisodeRow, run: RunRow | None, episode: Episode) -> Iterator[str]:

@@ -64,8 +64,7 @@ def decoder_of(store: Store, digest: str, cache: dict[str, TokenTexts]) -> Token
 
 def token_texts(store: Store, row: EpisodeRow, ids: list[int]) -> list[str]:
     """Return the text of every token, by the stored tokenizer, for the HTML export."""
-    stored = store.tokenizers.get(row.tokenizer) if row.tokenizer else None
-    return TokenTexts(stored.tokenizer_json if stored is not None else None).texts(ids)
+    return decoder_of(store, row.tokenizer, {}).texts(ids)
 
 
 def flags_of(store: Store, episode: Episode, stored: tuple[str, ...]) -> list[tuple[str, str]]:

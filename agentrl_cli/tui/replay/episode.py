@@ -22,7 +22,7 @@ from agentrl_cli.tui.common.episode_view import (
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import ALARM, BAD
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.replay import legend, panels, related
+from agentrl_cli.tui.replay import panels, related
 from agentrl_cli.tui.replay.panes import LATER, NEXT, Panel, Panes
 
 Place = tuple[int, int]
@@ -166,7 +166,7 @@ class EpisodePanes(Panes):
         elif name == "turns":
             token = panels.turn_at(self.view, self.block, event.row)
         elif name == "map":
-            token = legend.token_on_map(self.view, event.column, self.panel("map").inner)
+            token = panels.token_on_map(self.view, event.column, self.panel("map").inner)
         if token is not None:
             self.stop_following()
             self.tokens.move_to(token)

@@ -60,10 +60,6 @@ def reward_lines(view: EpisodeView, width: int = 28) -> list[Text]:
     return lines
 
 
-def _probability(logp: float) -> str:
-    return f"{num(logp, '+.3f')} p {num(math.exp(logp) if math.isfinite(logp) else None, '.3f').lstrip('0')}"
-
-
 def token_numbers(view: EpisodeView, token: int) -> list[tuple[str, str]]:
     """Return every stored number of one token as (name, value); missing ones are left out."""
     tokens, signals, origin = view.tokens, view.signals, int(view.tokens.origin[token])

@@ -1,19 +1,54 @@
-"""The menus of replay: what if, chat from here, export, copy. They need the screen only for its dialogs."""
+"""The menus and windows of replay: what if, edit a turn, chat from here, export, copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rich.text import Text
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
 from agentrl_cli.tui.chat.client import ChatClient
+from agentrl_cli.tui.chat.transcript import ChatLine
 from agentrl_cli.tui.common.agent_screen import AgentScreen
-from agentrl_cli.tui.common.dialogs import Choose, Field, Form
+from agentrl_cli.tui.common.dialogs import Choose, Field, Form, Prompt
 from agentrl_cli.tui.common.episode_list import Browse
 from agentrl_cli.tui.common.episode_view import EpisodeView, place_of, text_of_turn, whatif_turn
 from agentrl_cli.tui.common.load_episode import token_texts
+from agentrl_cli.tui.common.text import FAINT
 from agentrl_cli.tui.common.token_text import visible
-from agentrl_cli.tui.replay.rewrite import Rewrite
-from agentrl_cli.tui.whatif.client import whatif_arguments
+from agentrl_cli.tui.whatif.view import whatif_arguments
+
+
+class Rewrite(Prompt):
+    """One line of settings and a text of many lines, which wraps and scrolls; gives both.
+
+    Enter goes from either, tab is the way between them, ctrl+j a new line in the text.
+    """
+
+    AUTO_FOCUS = "ChatLine"
+    CHECKS_EMPTY = True
+
+    def __init__(
+        self, label: str, settings: str, text: str, help: str, check: Callable[[str], object]
+    ) -> None:
+        super().__init__(label, settings, help=help, check=check)
+        self.edited = text
+
+    def more(self) -> Sequence[Widget]:
+        how = Text("its text   (tab: between the two, ctrl+j: new line)", FAINT)
+        return Static(how), ChatLine(self.edited, id="text")
+
+    def on_chat_line_completion(self) -> None:
+        self.query_one(Input).focus()
+
+    def on_chat_line_submitted(self) -> None:
+        self.on_input_submitted()
+
+    def result(self, text: str) -> object:
+        return text, self.query_one(ChatLine).text
+
 
 WHATIF = (
     "model: tiny, a folder, a name, RUN@best, RUN@STEP or scripted.  n: how many.  T: temperature."

@@ -17,7 +17,7 @@ from agentrl_cli.tui.common.layers import LAYERS, Layer
 from agentrl_cli.tui.common.lines import Rows
 from agentrl_cli.tui.common.text import FAINT, HERE, join
 from agentrl_cli.tui.common.token_view import TokenView
-from agentrl_cli.tui.replay import inspector, legend, menus, panels, related
+from agentrl_cli.tui.replay import inspector, menus, panels, related
 
 STALE = "-stale"
 """Class of a dimmed pane."""
@@ -179,7 +179,7 @@ def subhead(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
 
 def map_lines(panes: Panes, view: EpisodeView, width: int) -> list[Text]:
     """Return the map; two of its lines on a small terminal."""
-    lines = legend.map_lines(view, panes.lens, panes.tokens.levels, panes.cursor, width)
+    lines = panels.map_lines(view, panes.lens, panes.tokens.levels, panes.cursor, width)
     return [lines[1], lines[3]] if panes.small and len(lines) > 3 else lines
 
 
@@ -200,7 +200,7 @@ PANELS: Mapping[str, Callable[[Panes, EpisodeView, int], list[Text]]] = {
     "subhead": subhead,
     "strip": lambda panes, view, width: [
         panels.group_strip(view),
-        legend.legend_strip(panes.lens, width),
+        panels.legend_strip(panes.lens, width),
     ],
     "group": lambda panes, view, width: panels.group_lines(view, width),
     "failure": lambda panes, view, width: panels.failure_lines(
@@ -209,7 +209,7 @@ PANELS: Mapping[str, Callable[[Panes, EpisodeView, int], list[Text]]] = {
     "turns": lambda panes, view, width: panels.turn_lines(
         view, panes.block, width, hidden=panes.hidden
     ),
-    "legend": lambda panes, view, width: legend.legend_lines(panes.lens, width),
+    "legend": lambda panes, view, width: panels.legend_lines(panes.lens, width),
     "mine-title": lambda panes, view, width: [panels.side_title("HERE", view)],
     "diff": fork_lines,
     "map": map_lines,

@@ -12,7 +12,7 @@ from agentrl_cli.tui.common.layers import LAYERS, Layer, default_layer
 from agentrl_cli.tui.common.layout import Kind, Layout, head_text
 from agentrl_cli.tui.common.load_episode import load_view
 from agentrl_cli.tui.common.text import BAD, FAINT
-from agentrl_cli.tui.replay import inspector, legend, panels
+from agentrl_cli.tui.replay import inspector, panels
 
 
 def replay_lines(
@@ -27,8 +27,8 @@ def replay_lines(
     yield Text("")
     yield from transcript_lines(view, lens, width)
     yield Text("")
-    yield from legend.map_lines(view, lens, view.classes(lens), 0, width)[:-1]
-    yield from legend.legend_lines(lens, width)[:-1]
+    yield from panels.map_lines(view, lens, view.classes(lens), 0, width)[:-1]
+    yield from panels.legend_lines(lens, width)[:-1]
     yield Text("")
     sibling = contrasting_sibling(view)
     if sibling is not None:

@@ -27,9 +27,8 @@ from agentrl_cli.tui.common.text import (
 )
 from agentrl_cli.tui.common.token_text import keep_end
 from agentrl_cli.tui.watch.charts import chart_grid
-from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
+from agentrl_cli.tui.watch.page import Fold, LinesPage, Page, Recent, Shown, fold_groups
 from agentrl_cli.tui.watch.panels import health_lines, log_lines
-from agentrl_cli.tui.watch.recent import Fold, Recent, fold_groups
 
 TOKEN_METRICS = (
     r"completions|num_tokens|entropy|clip|logp|mismatch|approx_kl|^kl|ratio|drift|length|cut"

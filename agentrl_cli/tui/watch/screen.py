@@ -1,7 +1,7 @@
 """Watch: one run, live or finished. The trainer is its own process; this reads the store and writes only `controls`.
 
-`q` detaches and the run never notices. Each tab is a page of its own (pages.py, overview.py); keys.py has the keys,
-controls.py the commands to the run.
+`q` detaches and the run never notices. Each tab is a page of its own (pages.py, overview.py); controls.py has the
+commands to the run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,96 @@ from agentrl_cli.reports.run_load import load, newer
 from agentrl_cli.store.display import mask_text
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose
-from agentrl_cli.tui.common.episode_list import Browse
-from agentrl_cli.tui.common.episode_table import EpisodeTable
+from agentrl_cli.tui.common.episode_list import Browse, EpisodeTable
 from agentrl_cli.tui.common.text import ALARM, FAINT, join
 from agentrl_cli.tui.watch import panels
 from agentrl_cli.tui.watch.charts import Look
 from agentrl_cli.tui.watch.controls import Controls
-from agentrl_cli.tui.watch.keys import BINDINGS, HELP, KEYS, KEYS_SMALL, TABS, WORKERS
 from agentrl_cli.tui.watch.overview import OverviewPage, summary
-from agentrl_cli.tui.watch.page import LinesPage, Page, Shown
+from agentrl_cli.tui.watch.page import LinesPage, Page, Recent, Shown, load_recent
 from agentrl_cli.tui.watch.pages import EpisodesPage, make_pages
-from agentrl_cli.tui.watch.recent import Recent, load_recent
 
 if TYPE_CHECKING:
     from agentrl_cli.tui.common.reader import Reader
+
+
+from textual.binding import Binding, BindingType
+
+from agentrl_cli.tui.common.keys import with_ids
+
+TABS = ("overview", "charts", "episodes", "groups", "tokens", "tools", "log", "config", "health")
+WORKERS = "workers"
+"""A tab more, on w, for runs whose episodes workers make."""
+KEYS = (
+    "1-9 tab  ↑/↓ choose  enter open  space freeze  f filter  y log axis  z zoom  [ ] range  r smooth  C compare run\n"
+    "p pause  k checkpoint  E evaluate  + - rate  S set  X stop (all ask first)  x flagged  d health  ? keys  q detach"
+)
+KEYS_SMALL = "1-9 tab ↑/↓ enter open  p pause k save E eval X stop  ? keys  q detach"
+HELP = """\
+1 overview  2 charts  3 episodes  4 groups  5 tokens  6 tools  7 log  8 config  9 or d health, with what to try
+w            the workers, if others than the process of the run make its episodes
+tab          the next tab                       l       log
+↑ ↓ pgup pgdn  choose, or scroll                enter   open it in replay (q comes back); of an alert: its episodes
+space        freeze or resume                   x       the flagged episodes of this run
+p            pause after this step, or resume   k       checkpoint now
+E            evaluate now                       X       stop after this step and save
++ -          learning rate × or ÷ 1.5           S       set lr, steps, max_grad_norm, eval_every, save_every
+C            other trainings' curves, up to four, under these; a chosen one again: away
+/ .          find text on the page, the next match; on the overview: which metrics
+f            charts: which metrics; log: which lines; episodes: which ones (o sorts them)
+y z [ ] r    charts: log axis, zoom to the last steps, earlier or later steps, means of 5 and 20
+s e          this screen as SVG; every metric as a CSV file
+q            detach: the training goes on; `agentrl watch` attaches again
+ctrl+c       asks: detach, stop after this step, stop now
+
+Everything that changes the run asks first, goes through the store and is recorded as an event;
+curves carry a mark at every such change. A dot of a curve is the mean of the steps in its column
+(the axis says of how many, `means of 3`); r averages further.
+"""
+
+BINDINGS: list[BindingType] = with_ids(
+    "watch",
+    [
+        *(Binding(str(i + 1), f"tab('{name}')", name, show=False) for i, name in enumerate(TABS)),
+        Binding("tab", "next_tab", "next tab", show=False),
+        Binding("j,down", "choose(1)", show=False),
+        Binding("up", "choose(-1)", show=False),
+        Binding("pagedown", "choose(15)", show=False),
+        Binding("pageup", "choose(-15)", show=False),
+        Binding("g,home", "choose(-1000000)", show=False),
+        Binding("G,end", "choose(1000000)", show=False),
+        Binding("enter", "open", "open"),
+        Binding("space", "freeze", "freeze"),
+        Binding("p", "control('pause')", "pause"),
+        Binding("k", "control('checkpoint')", "checkpoint"),
+        Binding("E", "control('evaluate')", "evaluate"),
+        Binding("X", "control('stop')", "stop"),
+        Binding("plus", "rate(1.5)", "raise the rate", show=False),
+        Binding("minus", "rate(0.6667)", "lower the rate", show=False),
+        Binding("S", "set", "set a knob"),
+        Binding("f", "filter", "filter"),
+        Binding("slash", "find", "find"),
+        Binding("full_stop", "find_again", "find again", show=False),
+        Binding("o", "sort", "sort the episodes"),
+        Binding("y", "log", "log axis"),
+        Binding("z", "zoom", "zoom"),
+        Binding("left_square_bracket", "range(-1)", "earlier steps", show=False),
+        Binding("right_square_bracket", "range(1)", "later steps", show=False),
+        Binding("r", "smooth", "smooth"),
+        Binding("C", "compare", "curves of other runs"),
+        Binding("x", "problems", "flagged episodes"),
+        Binding("s", "svg", "svg"),
+        Binding("e", "export", "metrics as CSV"),
+        Binding("l", "tab('log')", "log", show=False),
+        Binding("w", "tab('workers')", "workers", show=False),
+        Binding("d", "tab('health')", "health", show=False),
+        Binding("ctrl+c", "interrupt", "leave or stop", show=False, priority=True),
+        Binding("question_mark", "help", "keys"),
+        Binding("q", "detach", "detach"),
+        Binding("escape", "leave", show=False),
+    ],
+)
+
 
 OTHERS = 4
 """Runs whose curves are laid under those of the watched one."""

@@ -19,8 +19,7 @@ from agentrl_cli.tui.common.keys import CLOSING, FINDING, moving, with_ids
 from agentrl_cli.tui.common.lines import Lines
 from agentrl_cli.tui.common.reader import Reader
 from agentrl_cli.tui.common.text import HERE, TITLE, clip
-from agentrl_cli.tui.whatif.client import MODULE
-from agentrl_cli.tui.whatif.view import event_lines
+from agentrl_cli.tui.whatif.view import MODULE, event_lines
 
 KEYS = "j/k choose  enter open  i all what-ifs of this episode  ? keys  q back"
 HELP = """\
