@@ -132,9 +132,6 @@ def command(
             every = _ROWS[what](store, run)
             total, found = len(every), every[:limit] if limit else every
         _print_list(store, what, found, format)
-        for name, run_id in [(r.name, r.id) for r in found if what is What.runs and r.alive]:
-            for text in store.journal.waits(run_id)[:1]:
-                narrate(f"{name} waits for {text}")
     if total > len(found):
         narrate(f"{len(found)} of {total:,}; --limit 0 prints all.")
     elif not total:
@@ -143,6 +140,9 @@ def command(
 
 def _print_list(store: Store, what: What, found: list[Any], format: Format) -> None:
     """Print rows: all their columns as JSON, else those that people read."""
+    for run in found if what is What.runs else ():
+        for text in store.journal.waits(run.id)[:1] if run.alive else ():
+            narrate(f"{run.name} waits for {text}")
     if format in (Format.json, Format.jsonl) and what in (What.episodes, What.runs):
         rows = [{item.name: getattr(row, item.name) for item in fields(row)} for row in found]
         if what is What.runs:
