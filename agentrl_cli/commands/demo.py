@@ -24,11 +24,17 @@ WeakOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Accept the isolation that this machine offers.")
 ]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", min=1, help="Training steps; default: the pack's.")
+    int | None,
+    typer.Option(
+        "--steps", min=1, help="Training steps; default: 80 of code-task, else the pack's."
+    ),
 ]
 PackOption = Annotated[
     str, typer.Option("--pack", help="The pack to learn; `agentrl init --list` names them.")
 ]
+
+ENOUGH = {"code-task": 80}
+"""Steps after which a pack's curve hardly rises: 0.933 of code-task's test split, 0.935 after 200."""
 
 
 def command(
@@ -60,11 +66,12 @@ def command(
             error.hint += " From a clone: make demo WEAK=1"
             raise
         narrate("The demo continues by itself: it trains, then evaluates.")
+    resume = _cut_short(folder)
     with _resumable(folder):
         train.command(
-            steps=steps,
+            steps=steps if steps or resume else ENOUGH.get(pack),
             planned=train.PlanOptions(),
-            process=train.ProcessOptions(resume=_cut_short(folder)),
+            process=train.ProcessOptions(resume=resume),
             work=ModelOptions(project=folder),
         )
     evaluate.command(

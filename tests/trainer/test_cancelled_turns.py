@@ -64,6 +64,7 @@ async def trained(
     assert isinstance(policy, LocalPolicy)
     if disturbed:
         policy.model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(step)
+        policy.set_version(policy.weights_version)  # with new weights it looks for hooks
     before = trainer.loaded.model.config._attn_implementation
     for number in range(UPDATES):
         if disturbed:
@@ -98,6 +99,7 @@ async def test_who_cancels_a_turn_can_wait_until_its_step_is_over(waits: str) ->
     policy, step, done = policy_of(tiny()), SlowStep(), []
     policy.model.get_submodule("model.layers.0").register_forward_pre_hook(step)
     policy.model.get_submodule("model.layers.1").register_forward_hook(lambda *_: done.append(1))
+    policy.set_version("hooked")
     (turn,) = (await cancelled_in_a_step(policy, step, 0))[:1]
     begun = len(done)
     await (policy.rest() if waits == "rest" else asyncio.wait([turn]))
@@ -122,6 +124,7 @@ async def test_a_model_that_was_changed_is_named_without_internals() -> None:
     logprobs(policy.model, packed)
     for layer in policy.model.model.layers:
         layer.self_attn.register_forward_pre_hook(without_arguments, with_kwargs=True)
+    policy.set_version("changed")
     with pytest.raises(PolicyError, match="was changed while it was in use") as sampling:
         await policy.generate("a", prompts()[0], Sampling(max_new_tokens=3))
     with pytest.raises(ModelError, match="was changed while it was in use") as learning:
