@@ -27,6 +27,11 @@ number, an episode that proves it and a command. The same rules raise the alerts
 output, and stand in `agentrl check`, in watch (`9`), and in reports; `train.stop_on` takes their names. Rules about
 the set-up look at the steps before a fall, so that what follows from it is not taken for its cause. `agentrl why
 EPISODE` gives the reasons of one episode.
+
+A training that does not move says by itself what it waits for, after 30 seconds in which nothing began, ended or
+advanced: the tool with its arguments, the grader, agent, server, worker, lock, disk or update, of which episode, and
+since when. Watch shows it beside the running episodes (all of it under `9`), `agentrl ls runs` under the list, and
+`kill -USR1 PID` prints everything that has not come back.
 """
 ZH_HEAD = """\
 # 奖励不动、崩溃、变成 NaN 怎么办
@@ -42,6 +47,10 @@ agentrl why
 `train.stop_on` 接受这些规则的名字。
 关于设置的规则只看成绩下跌之前的步，所以后果不会被当成原因。
 `agentrl why EPISODE` 说明某个回合为什么失败。下表中的英文是程序打印的原文。
+
+训练若停住不动，30 秒后会自己说明在等什么：哪个回合的哪次工具调用（连同参数）、打分函数、智能体、服务器、
+工作进程、锁、磁盘或更新，以及从什么时候开始等。watch 把它显示在正在运行的回合旁（按 `9` 看全部），
+`agentrl ls runs` 显示在列表下方，`kill -USR1 PID` 会打印所有尚未返回的调用。
 """
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     ("The reward is flat or 0", "奖励不动，或一直是 0",

@@ -254,7 +254,7 @@ async def test_curves_are_compared_filtered_zoomed_and_logarithmic(db: Path) -> 
         await pilot.press("y", "z")
         assert "last 100 steps" in await until_text(pilot, "log axis")
         await pilot.press("C", "escape", "9")
-        await until_text(pilot, "no advantage and teaches nothing")
+        await until_text(pilot, "no advantage and teach nothing")
     data = RunData(RunRow("r", "r"), steps=({"step": 1, "approx_kl": 0.0, "reward": 0.1},))
     assert not data.has_reference and data.last("kl") is None
     lines = overview_charts(data, 60, 30, Look())
