@@ -79,6 +79,11 @@ def command(
         attempts=evaluate.AttemptOptions(),
         work=WorkOptions(project=folder),
     )
+    _print_next(folder)
+
+
+def _print_next(folder: Path) -> None:
+    """Print where to look next."""
     narrate(f"\nA project with a trained agent is in {os.fspath(folder)}/. Where to look next:")
     for line, what in (
         (f"cd {folder}", ""),

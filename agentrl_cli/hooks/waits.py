@@ -82,7 +82,7 @@ def waiting(text: str, episode: str = "", *, moves: bool = True) -> Iterator[Non
 def waits() -> list[Wait]:
     """Return what is waited for, the oldest first: the innermost of each chain.
 
-    The model's turn of somebody else's agent begins in another task: it is the newest of its episode.
+    An agent's call of the model is answered in another task: it is the newest of its episode.
     """
     found = list(_open.values())
     outer = {one.inside for one in found}
