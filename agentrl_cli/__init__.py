@@ -6,10 +6,10 @@ Names are loaded when they are first used: `import agentrl_cli` prints nothing a
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from agentrl_cli._version import __version__ as __version__
-from agentrl_cli.registry import old_modules as old_modules
 
 if TYPE_CHECKING:
     from agentrl_cli.chat.render import Chat
@@ -30,6 +30,20 @@ if TYPE_CHECKING:
     from agentrl_cli.trainer import Trainer
     from agentrl_cli.types import Episode, Group, Outcome, RewardPart, Task, ToolResult, Turn
 
+
+class _OldModules:
+    """Finds modules under their names before 0.1. It is asked last, and loads the names once one is asked for."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith("agentrl_cli."):
+            return None
+        from agentrl_cli.registry.old_modules import OldModules
+
+        return OldModules().find_spec(name, path, target)
+
+
+sys.meta_path.append(_OldModules)
 
 _WHERE = {
     "AgentRLError": "agentrl_cli.errors",

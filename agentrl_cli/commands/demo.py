@@ -65,13 +65,13 @@ def command(
         except init.NotAccepted as error:
             error.hint += " From a clone: make demo WEAK=1"
             raise
+        steps = steps or ENOUGH.get(pack)
         narrate("The demo continues by itself: it trains, then evaluates.")
-    resume = _cut_short(folder)
     with _resumable(folder):
         train.command(
-            steps=steps if steps or resume else ENOUGH.get(pack),
+            steps=steps,
             planned=train.PlanOptions(),
-            process=train.ProcessOptions(resume=resume),
+            process=train.ProcessOptions(resume=_cut_short(folder)),
             work=ModelOptions(project=folder),
         )
     evaluate.command(

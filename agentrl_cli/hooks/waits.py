@@ -1,4 +1,4 @@
-"""What this process waits for: whatever can hang says so while it lasts, and a silence names it.
+"""Names of all that this process waits for: after a silence, the one that has not come back is reported.
 
 `waiting` stands around every call of something that may not come back: a tool, a grader, an agent, a server, a worker,
 a lock, a disk, an update. `Watchman` looks from a thread of its own, because what hangs may hold the event loop: after

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.types.old_names import warn
 
 PACKAGE = "agentrl_cli."
 
@@ -65,7 +64,7 @@ def keep_old_names(module: str) -> None:
         if new is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, _, attribute = new.partition(":")
-        warn(f"{module}.{name}", f"{PACKAGE}{home}.{attribute}")
+        _warn(f"{module}.{name}", f"{PACKAGE}{home}.{attribute}")
         return getattr(import_module(PACKAGE + home), attribute)
 
     vars(sys.modules[module])["__getattr__"] = __getattr__
@@ -87,7 +86,7 @@ class OldModules(MetaPathFinder, Loader):
             return ModuleSpec(name, self, is_package=True) if holds_old else None
         new = f"{PACKAGE}{table[old]}{below.removeprefix(old)}"
         if below == old:
-            warn(name, new)
+            _warn(name, new)
         return ModuleSpec(name, self, origin=new, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -99,6 +98,14 @@ class OldModules(MetaPathFinder, Loader):
             vars(module)["__getattr__"] = _reader(import_module(spec.origin))
 
 
+def _warn(old: str, new: str) -> None:
+    from agentrl_cli.types.old_names import (
+        warn,
+    )  # late: it is below numpy, which the front page does without
+
+    warn(old, new)
+
+
 def _reader(module: ModuleType) -> Callable[[str], Any]:
     return lambda name: getattr(module, name)
 
@@ -107,6 +114,3 @@ def _moved(table: dict[str, str]) -> dict[str, str]:
     """Return a table with the entries of plugins that are of its kind."""
     has_objects = table is OBJECTS
     return table | {old: new for old, new in offers("moved").items() if (":" in old) == has_objects}
-
-
-sys.meta_path.append(OldModules())

@@ -205,8 +205,8 @@ def test_show_an_episode(run: Out) -> None:
     ):
         assert text in out, out
     assert (
-        out.count("SyntaxError: 4,5") == 2
-    )  # the message and the flag; the result is not printed twice
+        out.count("SyntaxError: 4,5") == 3
+    )  # the message and the flags of the tool and of the answer; the result is not printed twice
 
 
 def test_show_tokens_of_one_turn(run: Out) -> None:

@@ -128,9 +128,7 @@ def test_unknown_keys_of_environment_and_set() -> None:
         == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
     )
     assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
-    assert "did you mean sandbox.memory_mb or rollout.memory?" in problem(
-        sets=["sandbox.processes=1"]
-    )
+    assert "did you mean sandbox.memory_mb or rollout.memory?" in problem(sets=["sandbox.memory=1"])
     others = {"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x", "AGENTRL_TOKEN": "x", "AGENTRL_SCREENS": "x"}
     assert load_config(env=others)[0] == Config()
 

@@ -111,7 +111,7 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     printed = capsys.readouterr().out
     assert "turns can be appended: False" in printed and "model.append_only=true" in printed
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
-    assert "No model folder" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_the_sandbox_is_attacked_and_the_matrix_shown(capsys: pytest.CaptureFixture[str]) -> None:

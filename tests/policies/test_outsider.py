@@ -136,7 +136,7 @@ async def test_an_outsiders_policy_is_served(tmp_path: Path, model: Path) -> Non
     async with open_server(
         Config.model_validate(given), base=tmp_path, db=tmp_path / "a.db"
     ) as server:
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "seed": 1}
         transport = httpx2.ASGITransport(app=server.app({"test"}))
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://test", timeout=None

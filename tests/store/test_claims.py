@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -290,9 +291,7 @@ def test_a_run_without_a_folder_goes_on(tmp_path: Path, model: Path, whole: dict
     db = project / "runs" / "agentrl.db"
     with Store.open(db) as store:
         run = only_run(store)
-        (Path(run.dir) / "config.yaml").unlink()
-        (Path(run.dir) / "logs").rmdir()
-        Path(run.dir).rmdir()
+        shutil.rmtree(run.dir)
         store.runs.update(run.id, dir="")
     trap = json.dumps({**run.config, "train": {"steps": 1}})
     (project / "config.yaml").write_text(trap)

@@ -31,7 +31,7 @@ class Killer:
     calls = 0
 
     async def on_rollout_end(self, rollout):
-        self.calls += 1
+        self.calls += rollout.kind == "train"
         if Path("kill").is_file() and self.calls == 8 + 4 + 3:
             while self.ended() < 8 + 4 + 2:
                 await asyncio.sleep(0.02)
@@ -40,7 +40,7 @@ class Killer:
 
     def ended(self):
         conn = sqlite3.connect("file:runs/agentrl.db?mode=ro", uri=True)
-        return conn.execute("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL").fetchone()[0]
+        return conn.execute("SELECT count(*) FROM episodes WHERE kind='train' AND outcome IS NOT NULL").fetchone()[0]
 """
 
 

