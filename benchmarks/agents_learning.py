@@ -51,7 +51,7 @@ def measure(way: str, seed: int, steps: int, work: Path) -> dict[str, Any]:
     project.mkdir(parents=True, exist_ok=True)
     pack, name = PACKS[way]
     (project / "agentrl.yaml").write_text(
-        f"model: {{name: tiny}}\ntask: {{packs: [{pack}]}}\ntrain: {{eval_every: 0}}\n"
+        f"model: {{name: tiny}}\ntask: {{packs: [{pack}]}}\ntrain: {{eval: 0}}\n"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if way == "lightning":

@@ -67,7 +67,7 @@ def train(project: Path, seed: int, steps: int, sets: Sequence[str]) -> None:
             runs = [run for run in store.runs.all() if run.kind == "train"]
     if runs and runs[0].status == "finished":
         return
-    given = [part for text in (*sets, "train.eval_every=0") for part in ("--set", text)]
+    given = [part for text in (*sets, "train.eval.every=0") for part in ("--set", text)]
     resume = ["--resume", runs[0].name] if runs else []
     agentrl("train", "--seed", str(seed), "--steps", str(steps), *given, *resume, cwd=project)
 

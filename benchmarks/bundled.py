@@ -179,9 +179,9 @@ def measure_training(
                 train={
                     "steps": steps,
                     "lr": options.lr,
-                    "eval_every": 0,
+                    "eval": 0,
                     "token_budget": 2048,
-                    "save_every": 1000,
+                    "save": 1000,
                 },
                 seed=seed,
             ),

@@ -32,9 +32,9 @@ README = ROOT / "benchmarks" / "README.md"
 MARKS = ("<!-- causes:start -->", "<!-- causes:end -->")
 COMMON = [
     "rollout.prompts_per_step=4",
-    "train.warmup_steps=0",
-    "train.eval_tasks=12",
-    "train.eval_samples=2",
+    "train.schedule.warmup_steps=0",
+    "train.eval.tasks=12",
+    "train.eval.samples=2",
 ]
 ITEMS = ("steel bolts", "oak planks", "blue paint", "roof tiles", "copper wire", "glass panes")
 SITES = ("Molde", "Bergen", "Narvik", "Oslo", "Harstad", "Larvik", "Skien", "Hamar")
@@ -180,7 +180,7 @@ RAISES = "_N = [0]\n_pallets = pallets\n\n\n" + STOCK.partition("\n\n\n")[2].rep
 )
 
 CAUSES = (
-    Cause("wrong parser", "calc-task", ("parser",), ("model.parser=mistral",)),
+    Cause("wrong parser", "calc-task", ("parser",), ("model.chat.parser=mistral",)),
     Cause("grader gives 0 to all", "calc-task", ("grader",), change=append(PRIMARY.format("0.0"))),
     Cause("grader gives 1 to all", "calc-task", ("grader",), change=append(PRIMARY.format("1.0"))),
     Cause("grader gives 0.5 to all", "stock", ("grader",), change=append(PRIMARY.format("0.5"))),
@@ -253,7 +253,7 @@ CAUSES = (
         "a tool that hangs",
         "stock",
         ("tools",),
-        ("rollout.tool_timeout=0.2",),
+        ("rollout.timeout.tool=0.2",),
         edit(
             "tool.py", "    return STOCK", "    import time\n\n    time.sleep(20)\n    return STOCK"
         ),
@@ -313,7 +313,7 @@ def make(cause: Cause, folder: Path) -> str:
         write_rows(folder / "data")
     cause.change(folder)
     every = max(2, cause.steps // 2)
-    sets = [*COMMON, f"train.steps={cause.steps}", f"train.eval_every={every}", *cause.sets]
+    sets = [*COMMON, f"train.steps={cause.steps}", f"train.eval.every={every}", *cause.sets]
     _, out, err = agentrl(folder, "train", *(word for one in sets for word in ("--set", one)))
     (folder / "train.log").write_text(out + err)
     return out + err

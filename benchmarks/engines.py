@@ -153,7 +153,7 @@ def demo(_model_name: str) -> Callable[[], Numbers]:
             for path in (ROOT / "tasks" / "code-task" / "data").glob("*.jsonl"):
                 shutil.copy(path, Path(folder, "demo", "data"))
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            settings = ["--set", f"train.steps={STEPS}", "--set", "train.eval_every=0"]
+            settings = ["--set", f"train.steps={STEPS}", "--set", "train.eval.every=0"]
             subprocess.run([*agentrl, "train", "--project", "demo", *settings], check=True, **quiet)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             found = next(Path(folder).rglob("agentrl.db"))

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, Settings]] = {
     # name: size, settings besides DEFAULTS
     "3M, all weights": ("3M", {}),
     "3M, PPO": ("3M", {"algo.advantage": "gae"}),
-    "3M, KL to a reference": ("3M", {"algo.kl_coef": 0.01}),
+    "3M, KL to a reference": ("3M", {"algo.kl.coef": 0.01}),
     "60M, all weights": ("60M", {"rollout.max_tokens": 1024, "rollout.prompts_per_step": 2}),
     "60M, LoRA": ("60M", {**LORA, "rollout.prompts_per_step": 2}),
     "60M, offloaded AdamW": ("60M", {"train.optimizer": "adamw_offload", "train.token_budget": 1024,
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, Settings]] = {
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
     "model.device": "cpu", "rollout.group_size": 8, "rollout.prompts_per_step": 8, "rollout.max_tokens": 512,
-    "train.token_budget": 4096, "train.warmup_steps": 0,
+    "train.token_budget": 4096, "train.schedule.warmup_steps": 0,
 }  # fmt: skip
 HEAD = {"rows": 2048, "vocabulary": 151936, "hidden": 64}
 MiB = 2**20
@@ -121,7 +121,7 @@ class Training:
         self.vocabulary = int(model.config.vocab_size)
         self.policy: Any = make_policy(model, config, "base", None, True)
         frozen = None
-        if config.algo.kl_coef and not adapted:
+        if config.algo.kl.coef and not adapted:
             frozen = copy.deepcopy(model).requires_grad_(False).eval()
         checkpoint = plan(config, Path(folder)).checkpointing
         self.learner = Learner(model, config, frozen, checkpoint=checkpoint)

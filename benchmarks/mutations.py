@@ -147,8 +147,8 @@ MUTATIONS = (
     ),
     Mutation(
         "trainer: the oldest checkpoints stay",
-        "for checkpoint in old[: -self.config.keep_last]:",
-        "for checkpoint in old[self.config.keep_last :]:",
+        "for checkpoint in old[: -self.config.save.keep]:",
+        "for checkpoint in old[self.config.save.keep :]:",
         "trainer/test_trainer.py trainer/test_resume.py",
     ),
     Mutation(

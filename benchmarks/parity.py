@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from agentrl_cli.config import AlgoConfig, Config  # noqa: E402
+from agentrl_cli.config.records import LearnerSettings  # noqa: E402
 from agentrl_cli.learning.advantages import estimate, options  # noqa: E402  # works without an installation
 from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402
 from agentrl_cli.learning.forward import Logprobs, logprobs  # noqa: E402
@@ -78,7 +79,7 @@ def _sampler(mode: str, correction: str, cap: float, floor: float | None = None)
         "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_max": cap,
     }
-    ours = {"correction": correction, "correction_cap": cap, "correction_floor": floor}
+    ours = {"off_policy": {"correction": correction, "cap": cap, "floor": floor}}
     name = f"correction {mode}" + ", two bounds" * (floor is not None)
     return Pair(name, {**trl, "vllm_importance_sampling_clip_min": floor}, ours, sampler=True)
 
@@ -114,7 +115,7 @@ PAIRS = (
     Pair(
         "advantage: RLOO, k1 KL in the reward",
         {"normalize_advantages": False, "beta": 0.05},
-        {"advantage": "rloo", "kl_coef": 0.05, "kl": "k1", "kl_in": "reward"},
+        {"advantage": "rloo", "kl": {"coef": 0.05, "estimate": "k1", "where": "reward"}},
         ("advantage",),
         "rloo",
     ),
@@ -142,10 +143,10 @@ PAIRS = (
     Pair(
         "term: KL, weighed with the ratio",
         {**LOSS, "beta": 0.04},
-        {**CLIP, "kl_coef": 0.04, "kl_unbiased": True},
+        {**CLIP, "kl": {"coef": 0.04, "unbiased": True}},
     ),
-    Pair("term: KL as it is", {**LOSS, **PLAIN_KL}, {**CLIP, "kl_coef": 0.04}),
-    Pair("term: KL as it is, token mean", {**TOKENS, **PLAIN_KL}, {"kl_coef": 0.04}),
+    Pair("term: KL as it is", {**LOSS, **PLAIN_KL}, {**CLIP, "kl": 0.04}),
+    Pair("term: KL as it is, token mean", {**TOKENS, **PLAIN_KL}, {"kl": 0.04}),
     Pair(
         "term: entropy bonus, token mean", {**TOKENS, "entropy_coef": 0.05}, {"entropy_coef": 0.05}
     ),
@@ -171,7 +172,7 @@ DIFFERENCES = (
     ("KL", "TRL weighs it with the ratio by default (use_bias_correction_kl), ours with kl_unbiased;"
      " only ours subtracts it from the reward for every estimator, and as k1, k2 or k3."),
     ("luspo, vespo", "not in ours."),
-    ("off_policy_mask_threshold, top_entropy_quantile", "algo.off_policy_mask and algo.entropy_share in ours; not"
+    ("off_policy_mask_threshold, top_entropy_quantile", "algo.off_policy.mask and algo.entropy.share in ours; not"
      " compared here, tested by hand-computed numbers in tests/learning/test_masks.py."),
     ("pass_at_k, OPO, ReMax, REINFORCE++, GAE, turn_returns, mt_grpo, GiGPO, clip-cov, kl-cov, k1, k2", "not in TRL's"
      " GRPOTrainer: tested by hand-computed numbers in tests/learning/test_advantages.py and test_losses.py."),
@@ -319,13 +320,13 @@ class Ours:
         packed = pack(given.segments)
         with torch.no_grad():
             old = forward(model, packed).logp
-            ref = forward(reference, packed).logp if algo.kl_coef else None
+            ref = forward(reference, packed).logp if algo.kl.coef else None
         lengths = np.array([sum(mask) for mask in given.masks])
         fields = options(algo)
-        if algo.kl_in == "reward":
+        if algo.kl.where == "reward":
             assert ref is not None
             fields["token_penalty"] = tuple(
-                _by_episode(packed, (algo.kl_coef * KL[algo.kl](old, ref)).numpy())
+                _by_episode(packed, (algo.kl.coef * KL[algo.kl.estimate](old, ref)).numpy())
             )
         x = AdvantageInput(
             rewards=given.rewards @ np.array(WEIGHTS),
@@ -359,7 +360,7 @@ class Ours:
         totals = Totals.of(segment, LONGEST)
         found = objective(
             x,
-            loss_config(config),
+            loss_config(LearnerSettings.of(config)),
             totals,
             policy_loss(self.algo.loss.name),
             find_aggregation(self.algo),

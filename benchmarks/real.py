@@ -26,7 +26,7 @@ SETTINGS = """\
 model: {dtype: bfloat16}
 adapter: {enabled: true, r: 16, alpha: 32}
 rollout: {group_size: 8, prompts_per_step: 4, max_new_tokens: NEW, max_tokens: 384}
-train: {lr: 2.0e-4, token_budget: 4096, eval_every: 0, save_every: 4}
+train: {lr: 2.0e-4, token_budget: 4096, eval: 0, save: 4}
 """
 TURN = {"guess-task": 16}
 """Most tokens of a turn, if a pack needs fewer than 64."""

@@ -119,7 +119,7 @@ def ours(
         "max_turns": 3,
         "concurrency": len(prompts),
     }
-    config = Config.model_validate({"rollout": limits | {"episode_timeout": 600}})
+    config = Config.model_validate({"rollout": limits | {"timeout": 600}})
 
     async def go(folder: str) -> dict[str, float]:
         policy = Scripted(model, turns, context_length=4096, rows=len(prompts))

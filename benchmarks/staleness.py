@@ -40,7 +40,7 @@ def slow_down(delay: float) -> None:
 def measure(staleness: int, steps: int) -> dict[str, Any]:
     """One training: means over its steady steps."""
     rollout = {"async_staleness": staleness, "group_size": 4, "prompts_per_step": 4}
-    algo = {"drop_zero_variance": False}  # so that every step has an update of the same size
+    algo = {"skip": {"zero_variance": False}}  # so that every step has an update of the same size
     config = Config.model_validate({"rollout": rollout, "train": {"steps": steps}, "algo": algo})
     with tempfile.TemporaryDirectory() as folder:
         cpu, wall = time.process_time(), time.monotonic()

@@ -116,7 +116,10 @@ class Ours:
     """A learner with AgentRL's defaults, stepping on the episodes."""
 
     def __init__(self, model: Any, episodes: list[Episode]) -> None:
-        settings = {"rollout": {"max_tokens": 1024}, "train": {"lr": LR, "warmup_steps": 0}}
+        settings = {
+            "rollout": {"max_tokens": 1024},
+            "train": {"lr": LR, "schedule": {"warmup_steps": 0}},
+        }
         self.learner = Learner(model, Config.model_validate(settings))
         groups: dict[str, list[Episode]] = {}
         for episode in episodes:

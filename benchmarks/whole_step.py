@@ -77,8 +77,8 @@ class Ours:
             "concurrency": len(prompts),
         }
         settings = {
-            "rollout": limits | {"episode_timeout": 3600},
-            "train": {"lr": LR, "warmup_steps": 0},
+            "rollout": limits | {"timeout": 3600},
+            "train": {"lr": LR, "schedule": {"warmup_steps": 0}},
         }
         self.config = Config.model_validate(settings)
         rows = [{"prompt": text, "answer": "5"} for text in prompts[::GROUP]]

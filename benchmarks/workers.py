@@ -220,7 +220,7 @@ async def learned(
         "deterministic": not rollout,
         "rollout": {"concurrency": 4, **rollout},
         "train": {"steps": 5, "lr": 1e-2},
-        "algo": {"drop_zero_variance": False},
+        "algo": {"skip": {"zero_variance": False}},
         "cluster": {
             "kind": kind,
             "workers": workers,

@@ -41,48 +41,48 @@ Terms that go with every estimator and loss, each off until it is set:
 """
 TERMS: Sequence[tuple[str, str, str]] = (
     (
-        "`algo.correction`",
+        "`algo.off_policy.correction`",
         "weighs tokens by the gap between sampler and trainer: `tis` truncates the ratio, `mis` masks",
         "arxiv.org/abs/2510.18855",
     ),
     (
-        "`rollout.replay_truncation`",
+        "`rollout.truncation.replay`",
         "top-p, top-k and min-p sampling trained exactly: under the tokens that each draw had left",
         "arxiv.org/abs/2512.02556",
     ),
     (
-        "`algo.reject`",
+        "`algo.off_policy.reject`",
         "leaves out tokens or sequences beyond a gap: `seq_mean_k1` is the geometric mean's ratio, `k2` and `k3` are"
         " divergences (verl's `rollout_rs`)",
         "richardli.xyz/rl-collapse",
     ),
     (
-        "`algo.bypass`",
+        "`algo.off_policy.bypass`",
         "ratios against the sampler, no forward before the step (verl's bypass mode)",
         "richardli.xyz/rl-collapse",
     ),
     (
-        "`algo.off_policy_mask`",
+        "`algo.off_policy.mask`",
         "no gradient for bad sequences that have become unlikely since they were sampled",
         "arxiv.org/abs/2512.02556",
     ),
     (
-        "`algo.entropy_share`",
+        "`algo.entropy.share`",
         "a gradient for the most uncertain tokens alone",
         "arxiv.org/abs/2506.01939",
     ),
     (
-        "`algo.mask_overlong`, `algo.mask_void`",
+        "`algo.skip.overlong`, `algo.skip.void`",
         "skip episodes that ran out of tokens, or that have a void turn",
         "arxiv.org/abs/2503.14476, arxiv.org/abs/2509.02479",
     ),
     (
-        "`algo.kl_coef`, `algo.ref_ema`",
+        "`algo.kl.coef`, `algo.kl.ref_ema`",
         "KL to a reference, which may follow the weights as their moving average",
         "arxiv.org/abs/2404.09656",
     ),
     (
-        "`algo.entropy_coef`",
+        "`algo.entropy.coef`",
         "an entropy bonus, constant or steered",
         "arxiv.org/abs/2505.22312",
     ),

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config, Sources
-from agentrl_cli.config.models import fields
-from agentrl_cli.config.show import CHOSEN, FIRST, option_rows, rows, scalar
+from agentrl_cli.config.algo import CHOICES
+from agentrl_cli.config.choice import option_names
+from agentrl_cli.config.models import fields, groups, options
+from agentrl_cli.config.show import FIRST, rows, scalar
 
 TABLE = ["| key | default | |", "| --- | --- | --- |"]
 FIRST_TEXT = (
     "The settings that people change first. The tables after it have all of them, by section."
 )
 CHOICE_TEXT = "`{key}: NAME`, or with options `{key}: {{name: NAME, OPTION: VALUE}}`, or `--set {key}.OPTION=VALUE`."
+GROUP_TEXT = "`{key}: VALUE` sets `{main}`; the others with `{key}: {{OPTION: VALUE}}`, or `--set {key}.OPTION=VALUE`."
+BARE_TEXT = "`{key}: {{OPTION: VALUE}}`, or `--set {key}.OPTION=VALUE`."
 TARGET = Path(__file__).with_name("config.md")
 
 HEAD = """\
@@ -32,26 +36,43 @@ def render() -> str:
     """The whole page."""
     values = {key: value for key, value, _ in rows(Config(), Sources())}
     lines = [HEAD.rstrip(), "", "## First", "", FIRST_TEXT, "", *TABLE]
-    lines += [_row(key, values[key], info) for key, info in fields() if key in FIRST]
+    lines += [_row(key, values.get(key), info) for key, info in fields() if key in FIRST]
     section = None
     for key, info in fields():
         head, _, leaf = key.partition(".")
         if (head if leaf else "") != section:
             section = head if leaf else ""
             lines += ["", f"## {section or 'top level'}", "", *TABLE]
-        lines.append(_row(key, values[key], info))
+        lines.append(_row(key, values.get(key), info))
+    for key, kind in groups().items():
+        if key not in CHOICES:
+            head = GROUP_TEXT if kind.main() else BARE_TEXT
+            lines += [
+                "",
+                f"## Options of {key}",
+                "",
+                head.format(key=key, main=kind.main()),
+                "",
+                *TABLE,
+            ]
+            main = {kind.main(): kind.model_fields[kind.main()]} if kind.main() else {}
+            lines += [
+                _row(f"{key}.{name}", values.get(f"{key}.{name}", values.get(key)), info)
+                for name, info in (main | options(key)).items()
+            ]
     return "\n".join([*lines, *_choices()]) + "\n"
 
 
 def _row(key: str, value: object, info: Any) -> str:
     text = str(info.description).replace("|", "\\|")
-    return f"| `{key}` | `{scalar(value)}` | {text} |"
+    default = "" if key in groups() and not groups()[key].main() else f"`{scalar(value)}`"
+    return f"| `{key}` | {default} | {text} |"
 
 
 def _choices() -> list[str]:
     """The estimators and losses with their options."""
     lines = []
-    for key, table in CHOSEN.items():
+    for key, (table, _) in CHOICES.items():
         lines += [
             "",
             f"## Names of {key}",
@@ -61,31 +82,22 @@ def _choices() -> list[str]:
             "| name | | options |",
             "| --- | --- | --- |",
         ]
+        described: dict[tuple[str, str], list[str]] = {}
         for name, record in table.items():
-            own = {
-                option: info
-                for choice, of, option, info in option_rows()
-                if (choice, of) == (key, name)
-            }
-            options = ", ".join(
-                f"`{option}: {scalar(info.default)}`" for option, info in own.items()
+            infos = record.options.model_fields.values()
+            own = dict(
+                zip(option_names(record.options), [i for i in infos if i.description], strict=True)
             )
-            lines.append(
-                f"| [`{name}`]({record.source}) | {record.text.replace('|', chr(92) + '|')} | {options} |"
-            )
-        described = {
-            f"{option}\0{info.description}": (option, info)
-            for _, of, option, info in option_rows()
-            if of in table
-        }
+            shown = ", ".join(f"`{option}: {scalar(info.default)}`" for option, info in own.items())
+            text = record.text.replace("|", chr(92) + "|")
+            lines.append(f"| [`{name}`]({record.source}) | {text} | {shown} |")
+            for option, info in own.items():
+                described.setdefault((option, str(info.description)), []).append(name)
         lines += ["", "| option | | of |", "| --- | --- | --- |"]
-        for option, info in described.values():
-            of = [
-                n
-                for c, n, o, i in option_rows()
-                if (c, o, i.description) == (key, option, info.description)
-            ]
-            lines.append(f"| `{key}.{option}` | {info.description} | {', '.join(of)} |")
+        lines += [
+            f"| `{key}.{option}` | {text} | {', '.join(of)} |"
+            for (option, text), of in described.items()
+        ]
     return lines
 
 

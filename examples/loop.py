@@ -48,7 +48,12 @@ SETTINGS: dict[str, Any] = {
         "max_tokens": 384,
     },
     "algo": {"advantage": "grpo", "loss": {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}},
-    "train": {"steps": 20, "lr": 5e-4, "warmup_steps": 1, "eval_every": 10, "eval_samples": 1},
+    "train": {
+        "steps": 20,
+        "lr": 5e-4,
+        "schedule": {"warmup_steps": 1},
+        "eval": {"every": 10, "samples": 1},
+    },
 }
 """As in an agentrl.yaml; everything else has its default."""
 
@@ -141,7 +146,7 @@ def update(
         seed_of(config.seed, "update", step) % 2**32
     )  # of dropout, where there is any
     for settings in optimizer.param_groups:
-        settings["lr"] = train.lr * min(1.0, (step + 1) / max(train.warmup_steps, 1))
+        settings["lr"] = train.lr * min(1.0, (step + 1) / max(train.schedule.warmup_steps, 1))
     tokens = sum(episode.trained_tokens for group in groups for episode in group)
     scores = [advantages(group) for group in groups]
     segments = [[Segment.of(episode) for episode in group] for group in groups]
@@ -185,8 +190,8 @@ async def train(config: Config) -> Loaded:
     optimizer = torch.optim.AdamW(
         [weight for weight in model.parameters() if weight.requires_grad],
         lr=train.lr,
-        betas=train.betas,
-        weight_decay=train.weight_decay,
+        betas=train.optimizer.betas,
+        weight_decay=train.optimizer.weight_decay,
     )
     tasks, unseen = task_pack.tasks("train"), task_pack.tasks("validation")
     for step in range(train.steps):
@@ -199,9 +204,9 @@ async def train(config: Config) -> Loaded:
             text += f", {len(trained)} of {len(groups)} groups trained"
         await policy.publish(f"step {step + 1}")  # the next turn is sampled with the new weights
         print(text, flush=True)
-        if train.eval_every and (step + 1) % train.eval_every == 0:
+        if train.eval.every and (step + 1) % train.eval.every == 0:
             probe = rollout.with_(temperature=config.eval.temperature)
-            numbers = (train.eval_samples, config.seed)
+            numbers = (train.eval.samples, config.seed)
             result = await evaluate_policy(probe, unseen, *numbers, run_id=None, step=step + 1)
             print(f"step {step + 1:3}: {result.pass_rate:.3f} of {len(unseen)} unseen tasks solved")
     return loaded

@@ -176,7 +176,7 @@ def require_append_only(chat: Chat, which: Conversations = EVERY) -> AuditReport
     if not report.append_only and not chat.append_only:
         raise TemplateError(
             f"The chat template cannot be extended by appending: {report.reason}.",
-            hint="Use a template that can (--set model.chat_template=FILE), or --set model.append_only=true to"
+            hint="Use a template that can (--set model.chat.template=FILE), or --set model.chat.append_only=true to"
             " train with the appended rendering, which then differs from this template's own.",
         )
     return report
@@ -187,7 +187,7 @@ def require_calls_read(chat: Chat) -> None:
     if not chat.reads_calls:
         raise TemplateError(
             f"The parser {chat.parser.name} does not read the tool calls that the chat template writes.",
-            hint="Name the one for this syntax (--set model.parser=NAME), or one of your own (module:object).",
+            hint="Name the one for this syntax (--set model.chat.parser=NAME), or one of your own (module:object).",
         )
 
 
@@ -219,7 +219,7 @@ def _lacking(chat: Chat) -> list[str]:
     found = [f"the template has {what}" for what, has in lacks.items() if not has]
     if not chat.reads_calls:
         found.append(
-            f"the parser {name} does not read the tool calls that the template writes: --set model.parser=NAME"
+            f"the parser {name} does not read the tool calls that the template writes: --set model.chat.parser=NAME"
         )
     return found
 

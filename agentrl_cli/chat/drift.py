@@ -7,7 +7,7 @@ The ids are trained either way; this finds and classifies the differences. Four 
 - `by_design`: the template drops or rewrites the model's own text (earlier thinking, text beside a call), or cannot
   render this conversation at all.
 - `structural`: a separator, a role or a stop token is missing or different. The model would train on something that it
-  never sees again: this raises an alert, and such episodes are skipped unless `drift.structural: train`.
+  never sees again: this raises an alert, and such episodes are skipped unless `algo.skip.drift: false`.
 
 `check_delta` compares one turn and the delta after it, at a cost that does not grow with the conversation;
 `check_episode` renders the whole conversation once, or each branch of it. `DriftGuard` (drift_guard.py) does both for a

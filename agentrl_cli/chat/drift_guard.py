@@ -19,8 +19,8 @@ from agentrl_cli.types import Episode, Message
 class DriftGuard:
     """Collects the drifts of one episode.
 
-    If the user accepted a template that cannot be extended by appending (`model.append_only`), differences that follow
-    from that are `by_design`: those of the whole conversation, and those of a turn if `exact_turns` is false.
+    If the user accepted a template that cannot be extended by appending (`model.chat.append_only`), differences that
+    follow from that are `by_design`: those of the whole conversation, and those of a turn if `exact_turns` is false.
     """
 
     def __init__(self, chat: Chat, tools: Tools = None) -> None:

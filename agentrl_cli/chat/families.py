@@ -38,7 +38,7 @@ FAMILIES = {
     ),
     "plain": Family(r"'### ' + role + ':\n'", r"(eos_token or '') + '\n'", ""),
 }
-"""The name that `model.chat_template` takes, to the template."""
+"""The name that `model.chat.template` takes, to the template."""
 
 
 def family_template(name: str) -> str:

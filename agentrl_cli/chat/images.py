@@ -66,7 +66,7 @@ class Images:
         if len(places) != len(parts):
             raise TemplateError(
                 f"The chat template writes {len(places)} places for {len(parts)} images.",
-                hint="Use one that shows the images of tool results: --set model.chat_template=FILE.",
+                hint="Use one that shows the images of tool results: --set model.chat.template=FILE.",
             )
         written = self.written or mark
         spelt = [

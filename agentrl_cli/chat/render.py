@@ -52,7 +52,7 @@ class Chat:
             raise TemplateError(
                 "The tokenizer has no chat template.",
                 hint="Use an instruction-tuned model, or for a base model"
-                f" --set model.chat_template={family_of(tokenizer)}, or a Jinja file.",
+                f" --set model.chat.template={family_of(tokenizer)}, or a Jinja file.",
             )
         self.tokenizer = tokenizer
         self.append_only = append_only

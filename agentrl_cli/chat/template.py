@@ -142,7 +142,7 @@ class ChatTemplate:
         except TooMuch as error:
             raise TemplateError(
                 f"The chat template is refused: {error}.",
-                hint="Use another: --set model.chat_template=FILE",
+                hint="Use another: --set model.chat.template=FILE",
             ) from error
         except FAILURES as error:
             raise TemplateError(f"The chat template failed: {_kind(error)}.") from error

@@ -89,7 +89,7 @@ def find_stops(render: RenderText, tokenizer: BaseTokenizer, markers: Sequence[s
     if found is None:
         raise TemplateError(
             "The chat template writes no control token after an assistant turn, so a model cannot learn to stop.",
-            hint="Use the template of an instruction-tuned model: --set model.chat_template=FILE.",
+            hint="Use the template of an instruction-tuned model: --set model.chat.template=FILE.",
         )
     stop, suffix = found
     stop, suffix = _find_own_end(stop, suffix, (followed, alone), tokenizer)

@@ -17,7 +17,7 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import ByteTokenizer, Tokenizer
 from agentrl_cli.chat_session.conversation import Emit
 from agentrl_cli.chat_session.session import Choices, Session, short
-from agentrl_cli.config import Config, load_config
+from agentrl_cli.config import Config, SandboxConfig, load_config
 from agentrl_cli.envs.tool_env import Env, as_env_error
 from agentrl_cli.errors import (
     AgentRLError,
@@ -117,7 +117,7 @@ def open_past(given: argparse.Namespace) -> Past:
             made = dict if kind is dict else kind.model_validate
             with contextlib.suppress(ValidationError):
                 setattr(config, section, made(dict(found)))
-    pack = _pack_of(row.pack, config, base)
+    pack = _pack_of(row.pack, config.task.packs, base)
     agent = (settings.get("task") or {}).get("agent")
     if agent is not None:  # of the run, over the pack's own
         pack = replace(pack, agent=read_agent(agent, base, "task.agent"))
@@ -157,9 +157,9 @@ def _decoder(kept: TokenizerRow | None) -> Callable[[Sequence[int]], str] | None
     return Tokenizer(kept.tokenizer_json, kept.chat_template, kept.specials).plain
 
 
-def _pack_of(name: str, config: Config, base: Path) -> Pack:
+def _pack_of(name: str, packs: Sequence[str], base: Path) -> Pack:
     """Return the pack of an episode: the project's pack of that name, else the bundled one."""
-    for path in config.task.packs:
+    for path in packs:
         with contextlib.suppress(NotFound, ConfigError):
             pack = load_pack(path, base=base)
             if pack.name == name:
@@ -183,7 +183,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         base, config, pack, task = past.base, past.config, past.pack, past.task
     else:
         base, config = _settings(given)
-        pack = _pack(given, config)
+        pack = _pack(given, config.task.packs)
         task = _task(given, pack)
     await reachable(given.model, config)
     policy, chat = open_policy(
@@ -195,7 +195,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
         # A chat without a task has no world of its own and no simulated user: the task holds the user's goal.
         own = pack if task.data else replace(pack, module=None, interactions={})
         try:
-            return await make_env(config, own, replace(job, task=task), sandbox, keep=KEPT)
+            return await make_env(config.rollout, own, replace(job, task=task), sandbox, keep=KEPT)
         except Exception as error:
             raise as_env_error(error) from error
 
@@ -203,7 +203,7 @@ async def open_session(given: argparse.Namespace, emit: Emit) -> Opened:
     try:
         if past is not None:
             check_tokenizer(past, chat)
-        sandbox, note = await _sandbox(config, pack)
+        sandbox, note = await _sandbox(config.sandbox, pack)
         packs, temperature = {pack.name: pack}, given.temperature
         rollout = Rollout(policy, chat, packs, config, sandbox=sandbox, temperature=temperature)
         env = await open_env(task)
@@ -250,10 +250,10 @@ def _settings(given: argparse.Namespace) -> tuple[Path, Config]:
     return base, config
 
 
-def _pack(given: argparse.Namespace, config: Config) -> Pack:
+def _pack(given: argparse.Namespace, packs: Sequence[str]) -> Pack:
     """Return the named pack, else the project's first; NO_PACK outside a project."""
     project = find_project(override=given.project)
-    names = given.pack or (config.task.packs if project is not None else ())
+    names = given.pack or (packs if project is not None else ())
     return load_pack(names[0], base=project) if names else NO_PACK
 
 
@@ -287,12 +287,12 @@ def _splits(pack: Pack) -> list[str]:
     return sorted(pack.splits())
 
 
-async def _sandbox(config: Config, pack: Pack) -> tuple[Sandbox | None, str]:
+async def _sandbox(settings: SandboxConfig, pack: Pack) -> tuple[Sandbox | None, str]:
     """Return the sandbox for the pack's tools, and a warning if none starts: the chat works without one."""
     if not pack.sandbox:
         return None, ""
     try:
-        sandbox = await Sandbox.open(config.sandbox)
+        sandbox = await Sandbox.open(settings)
         return sandbox, sandbox.warning
     except SandboxUnavailable as error:
         return None, f"no sandbox: {error.message} {error.hint}"
@@ -336,9 +336,9 @@ def _replies(script: Path) -> list[str]:
 
 async def reachable(name: str | None, config: Config) -> None:
     """Ask the server that will sample, if any, whether it is there, before anything loads. Raises PolicyError."""
-    if backend_name(name, config) == "local" or not config.remote.url:
+    if backend_name(name, config.model.name, config.remote) == "local" or not config.remote.url:
         return
-    endpoint = Endpoint(config.remote.url)
+    endpoint = Endpoint(config.remote.address)
     try:
         await endpoint.reach()
     except PolicyError as error:

@@ -171,7 +171,7 @@ class WhatIf:
     async def rerun(self, sandbox: Sandbox | None) -> None:
         """Run every recorded call again; then compute the rewards and the advantage they would give."""
         past, episode, parts = self.past, self.past.episode, tuple[RewardPart, ...]()
-        env = await make_env(past.config, past.pack, Job(past.task, episode.seed), sandbox)
+        env = await make_env(past.config.rollout, past.pack, Job(past.task, episode.seed), sandbox)
         try:
             await open_world(env, past.task)
             reruns, earned = await rerun_calls(episode, env)

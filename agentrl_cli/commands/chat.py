@@ -96,7 +96,8 @@ def _at_server(project: Path | None, config: list[Path] | None) -> bool:
     said = [
         found
         for file in files
-        if (found := read_yaml(file, only="remote").get("remote.backend")) is not None
+        for key in ("remote.backend", "remote.backend.name")
+        if (found := read_yaml(file, only="remote").get(key)) is not None
     ]
     return bool(said and said[-1].value)
 

@@ -208,7 +208,7 @@ def _audit(folder: Path, as_json: bool) -> None:
     if not folder.is_dir():
         from agentrl_cli.models.load import model_folder
 
-        folder = model_folder(str(folder), Config(), base=Path.cwd())
+        folder = model_folder(str(folder), Config().model, base=Path.cwd())
     report = audit_template(folder)
     if as_json:
         echo_json(report)
@@ -235,7 +235,7 @@ def _print_audit(report: AuditReport) -> None:
     if not report.append_only:
         when = f"packs that have {without}" if without else "it"
         echo(
-            f"  train refuses {when}; --set model.append_only=true trains the appended rendering as it is"
+            f"  train refuses {when}; --set model.chat.append_only=true trains the appended rendering as it is"
         )
 
 

@@ -103,10 +103,10 @@ class Wanted:
             from agentrl_cli.trainer.memory_fit import changes, fit
 
             before = context.config
-            folder = model_folder(before.model.name, before, base=context.project)
-            can = self.gpu_memory is not None or quantises(before)
-            config, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
-        changed = changes(before, config)
+            folder = model_folder(before.model.name, before.model, base=context.project)
+            can = self.gpu_memory is not None or quantises(before.model)
+            found, planned = fit(before, folder, gpu_bytes=self.gpu_bytes, quantised=can)
+        changed = changes(before, found)
         narrate(
             f"{'fit':9}  {'; '.join(changed)}" if changed else f"{'fit':9}  nothing has to change"
         )
@@ -115,7 +115,7 @@ class Wanted:
                 "This run does not fit into memory with any setting that --fit changes.",
                 hint="To make it fit: " + "; ".join(planned.advice()),
             )
-        return dataclasses.replace(context, config=config)
+        return dataclasses.replace(context, config=before.replace(**vars(found)))
 
 
 def dry_run(
@@ -129,6 +129,7 @@ def dry_run(
     from agentrl_cli.config.show import full_yaml
 
     with data_stdout():
+        from agentrl_cli.config.records import PolicySettings
         from agentrl_cli.learning.settings import check
         from agentrl_cli.models.device import pick_device
         from agentrl_cli.models.load import model_folder
@@ -138,10 +139,10 @@ def dry_run(
         config = context.config
         check(config.algo)
         if wanted.gpu_bytes is None:
-            check_trainable(config, pick_device(config.model.device))
+            check_trainable(PolicySettings.of(config), pick_device(config.model.device))
         found = plan(
             config,
-            model_folder(config.model.name, config, base=context.project),
+            model_folder(config.model.name, config.model, base=context.project),
             gpu_bytes=wanted.gpu_bytes,
         )
         if as_json:

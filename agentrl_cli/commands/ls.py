@@ -127,7 +127,7 @@ def command(
         run = where.run_id(store)
         if what is What.episodes:
             ids = store.episodes.ids(filter, sort, run)
-            total, found = len(ids), store.episodes.rows(ids[:limit] if limit else ids)
+            total, found = len(ids), list[Any](store.episodes.rows(ids[:limit] if limit else ids))
         else:
             every = _ROWS[what](store, run)
             total, found = len(every), every[:limit] if limit else every

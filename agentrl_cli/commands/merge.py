@@ -76,7 +76,7 @@ def command(
             done = merge(
                 full,
                 target.expanduser(),
-                context.config,
+                context.config.model,
                 base=context.project,
                 store=store,
                 dtype=dtype,

@@ -247,12 +247,14 @@ def _ask_teacher(context: Context, url: str, count: int, group: int) -> str:
     """
     from agentrl_cli.commands.rollout import sample
 
-    config = context.config.model_copy(deep=True)
-    there = {"backend": "openai", "mode": "chat", "url": url}
-    config.remote = config.remote.model_copy(update=there)
-    # A teacher writes longer turns than the student has been configured for.
-    config.rollout.max_new_tokens = max(config.rollout.max_new_tokens, TEACHER_TOKENS)
-    config.rollout.max_tokens = max(config.rollout.max_tokens, 4 * TEACHER_TOKENS)
+    rollout = context.config.rollout
+    config = context.config.replace(
+        remote={"backend": {"name": "openai", "mode": "chat"}, "url": url},
+        rollout={  # a teacher writes longer turns than the student has been configured for
+            "max_new_tokens": max(rollout.max_new_tokens, TEACHER_TOKENS),
+            "max_tokens": max(rollout.max_tokens, 4 * TEACHER_TOKENS),
+        },
+    )
     teaching = dataclasses.replace(context, config=config)
     run, episodes = asyncio.run(sample(teaching, None, count, group, config.task.split_train, True))
     solved = sum(episode.solved for episode in episodes)

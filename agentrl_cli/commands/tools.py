@@ -93,7 +93,7 @@ def show(
     if listed:
         echo(f"\n{listed}")
     if tool.rewinds and tool.own_timeout:
-        box = context.config.sandbox
+        box = context.config.sandbox.limits
         boxed = f"{box.wall:g} s a call, {box.memory_mb} MiB, {box.output_kb} KiB of output, {box.file_mb} MiB a file"
         echo(f"\nsandbox: {boxed}, {box.disk_mb} MiB of files, no network")
     for example in tool.examples:
@@ -191,7 +191,7 @@ async def _call(context: Context, tool: Tool, arguments: dict[str, Any], seed: i
         stack.push_async_callback(around.close)
         state = await tool.create(around)
         try:
-            return await tool.call(state, arguments, timeout=context.config.rollout.tool_timeout)
+            return await tool.call(state, arguments, timeout=context.config.rollout.timeout.tool)
         finally:
             await tool.release(state)
 

@@ -300,9 +300,9 @@ def _begin(runtime: Runtime, context: Context, resumed: RunRow | None, id: str) 
     if config.rollout.truncates or runtime.hooks.has("on_sample"):
         how = {
             "auto": "truncated importance sampling (tis)",
-            "none": "nothing: algo.correction is none",
+            "none": "nothing: algo.off_policy.correction is none",
         }
-        by = how.get(config.algo.correction, config.algo.correction)
+        by = how.get(config.algo.off_policy.correction, config.algo.off_policy.correction)
         what = "Sampling is truncated (top_p, top_k, min_p, a penalty or bad tokens)"
         if not config.rollout.truncates:
             what = "A hook's on_sample may change the sampled token"

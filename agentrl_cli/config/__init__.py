@@ -4,7 +4,6 @@ from agentrl_cli.config.algo import AlgoConfig
 from agentrl_cli.config.load import Sources, inside, load_config
 from agentrl_cli.config.models import (
     Config,
-    DriftConfig,
     LoraConfig,
     ModelConfig,
     SandboxConfig,
@@ -18,7 +17,6 @@ from agentrl_cli.types.section import Section
 __all__ = [
     "AlgoConfig",
     "Config",
-    "DriftConfig",
     "EvalConfig",
     "LoraConfig",
     "ModelConfig",

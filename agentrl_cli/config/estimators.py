@@ -62,6 +62,22 @@ class Gae(TokenDiscount):
     lam: Unit = Field(
         default=1.0, alias="lambda", description="1 trusts the returns, 0 the value head"
     )
+    value_lr: float = Field(default=1e-3, gt=0, description="peak learning rate of the value head")
+    value_clip: float | None = Field(
+        default=0.2,
+        gt=0,
+        description="clips the value loss beyond this distance from the old value; null: never",
+    )
+    value_bootstrap: bool = Field(
+        default=False,
+        description="bootstrap a truncated episode from the value of its last state; false: it ends there with"
+        " its reward (as in verl and TRL)",
+    )
+    value_coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the value loss in the policy's gradient; 0: train the head only",
+    )
 
 
 class BestOf(Normalised):

@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from agentrl_cli.config.algo import CHOICES, option_keys
-from agentrl_cli.config.choice import OLD, option_names
-from agentrl_cli.config.models import Config, fields, keys, sections
+from agentrl_cli.config.algo import CHOICES
+from agentrl_cli.config.choice import option_names
+from agentrl_cli.config.models import Config, leaves, mains, sections
+from agentrl_cli.config.renamed import RENAMED, by_todays_names, is_foreign, new_key
 from agentrl_cli.config.yamlfile import Value, flatten, parse_scalar, read_yaml
 from agentrl_cli.errors import ConfigError, nearest
 from agentrl_cli.paths import pack_path, portable
@@ -28,7 +29,7 @@ from agentrl_cli.registry.plugins import offers
 _LOG = logging.getLogger(__name__)
 ENV_PREFIX = "AGENTRL_"
 WHOLE = 0.1
-"""Extra weight of the similarity of whole names over that of last parts: `modle` is `model`, not `remote.mode`."""
+"""Extra weight of the similarity of whole names over that of last parts: `modle` is `model`, not `remote.model`."""
 NOT_CONFIG = frozenset({"DB", "PROJECT", "DEBUG", "CACHE", "LOG", "COMPLETE", "TOKEN", "SCREENS"})
 """Names after the prefix that other modules read; any other unknown name is an error."""
 
@@ -58,7 +59,7 @@ def load_config(
     Raises ConfigError with every problem of the load.
     """
     stored: dict[str, Value] = {}
-    for name, value in (run or {}).items():
+    for name, value in by_todays_names(run or {}, mains()).items():
         stored.update(_translate(flatten(name, value, "run")))
     layers = [
         stored,
@@ -66,29 +67,23 @@ def load_config(
         _translate(_from_env(env or {})),
     ]
     layers += [_translate(_from_set(text)) for text in sets]
-    layers = [_rename(layer) for layer in layers]
-    given = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in (flags or {}).items()
-    }
-    layers.append({key: Value(value, "flag") for key, value in given.items() if value is not None})
+    given: dict[str, Value] = {}
+    for name, value in (flags or {}).items():
+        plain = str(value) if isinstance(value, Path) else value
+        given.update({} if value is None else flatten(name, plain, "flag"))
+    layers = [_by_group(_rename(layer)) for layer in (*layers, given)]
     base = base or (files[0].parent if files else None)
     packs = next((layer["task.packs"] for layer in reversed(layers) if "task.packs" in layer), None)
     merged: dict[str, Value] = {}
-    for layer in (_rename(_from_packs(packs, base)), *layers):
+    for layer in (_by_group(_rename(_from_packs(packs, base))), *layers):
         _stack(merged, layer)
+    _drop_foreign(merged)
     if base is not None:
         merged = {
             key: value._replace(value=portable(value.value, (base,)))
             for key, value in merged.items()
         }
-    config = _check(merged)
-    sources = Sources({key: value.source for key, value in merged.items()})
-    for old in [key for key in merged if key.removeprefix("algo.") in OLD]:
-        _report_old(old, merged[old], config)
-        choice, option = OLD[old.removeprefix("algo.")]
-        sources[f"algo.{choice}.{option}"] = f"{merged[old].source} ({old})"
-    return config, sources
+    return _check(merged), Sources({key: value.source for key, value in merged.items()})
 
 
 def _translate(layer: dict[str, Value]) -> dict[str, Value]:
@@ -99,22 +94,48 @@ def _translate(layer: dict[str, Value]) -> dict[str, Value]:
 
 
 def _rename(layer: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a layer with old keys under their new names; warn of them, except in the stored settings of a run."""
-    found: dict[str, Value] = {}
-    for key, value in layer.items():
-        new = _RENAMED.get(key)
-        if new is None:
-            found[key] = value
+    """Return a layer with old keys under their new names; warn of them.
+
+    Raises ConfigError for two values of one setting, by its old name and by its new one.
+    """
+    renamed = {key: new_key(key, value.value) for key, value in layer.items()}
+    found = {key: layer[key] for key, (new, _) in renamed.items() if new == key}
+    today = _by_group(found)
+    for key, (new, plain) in renamed.items():
+        value = layer[key]
+        if new == key:
             continue
-        if value.source != "run":
-            _LOG.warning("%s: %s is now %s.", _where(value), key, new)
-        source = value.source if value.source == "run" else f"{value.source} ({key})"
-        found.setdefault(new, value._replace(source=source, place=value.place or value.source))
+        _LOG.warning("%s: %s is now %s.", _where(value), key, new or RENAMED[key])
+        twin = today.get(_short().get(new, new))
+        if twin is None or not twin.value:
+            place = value.place or value.source
+            found |= {new: Value(plain, f"{value.source} ({key})", place, key)} if new else {}
+        elif twin.value != plain:
+            raise ConfigError(
+                f"{_where(value)}: {key} is now {new}, and that is given too: {plain} and {twin.value}.",
+                hint=f"Remove {key}.",
+            )
     return found
 
 
-_RENAMED: dict[str, str] = offers("renamed")
-"""Old key to the new one; both work for a release."""
+def _by_group(layer: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a layer in which the key of a group stands for its main setting: `algo.kl` for `algo.kl.coef`."""
+    short = _short()
+    return {short.get(key, key): value for key, value in layer.items()}
+
+
+def _short() -> dict[str, str]:
+    return {f"{key}.{main}": key for key, main in mains().items()}
+
+
+def _drop_foreign(merged: dict[str, Value]) -> None:
+    """Drop options by an old key that the chosen loss or estimator does not have: once they were every choice's."""
+    for key, value in list(merged.items()):
+        choice = key.rpartition(".")[0]
+        name = str(merged[choice].value) if choice in merged else _CHOSEN.get(choice, "")
+        if value.old and is_foreign(key, name):
+            del merged[key]
+            _LOG.warning("%s: %s does not have %s: ignored.", _where(value), name, key)
 
 
 def inside(config: Config, base: Path) -> Config:
@@ -126,43 +147,15 @@ def inside(config: Config, base: Path) -> Config:
 
 def _stack(merged: dict[str, Value], layer: Mapping[str, Value]) -> None:
     """Merge a layer over the lower ones. Changing a choice's name drops the options that lower layers gave it."""
-    layer = {
-        key.removesuffix(".name") if key.removesuffix(".name") in _CHOSEN else key: value
-        for key, value in layer.items()
-    }
     for key, default in _CHOSEN.items():
         if key in layer and layer[key].value != (merged[key].value if key in merged else default):
             for option in [name for name in merged if name.startswith(f"{key}.")]:
-                del merged[option]
-    for old, (choice, option) in OLD.items():  # the name in the higher layer wins
-        new = f"algo.{choice}.{option}"
-        if new in layer:
-            merged.pop(f"algo.{old}", None)
-        elif f"algo.{old}" in layer:
-            merged.pop(new, None)
+                if not merged[option].old:  # an old key was under no name
+                    del merged[option]
     merged.update(layer)
 
 
-_CHOSEN = {f"algo.{key}": default for key, (_, default) in CHOICES.items()}
-
-
-def _report_old(key: str, value: Value, config: Config) -> None:
-    """Warn about an old key, except in the stored settings of a run."""
-    if value.source == "run":
-        return
-    choice, option = OLD[key.removeprefix("algo.")]
-    chosen = getattr(config.algo, choice)
-    new = f"algo.{choice}.{option}"
-    if option in option_names(type(chosen)):
-        _LOG.warning("%s: %s is now %s.", _where(value), key, new)
-    else:
-        _LOG.warning(
-            "%s: %s is now %s, which %s does not have: ignored.",
-            _where(value),
-            key,
-            new,
-            chosen.name,
-        )
+_CHOSEN = {key: default for key, (_, default) in CHOICES.items()}
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Value]:
@@ -211,22 +204,17 @@ def own_model(folder: Path, name: str, base: Path | None) -> str:
 def _check(layers: Mapping[str, Value]) -> Config:
     tree: dict[str, Any] = {}
     problems: list[str] = []
-    known = [*keys(), *option_keys()]
+    known = leaves()
+    parents = {*sections(), *(key for key, main in mains().items() if not main)}
     for key, value in layers.items():
-        if mapping := next((name for name in _MAPPINGS if key.startswith(f"{name}.")), ""):
-            inside = tree
-            *path, last = [*mapping.split("."), *key.removeprefix(f"{mapping}.").split(".")]
-            for name in path:
-                inside[name] = inside = inside[name] if isinstance(inside.get(name), dict) else {}
-            inside[last] = value.value
-        elif key in known or key.startswith(_OPEN) or key.removeprefix("algo.") in OLD:
+        if key.startswith(_OPEN) or (key in known and key not in parents):
             _put(tree, key, value.value)
-        elif key not in sections():
-            near = " or ".join(_suggest(key, [*keys(), *_ELSEWHERE]))
+        elif key not in parents:
+            near = " or ".join(_suggest(key, [*leaves(), *_ELSEWHERE]))
             problems.append(
                 f"{_where(value)}: unknown key {key}" + (f"; did you mean {near}?" if near else "")
             )
-        elif value.value is not None:  # null: "train:" with all its lines commented out
+        elif value.value not in (None, {}):  # null: "train:" with all its lines commented out
             problems.append(
                 f"{_where(value)}: {key} is a section: keys are expected under it, not {value.value!r}"
             )
@@ -241,13 +229,12 @@ def _check(layers: Mapping[str, Value]) -> Config:
     return config
 
 
-_OPTIONS = tuple(f"{key}." for key in _CHOSEN)
-_OPEN = ("rewards.", *_OPTIONS)
-"""Prefixes of keys that validation checks later: names of rewards, and options, which depend on the choice."""
-
-
-_MAPPINGS = tuple(key for key, info in fields() if "dict[" in str(info.annotation) and "." in key)
-"""Keys whose value is a mapping with keys of the user's own, which the layers have flattened."""
+_MAPPINGS = tuple(
+    f"{key}." for key, info in leaves().items() if "dict[" in str(info.annotation) and "." in key
+)
+"""Prefixes of keys whose value is a mapping with keys of the user's own, which the layers have flattened."""
+_OPEN = ("rewards.", *(f"{key}." for key in _CHOSEN), *_MAPPINGS)
+"""Prefixes of keys that validation checks later: names of rewards, options that depend on the choice, mappings."""
 
 
 def _where(value: Value) -> str:
@@ -255,34 +242,35 @@ def _where(value: Value) -> str:
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    section, _, leaf = key.partition(".")
-    choice, _, option = leaf.partition(".")
-    if key.startswith(_OPTIONS) and isinstance(tree.setdefault(section, {}), dict):
-        chosen = tree[section].get(choice, {})
-        tree[section][choice] = {
-            **(chosen if isinstance(chosen, dict) else {"name": chosen}),
-            option: value,
-        }
-    elif key in _CHOSEN and isinstance(tree.get(section, {}).get(leaf), dict):
-        tree[section][leaf]["name"] = value
-    elif not leaf:
-        tree[section] = {**value, **tree.get(section, {})} if isinstance(value, dict) else value
-    elif isinstance(
-        tree.setdefault(section, {}), dict
-    ):  # else, as in `rewards: 3`, validation reports it
-        tree[section][leaf] = value
+    """Set a value in the tree of sections. Where something else than a mapping is above it, validation reports that."""
+    *path, last = _path(key, value)
+    inside: Any = tree
+    for name in path:
+        inside = inside.setdefault(name, {})
+        if not isinstance(inside, dict):
+            return
+    inside[last] = {**value, **inside.get(last, {})} if isinstance(value, dict) else value
 
 
-_ELSEWHERE = {f"algo.{key.rpartition('.')[2]}": key for key in option_keys()} | {
-    f"algo.{old}": f"algo.{choice}.{option}" for old, (choice, option) in OLD.items()
+def _path(key: str, value: Any) -> list[str]:
+    if key in mains():
+        return [*key.split("."), *([mains()[key]] if mains()[key] and value != {} else [])]
+    if key.startswith(_MAPPINGS):
+        return key.split(".")
+    return key.split(".", 2 if key.startswith(tuple(f"{group}." for group in mains())) else 1)
+
+
+_ELSEWHERE = {
+    **{f"{key.partition('.')[0]}.{key.rpartition('.')[2]}": key for key in leaves()},
+    **RENAMED,
 }
-"""An option directly under `algo`, or an old key → the current key."""
+"""An option directly under its section, or an old key → the current key."""
 
 
 def _suggest(key: str, known: Sequence[str]) -> list[str]:
-    """Return the nearest dotted keys: by prefix (`sandbox.processes`: `sandbox.memory_mb`) or the same leaf in another
-    section,
-    then by similarity within the section, then anywhere."""
+    """Return the nearest dotted keys: by prefix (`train.step`: `train.steps`) or the same leaf in another section, then
+    by similarity within the section, then anywhere.
+    """
     return list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in _nearest(key, known)))
 
 
@@ -313,7 +301,7 @@ def _no_option(key: str, layers: Mapping[str, Value]) -> str:
     choice = next(name for name in _CHOSEN if key.startswith(f"{name}."))
     option = key.removeprefix(f"{choice}.")
     name = str(layers[choice].value) if choice in layers else _CHOSEN[choice]
-    record = CHOICES[choice.removeprefix("algo.")][0].get(name)
+    record = CHOICES[choice][0].get(name)
     own = option_names(record.options) if record else []
     near = nearest(option, own, 1)
     has = (
@@ -331,14 +319,14 @@ def _explain(detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
         detail["type"] == "value_error" and location[0] in sections() and len(location) == 1
     ):
         return text  # conflicting settings, named in the text
-    depth = 3 if ".".join(location[:2]) in _CHOSEN else 2
+    group = ".".join(location[:2])
+    depth = 3 if group in mains() and location[2:3] != [mains()[group]] else 2
     key = ".".join(location[:depth]) if location[0] in (*sections(), "rewards") else location[0]
-    old = next((f"algo.{name}" for name, new in OLD.items() if new == tuple(location[1:3])), key)
-    value = layers.get(key) or layers.get(old) or layers.get(location[0])
+    value = layers.get(key) or layers.get(location[0])
     where = _where(value) if value else "default"
-    if detail["type"] == "extra_forbidden" and depth == 3:
+    if detail["type"] == "extra_forbidden" and group in _CHOSEN:
         return f"{where}: {_no_option(key, layers)}"
-    if key in _CHOSEN and detail["type"] == "value_error":
-        return text if text.startswith("algo.") else f"{where}: {key}: {text}"
+    if key in mains() and detail["type"] == "value_error":
+        return text if text.startswith(f"{location[0]}.") else f"{where}: {key}: {text}"
     shown = repr(detail["input"])
     return f"{where}: {key}: {text} (it is {shown if len(shown) < 60 else shown[:57] + '…'})"

@@ -7,22 +7,47 @@ the bundled model on a CPU. Relative paths are relative to the project folder.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
+from typing_extensions import TypeIs
 
-from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.config.algo import CHOICES, AlgoConfig
 from agentrl_cli.config.conflicts import conflict
 from agentrl_cli.config.remote import RemoteConfig
+from agentrl_cli.config.renamed import by_todays_names
 from agentrl_cli.config.rollout import RolloutConfig
 from agentrl_cli.config.train import EvalConfig, TrainConfig
 from agentrl_cli.errors import AgentRLError, ConfigError
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.plugins import offers
-from agentrl_cli.types.section import Count, Positive, Seconds, Section
+from agentrl_cli.types.section import Count, Group, Positive, Seconds, Section
 
 S = TypeVar("S", bound=Section)
 _LOG = logging.getLogger(__name__)
+
+
+class ChatConfig(Group):
+    """How the model's conversations are written and read."""
+
+    template: str | None = Field(
+        default=None,
+        description="a Jinja file in place of the tokenizer's; for a base model chatml, llama3, gemma or plain",
+    )
+    variables: dict[str, Any] = Field(
+        default_factory=dict,
+        description="variables of the chat template besides messages and tools: {enable_thinking: false} for Qwen3",
+    )
+    append_only: bool = Field(
+        default=False,
+        description="train even if appending turns differs from the chat template's own rendering: the appended"
+        " one is trained; false: refuse with the reason (`agentrl doctor --template FOLDER`)",
+    )
+    parser: str = Field(
+        default="auto", description="tool-call parser: auto, hermes, or module:object"
+    )
 
 
 class ModelConfig(Section):
@@ -44,21 +69,9 @@ class ModelConfig(Section):
         description="base weights in 4 or 8 bits under an adapter (QLoRA; extra quant)",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
-    chat_template: str | None = Field(
-        default=None,
-        description="a Jinja file in place of the tokenizer's; for a base model chatml, llama3, gemma or plain",
-    )
-    template_variables: dict[str, Any] = Field(
-        default_factory=dict,
-        description="variables of the chat template besides messages and tools: {enable_thinking: false} for Qwen3",
-    )
-    append_only: bool = Field(
-        default=False,
-        description="train even if appending turns differs from the chat template's own rendering: the appended"
-        " one is trained; false: refuse with the reason (`agentrl doctor --template FOLDER`)",
-    )
-    parser: str = Field(
-        default="auto", description="tool-call parser: auto, hermes, or module:object"
+    chat: ChatConfig = Field(
+        default_factory=ChatConfig,
+        description="the chat template; with options: {template: chatml, parser: hermes}",
     )
     offline: bool = Field(
         default=False, description="never contact the hub: cache and local folders only"
@@ -119,16 +132,11 @@ class TaskConfig(Section):
     )
 
 
-class SandboxConfig(Section):
-    """The sandbox of the model's code and its limits."""
+class LimitsConfig(Group):
+    """Limits of the model's code."""
 
-    backend: str = Field(
-        default="auto", description="auto, ns, landlock, docker, bare, or module:object"
-    )
-    min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
-        default="ns",
-        description="refuse weaker isolation than this: docker and ns are strong, bare is none",
-    )
+    bare = True
+
     wall: Seconds = Field(
         default=5.0, description="seconds of one execution, without its waits for a processor"
     )
@@ -140,6 +148,22 @@ class SandboxConfig(Section):
     inodes: Positive = Field(default=4096, description="number of files of a session")
     output_kb: Positive = Field(default=64, description="output kept, KiB")
     open_files: Positive = Field(default=256, description="open files of a process")
+
+
+class SandboxConfig(Section):
+    """The sandbox of the model's code and its limits."""
+
+    backend: str = Field(
+        default="auto", description="auto, ns, landlock, docker, bare, or module:object"
+    )
+    min_level: Literal["docker", "ns", "landlock", "bare"] = Field(
+        default="ns",
+        description="refuse weaker isolation than this: docker and ns are strong, bare is none",
+    )
+    limits: LimitsConfig = Field(
+        default_factory=LimitsConfig,
+        description="limits of an execution (wall, cpu) and of a session (memory_mb, disk_mb …)",
+    )
     imports: list[str] = Field(
         default=[],
         description="packages besides the standard library that every session can import, e.g. [numpy]",
@@ -168,15 +192,6 @@ class StoreConfig(Section):
     )
 
 
-class DriftConfig(Section):
-    """Handling of episodes whose rendered conversation differs from the sampled ids."""
-
-    structural: Literal["skip", "train"] = Field(
-        default="skip",
-        description="episodes whose turn structure drifted: skip ends and skips them, train keeps and trains them",
-    )
-
-
 class Config(Section):
     """All settings."""
 
@@ -196,7 +211,6 @@ class Config(Section):
     )
     remote: RemoteConfig = Field(default_factory=RemoteConfig, description="an inference server")
     store: StoreConfig = Field(default_factory=StoreConfig, description="the store")
-    drift: DriftConfig = Field(default_factory=DriftConfig, description="the drift guard")
     rewards: dict[str, float] = Field(
         default={}, description="weights of reward parts by name, over the pack's"
     )
@@ -229,16 +243,21 @@ class Config(Section):
         found: S = getattr(self, name)
         return found
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, given: Any) -> Any:
+        return by_todays_names(given, mains()) if isinstance(given, Mapping) else given
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
         for name in offers("checks"):
             resolve("checks", {}, name)(self)
         if found := conflict(self.rollout, self.algo):
             raise ValueError(found)
-        if self.algo.bypass and "mismatch" in self.train.stop_on:
+        if self.algo.off_policy.bypass and "mismatch" in self.train.stop_on.alerts:
             raise ValueError(
-                "algo.bypass does not measure the gap between trainer and sampler, so train.stop_on: mismatch would"
-                " never stop the run: leave out one of them"
+                "algo.off_policy.bypass does not measure the gap between trainer and sampler, so train.stop_on:"
+                " mismatch would never stop the run: leave out one of them"
             )
         if self.deterministic and self.rollout.async_staleness:
             raise ValueError(
@@ -281,7 +300,7 @@ def fields() -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, info in Config.model_fields.items():
         section = info.annotation
-        if isinstance(section, type) and issubclass(section, Section):
+        if _is(section, Section):
             found += [
                 (f"{name}.{leaf}", leaf_info) for leaf, leaf_info in section.model_fields.items()
             ]
@@ -290,20 +309,50 @@ def fields() -> list[tuple[str, Any]]:
     return found
 
 
+def groups() -> dict[str, type[Group]]:
+    """Return every dotted key whose value is a group of settings, with its class."""
+    return {key: info.annotation for key, info in fields() if _is(info.annotation, Group)}
+
+
+@cache
+def mains() -> dict[str, str]:
+    """Return the key of each group with the name of its main setting, or empty."""
+    return {key: kind.main() for key, kind in groups().items()}
+
+
+def options(key: str) -> dict[str, Any]:
+    """Return the options of a group besides its main one, of every name of a choice, with their FieldInfo."""
+    kinds: list[type[Group]] = (
+        [record.options for record in CHOICES[key][0].values()]
+        if key in CHOICES
+        else [groups()[key]]
+    )
+    return {
+        info.alias or name: info
+        for kind in kinds
+        for name, info in kind.model_fields.items()
+        if name != kind.main()
+    }
+
+
+def leaves() -> dict[str, Any]:
+    """Return every dotted key that can be set, with its FieldInfo: those of `keys`, and options of groups."""
+    found = dict(fields())
+    for key in groups():
+        found |= {f"{key}.{name}": info for name, info in options(key).items()}
+    return found
+
+
 def fixed_sections() -> list[str]:
     """Return the sections of plugins that a resume cannot change."""
     kinds = {name: info.annotation for name, info in Config.model_fields.items()}
-    return [
-        name
-        for name, kind in kinds.items()
-        if isinstance(kind, type) and issubclass(kind, Section) and kind.fixed
-    ]
+    return [name for name, kind in kinds.items() if _is(kind, Section) and kind.fixed]
 
 
 def sections() -> list[str]:
     """Return the names of the sections."""
-    return [name for name, info in Config.model_fields.items() if _is_section(info.annotation)]
+    return [name for name, info in Config.model_fields.items() if _is(info.annotation, Section)]
 
 
-def _is_section(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
+def _is(annotation: object, base: type[S]) -> TypeIs[type[S]]:
+    return isinstance(annotation, type) and issubclass(annotation, base)

@@ -7,7 +7,66 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl_cli.types import Sampling
-from agentrl_cli.types.section import Count, OnOff, Positive, Seconds, Section, Unit
+from agentrl_cli.types.section import Count, Group, OnOff, Positive, Seconds, Section, Unit
+
+
+class ObservationConfig(Group):
+    """The length of a tool result."""
+
+    tokens: Positive = Field(default=256, description="tokens of one tool result before it is cut")
+    chars: Positive | None = Field(
+        default=None, description="characters of one tool result before it is cut; null: no limit"
+    )
+    cut: Literal["left", "middle", "right"] = Field(
+        default="middle", description="which part of it is cut out"
+    )
+    overflow: Literal["stop", "truncate_observation"] = Field(
+        default="stop",
+        description="if a result does not fit into the episode: end it, or cut the result further",
+    )
+
+
+class TimeoutConfig(Group):
+    """Time limits against what hangs."""
+
+    episode: Seconds = Field(
+        default=120.0, description="seconds of an episode's tools, environment and grading, against what hangs; the"
+        " model's turns do not count (max_turns, max_tokens), nor does what other programs take of the processors",
+    )  # fmt: skip
+    tool: Seconds = Field(
+        default=10.0, description="seconds of one tool call, unless the tool sets its own"
+    )
+
+
+class TruncationConfig(Group):
+    """Restrictions of sampling, by which it differs from the policy's own distribution."""
+
+    bare = True
+
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="below 1 truncates sampling: training warns and corrects",
+    )
+    top_k: Count = Field(default=0, description="0: the whole vocabulary")
+    min_p: Unit = Field(
+        default=0.0, description="drop tokens less likely than this share of the likeliest"
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        gt=0,
+        description="above 1 makes tokens of the context less likely; like top_p a truncation",
+    )
+    bad_tokens: list[str] = Field(
+        default_factory=list,
+        description="texts of tokens that are never sampled; like top_p a truncation",
+    )
+    replay: bool = Field(
+        default=False,
+        description="store the tokens that top_p, top_k and min_p left to each draw, and train under the distribution"
+        " over them: exact, where a correction of the ratio is not; needs a local policy",
+    )
 
 
 class RolloutConfig(Section):
@@ -33,63 +92,31 @@ class RolloutConfig(Section):
         default=None,
         description="tool or user messages before the episode is cut off; null: no limit",
     )
-    max_observation_chars: Positive | None = Field(
-        default=None, description="characters of one tool result before it is cut; null: no limit"
-    )
     response_tokens: Positive | None = Field(
         default=None,
         description="tokens of an episode after its prompt, besides max_tokens; null: no limit",
     )
-    max_observation_tokens: Positive = Field(
-        default=256, description="tokens of one tool result before it is cut"
+    observation: ObservationConfig = Field(
+        default_factory=ObservationConfig,
+        description="tokens of one tool result before it is cut; with options: {tokens: 256, cut: left}",
     )
-    truncate_side: Literal["left", "middle", "right"] = Field(
-        default="middle", description="which part of it is cut"
+    timeout: TimeoutConfig = Field(
+        default_factory=TimeoutConfig,
+        description="seconds of an episode; with options: {episode: 120, tool: 10}",
     )
-    overflow: Literal["stop", "truncate_observation"] = Field(
-        default="stop",
-        description="if a result does not fit into the episode: end it, or cut the result further",
-    )
-    tool_timeout: Seconds = Field(
-        default=10.0, description="seconds of one tool call, unless the tool sets its own"
-    )
-    episode_timeout: Seconds = Field(
-        default=120.0, description="seconds of an episode's tools, environment and grading, against what hangs; the"
-        " model's turns do not count (max_turns, max_tokens), nor does what other programs take of the processors",
-    )  # fmt: skip
     async_staleness: Count = Field(
         default=0,
         description="steps that sampling may run ahead of the update: 0 samples and trains in turn; above 0 the sampler"
-        " has its own copy of the weights and `algo.correction: auto` is tis",
+        " has its own copy of the weights and `algo.off_policy: auto` is tis",
     )
     temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="below 1 truncates sampling: training warns and corrects",
-    )
-    top_k: Count = Field(default=0, description="0: the whole vocabulary")
-    min_p: Unit = Field(
-        default=0.0, description="drop tokens less likely than this share of the likeliest"
-    )
-    repetition_penalty: float = Field(
-        default=1.0,
-        gt=0,
-        description="above 1 makes tokens of the context less likely; like top_p a truncation",
+    truncation: TruncationConfig = Field(
+        default_factory=TruncationConfig,
+        description="top_p, top_k and others that restrict sampling: training warns and corrects",
     )
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         description="texts that end an assistant turn, besides the template's own stop tokens",
-    )
-    bad_tokens: list[str] = Field(
-        default_factory=list,
-        description="texts of tokens that are never sampled; like top_p a truncation",
-    )
-    replay_truncation: bool = Field(
-        default=False,
-        description="store the tokens that top_p, top_k and min_p left to each draw, and train under the distribution"
-        " over them: exact, where a correction of the ratio is not; needs a local policy",
     )
     memory: str = Field(
         default="auto",
@@ -105,18 +132,20 @@ class RolloutConfig(Section):
     @property
     def truncates(self) -> bool:
         """True if sampling differs from the policy's own distribution, so that training must correct for it."""
-        return not self.replay_truncation and (self.sampling().truncated or bool(self.bad_tokens))
+        return not self.truncation.replay and (
+            self.sampling().truncated or bool(self.truncation.bad_tokens)
+        )
 
     def sampling(self, **changes: Any) -> Sampling:
         """Return the sampling settings of a turn, with `changes`."""
         given: dict[str, Any] = {
             "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
+            "top_p": self.truncation.top_p,
+            "top_k": self.truncation.top_k,
+            "min_p": self.truncation.min_p,
+            "repetition_penalty": self.truncation.repetition_penalty,
             "stop_strings": tuple(self.stop),
             "max_new_tokens": self.max_new_tokens,
-            "keep_support": self.replay_truncation,
+            "keep_support": self.truncation.replay,
         }
         return Sampling(**given | changes)

@@ -7,13 +7,8 @@ from typing import Any
 
 import yaml
 
-from agentrl_cli.config.algo import CHOICES
 from agentrl_cli.config.load import Sources
-from agentrl_cli.config.models import Config, fields
-
-CHOSEN = {f"algo.{key}": table for key, (table, _) in CHOICES.items()}
-"""Keys whose value is a name with options → the records by name."""
-
+from agentrl_cli.config.models import Config, fields, groups
 
 FIRST = frozenset(
     """
@@ -21,11 +16,11 @@ FIRST = frozenset(
     task.packs task.split_train task.families task.limit task.order
     rollout.group_size rollout.prompts_per_step rollout.resample_rounds rollout.concurrency rollout.max_turns
     rollout.max_new_tokens rollout.max_tokens rollout.temperature rollout.async_staleness
-    algo.advantage algo.loss algo.aggregation algo.kl_coef algo.kl_in algo.entropy_coef algo.correction algo.epochs
-    algo.minibatches algo.mask_overlong algo.overlong_penalty
-    train.steps train.lr train.warmup_steps train.schedule train.optimizer train.token_budget train.checkpointing
-    train.eval_every train.eval_split train.save_every train.keep_last train.stop_on
-    eval.split eval.k eval.limit eval.fail_under sandbox.backend sandbox.min_level sandbox.wall
+    algo.advantage algo.loss algo.aggregation algo.kl algo.entropy algo.off_policy algo.epochs
+    algo.minibatches algo.length_penalty
+    train.steps train.lr train.schedule train.optimizer train.token_budget train.checkpointing
+    train.eval train.save train.stop_on
+    eval.split eval.k eval.limit eval.fail_under sandbox.backend sandbox.min_level
     remote.backend remote.url store.path rewards hooks loggers seed deterministic
     """.split()
 )
@@ -34,15 +29,13 @@ FIRST = frozenset(
 
 def rows(config: Config, sources: Sources) -> list[tuple[str, Any, str]]:
     """(dotted key, plain value, source) of every setting, in the order of the models."""
-    tree = config.model_dump(mode="json")
+    tree, mains = config.model_dump(mode="json"), {key: k.main() for key, k in groups().items()}
     found: list[tuple[str, Any, str]] = []
     for key, _ in fields():
-        value = get(tree, key)
-        if key in CHOSEN:
-            found.append((key, value["name"], sources[key]))
-            names = [name for name in value if name != "name"]
-            found += [(f"{key}.{name}", value[name], sources[f"{key}.{name}"]) for name in names]
-        elif isinstance(value, dict) and value:
+        value, main = get(tree, key), mains.get(key, "")
+        if main:
+            found.append((key, value.pop(main), sources[key]))
+        if key in mains or (isinstance(value, dict) and value):
             found += [
                 (f"{key}.{name}", inner, sources[f"{key}.{name}"]) for name, inner in value.items()
             ]
@@ -60,7 +53,7 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     order = {key: index for index, key in enumerate(descriptions)}
     lines: list[str] = []
     section = ""
-    settings = _join_choices(settings)
+    settings = _join_groups(settings)
     for key in sorted(
         settings, key=lambda name: order.get(name, order.get(name.partition(".")[0], len(order)))
     ):
@@ -77,36 +70,20 @@ def to_yaml(settings: Mapping[str, Any], *, comments: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _join_choices(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with each choice's name and options in one mapping."""
+def _join_groups(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with each group's main setting and options in one mapping."""
     out = dict(settings)
-    for key in CHOSEN:
+    for key, kind in groups().items():
         options = {
             name.removeprefix(f"{key}."): out.pop(name)
             for name in settings
             if name.startswith(f"{key}.")
         }
         if options:
-            chosen = out.get(key)
-            out[key] = {
-                **(chosen if isinstance(chosen, dict) else {"name": chosen} if chosen else {}),
-                **options,
-            }
+            given = {} if key not in out else {kind.main(): out[key]}
+            joined = {**given, **options}
+            out[key] = joined.get(kind.main()) if {*joined} == {kind.main()} else joined
     return out
-
-
-def option_rows() -> list[tuple[str, str, str, Any]]:
-    """(key of the choice, name, option, its FieldInfo) of every option of every estimator and loss."""
-    found = []
-    for key, table in CHOSEN.items():
-        for name, record in table.items():
-            infos = record.options.model_fields
-            found += [
-                (key, name, info.alias or field, info)
-                for field, info in infos.items()
-                if field != "name"
-            ]
-    return found
 
 
 def non_defaults(config: Config, sources: Sources) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class Value(NamedTuple):
     value: Any
     source: str
     place: str = ""
+    old: str = ""
+    """The old key that it was given by."""
 
 
 def read_yaml(path: Path, *, only: str | None = None) -> dict[str, Value]:

@@ -53,7 +53,7 @@ def check_machine(
     yield check_bundled_model()
     yield check_store(db)
     remote = config.remote
-    if remote.backend and (remote.url or remote.urls or ":" not in remote.backend):
+    if (backend := remote.backend.name) and (remote.url or ":" not in backend):
         yield check_server(remote)
     yield check_torch()
     yield check_engine(config.model.name, base or Path.cwd())
@@ -149,8 +149,8 @@ def check_server(remote: RemoteConfig) -> Check:
     from agentrl_cli.policies.remote.http import Endpoint
     from agentrl_cli.policies.remote.wires import TESTED_VLLM, VLLM
 
-    addresses = remote.urls or [remote.url]
-    mine = remote.backend == "vllm"
+    addresses = remote.urls or [remote.address]
+    mine = remote.backend.name == "vllm"
 
     async def reach_all() -> None:
         for url in addresses:
@@ -164,7 +164,7 @@ def check_server(remote: RemoteConfig) -> Check:
         asyncio.run(reach_all())
     except AgentRLError as error:
         return Check("server", "fail", error.message, error.hint)
-    detail = f"{remote.backend} answers at {', '.join(addresses)}"
+    detail = f"{remote.backend.name} answers at {', '.join(addresses)}"
     found = _find_version("vllm") if mine else ""  # it may run elsewhere
     if found and not found.startswith(f"{TESTED_VLLM}."):
         detail += f"; vLLM {found} is installed here, tested is {TESTED_VLLM}"

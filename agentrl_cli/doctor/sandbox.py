@@ -48,7 +48,7 @@ async def _start(settings: SandboxConfig) -> str:
 def check_isolation(settings: SandboxConfig) -> Check:
     """Return the isolation under a project's settings; if none starts, the reason, and a level that would start."""
     try:
-        level = asyncio.run(_start(settings.model_copy(update={"workers": 1})))
+        level = asyncio.run(_start(settings.replace(workers=1)))
     except AgentRLError as problem:
         strongest, minimum = sandbox_level()[0], settings.min_level
         if strongest is None:

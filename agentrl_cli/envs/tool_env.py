@@ -369,10 +369,10 @@ def tool_env(
         interaction=interaction,
         setup=str(task.data.get("setup") or ""),
         max_parallel_calls=limits.max_parallel_calls,
-        tool_timeout=limits.tool_timeout,
+        tool_timeout=limits.timeout.tool,
         max_user_turns=limits.max_user_turns,
-        max_observation_chars=limits.max_observation_chars,
-        truncate_side=limits.truncate_side,
+        max_observation_chars=limits.observation.chars,
+        truncate_side=limits.observation.cut,
         seed=seed,
         late=late,
     )

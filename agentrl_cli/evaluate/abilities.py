@@ -248,7 +248,7 @@ def calls_of(episode: Episode) -> Iterator[Called]:
 async def measure(loaded: Loaded, config: Config, seconds: float = 30.0) -> list[Found]:
     """Attempts at every ability in turn, up to ROUNDS at each row, until the time is over."""
     limits = {"max_turns": 4, "max_new_tokens": 96, "temperature": 1.0}
-    settings = config.model_copy(update={"rollout": config.rollout.model_copy(update=limits)})
+    settings = config.replace(rollout=limits)
     abilities = {ability.name: ability for ability in ABILITIES}
     packs = {name: ability.pack for name, ability in abilities.items()}
     rollout = Rollout(loaded.policy, loaded.chat, packs, settings)

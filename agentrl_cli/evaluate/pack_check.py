@@ -211,9 +211,7 @@ async def _run(
     pack: Pack, task: Task, chat: Chat, texts: Sequence[str], sandbox: Sandbox | None
 ) -> Any:
     """One attempt of a scripted policy, with limits that fit any solution."""
-    config = Config()
-    config.rollout.max_tokens = 1_000_000
-    config.rollout.max_turns = len(texts) + 1
+    config = Config().replace(rollout={"max_tokens": 1_000_000, "max_turns": len(texts) + 1})
     policy = ScriptedPolicy(list(texts), chat.tokenizer)
     rollout = Rollout(policy, chat, {pack.name: pack}, config, sandbox=sandbox)
     return await rollout.episode(Job(task, 0))

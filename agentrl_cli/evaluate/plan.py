@@ -90,7 +90,9 @@ def make_plan(
         raise ConfigError(f"No tasks to evaluate in {', '.join(names)}.")
     db.parent.mkdir(parents=True, exist_ok=True)
     with Store.open(db) as store:
-        candidates = request.several or _base_and_checkpoint(config, store, request, narrate)
+        candidates = request.several or _base_and_checkpoint(
+            config.model.name, store, request, narrate
+        )
         for candidate in candidates:
             _require_model(config, base, store, candidate)
     settings = Settings.of(config, with_tools=with_tools)
@@ -98,7 +100,7 @@ def make_plan(
 
 
 def _base_and_checkpoint(
-    config: Config, store: Store, request: Request, narrate: Callable[[str], None]
+    model: str, store: Store, request: Request, narrate: Callable[[str], None]
 ) -> tuple[str | None, ...]:
     """Return the base and a checkpoint, or one of them alone."""
     checkpoint = full_name(store, request.checkpoint, request.run)
@@ -111,7 +113,7 @@ def _base_and_checkpoint(
         return (checkpoint,)
     # By default, a run's checkpoint is compared with the model that the run started from.
     other = full_name(store, compare_to, within) if within or compare_to != "base" else None
-    same = other == checkpoint or (other is None and checkpoint == config.model.name)
+    same = other == checkpoint or (other is None and checkpoint == model)
     return (checkpoint,) if same else (other, checkpoint)
 
 
@@ -126,7 +128,7 @@ def _require_model(config: Config, base: Path, store: Store, candidate: str | No
         return
     name = spec or config.model.name
     if name != "scripted":
-        model_folder(name, config, base=base, store=store)
+        model_folder(name, config.model, base=base, store=store)
 
 
 def endpoint_config(config: Config, candidate: str | None) -> tuple[str | None, Config]:
@@ -134,10 +136,7 @@ def endpoint_config(config: Config, candidate: str | None) -> tuple[str | None, 
     name, at, url = (candidate or "").partition("@")
     if not at or not url.startswith(("http://", "https://")):
         return candidate, config
-    there = {"backend": "openai", "url": url, "model": name, "mode": "chat"}
-    model = config.model
-    if model.name == "scripted":  # it has no tokenizer to count the server's tokens with
-        model = model.model_copy(update={"name": "tiny"})
-    return None, config.model_copy(
-        update={"model": model, "remote": config.remote.model_copy(update=there)}
-    )
+    there = {"backend": {"name": "openai", "mode": "chat"}, "url": url, "model": name}
+    if config.model.name == "scripted":  # it has no tokenizer to count the server's tokens with
+        config = config.replace(model={"name": "tiny"})
+    return None, config.replace(remote=there)

@@ -212,9 +212,7 @@ async def evaluate(
 
 def _without_supports(config: Config) -> Config:
     """Return the settings without supports: training alone reads them, and servers do not report them."""
-    return config.model_copy(
-        update={"rollout": config.rollout.model_copy(update={"replay_truncation": False})}
-    )
+    return config.replace(rollout={"truncation": {"replay": False}})
 
 
 def fingerprint(

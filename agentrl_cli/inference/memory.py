@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.inference.kv_cache import round_up
 from agentrl_cli.models.device import free_memory
@@ -65,7 +65,7 @@ def copied(weights: Sequence[Tensor]) -> bool:
     return device.type in COPIES and copies_fit(size, device.type, free_memory(device))
 
 
-def cuda_graphs_enabled(config: Config) -> bool:
+def cuda_graphs_enabled(config: PolicySettings) -> bool:
     """Whether decode steps are captured on a GPU.
 
     Not beside an update that draws dropout in another thread: torch hands the device's random numbers to a capture.
@@ -81,7 +81,7 @@ def graph_bytes(rows: int, vocabulary: int, itemsize: int) -> int:
     return rows * vocabulary * itemsize + MOST_GRAPHS * GRAPH
 
 
-def live_rows(config: Config) -> int:
+def live_rows(config: PolicySettings) -> int:
     """Return most episodes that a training samples at once; `deterministic` has a slot for each that there might be."""
     rollout, most = config.rollout, min(config.rollout.concurrency, 256)
     if config.deterministic or rollout.async_staleness:
@@ -89,7 +89,7 @@ def live_rows(config: Config) -> int:
     return min(most, rollout.group_size * rollout.prompts_per_step)
 
 
-def kv_positions(config: Config) -> int:
+def kv_positions(config: PolicySettings) -> int:
     """Positions that the episodes of a training can need at once, and one sequence more for prefixes.
 
     A group's prompt is kept once. What that saves is known where `rollout.response_tokens` says how much of an episode
@@ -106,7 +106,7 @@ def kv_positions(config: Config) -> int:
     return min(whole, groups * round_up(rollout.max_tokens - after) + (rows + 1) * own)
 
 
-def rollout_memory(model: Any, given: Config) -> int:
+def rollout_memory(model: Any, given: PolicySettings) -> int:
     """Bytes that keys and values may take in a training by default: its largest need, if that is free."""
     config, weight = model.config.get_text_config(), model.get_input_embeddings().weight
     needed = kv_positions(given) * position_bytes(config, weight.dtype)

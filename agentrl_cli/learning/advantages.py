@@ -232,13 +232,13 @@ def drops_equal(algo: AlgoConfig) -> bool:
 
     Not if advantages do not compare within the group, or if the KL is part of the reward.
     """
-    return algo.drop_zero_variance and compares_groups(algo)
+    return algo.skip.zero_variance and compares_groups(algo)
 
 
 def compares_groups(algo: AlgoConfig) -> bool:
     """Whether episodes teach nothing but by the difference of their reward to that of their group."""
     return find(algo.advantage.name).compares == "rewards" and not (
-        algo.kl_coef and algo.kl_in == "reward"
+        algo.kl.coef and algo.kl.where == "reward"
     )
 
 
@@ -249,7 +249,7 @@ def has_signal(algo: AlgoConfig, episodes: Sequence[Episode]) -> bool:
     your own) and a KL in the reward learn from every group, also where all rewards are equal.
     """
     if find(algo.advantage.name).compares not in ("rewards", "group") or (
-        algo.kl_coef and algo.kl_in == "reward"
+        algo.kl.coef and algo.kl.where == "reward"
     ):
         return bool(episodes)
     if compares_groups(algo):

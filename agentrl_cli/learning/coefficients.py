@@ -43,17 +43,17 @@ class Coefficients:
 
     @classmethod
     def of(cls, algo: AlgoConfig) -> Coefficients:
-        return cls(algo, algo.kl_coef, algo.entropy_coef)
+        return cls(algo, algo.kl.coef, algo.entropy.coef)
 
     @property
     def in_reward(self) -> bool:
         """Whether the KL term is taken off the reward."""
-        return bool(self.algo.kl_coef) and self.algo.kl_in == "reward"
+        return bool(self.algo.kl.coef) and self.algo.kl.where == "reward"
 
     @property
     def bonus(self) -> float:
         """The entropy coefficient that counts in the next step. https://arxiv.org/abs/2505.22312"""
-        target = self.algo.entropy_target
+        target = self.algo.entropy.target
         return (
             0.0
             if target is not None and self.seen is not None and self.seen > target
@@ -63,26 +63,26 @@ class Coefficients:
     def apply(self, c: LossConfig) -> LossConfig:
         """Return the loss's numbers with these in them."""
         return replace(
-            c, kl_coef=self.kl if self.algo.kl_in == "loss" else 0.0, entropy_coef=self.bonus
+            c, kl_coef=self.kl if self.algo.kl.where == "loss" else 0.0, entropy_coef=self.bonus
         )
 
     def adapt(self, metrics: Mapping[str, float], tokens: int) -> None:
         """Steer after a step of so many trained tokens, by its `kl` and `entropy`."""
         algo = self.algo
-        if algo.kl_target is not None and "kl" in metrics:
-            self.kl = adapt_kl_coef(self.kl, metrics["kl"], algo.kl_target, tokens)
+        if algo.kl.target is not None and "kl" in metrics:
+            self.kl = adapt_kl_coef(self.kl, metrics["kl"], algo.kl.target, tokens)
         if "entropy" in metrics:
             self.seen = metrics["entropy"]
-            if algo.entropy_target is not None:
+            if algo.entropy.target is not None:
                 self.entropy = adapt_entropy_coef(
-                    self.entropy, self.seen, algo.entropy_target, algo.entropy_step
+                    self.entropy, self.seen, algo.entropy.target, algo.entropy.step
                 )
 
     def metrics(self) -> dict[str, float]:
         """Return those that are steered, as they counted."""
         steered = {
-            "kl_coef": self.algo.kl_target is not None,
-            "entropy_coef": self.algo.entropy_target is not None,
+            "kl_coef": self.algo.kl.target is not None,
+            "entropy_coef": self.algo.entropy.target is not None,
         }
         values = {"kl_coef": self.kl, "entropy_coef": self.bonus}
         return {name: values[name] for name, on in steered.items() if on}
@@ -93,8 +93,8 @@ class Coefficients:
 
     def load(self, state: Mapping[str, float | None]) -> None:
         """Continue from a checkpoint; a coefficient without a target keeps its configured value."""
-        if self.algo.kl_target is not None:
+        if self.algo.kl.target is not None:
             self.kl = float(state["kl"] or 0.0)
-        if self.algo.entropy_target is not None:
+        if self.algo.entropy.target is not None:
             self.entropy = float(state["entropy"] or 0.0)
         self.seen = state["seen"]

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.errors import ConfigError, RunFailed
 from agentrl_cli.hooks.waits import advance
 from agentrl_cli.learning import advantages
@@ -94,7 +94,7 @@ class Compute:
     def __init__(
         self,
         model: nn.Module,
-        config: Config,
+        config: LearnerSettings,
         reference: nn.Module | None = None,
         *,
         checkpoint: bool = False,
@@ -105,7 +105,7 @@ class Compute:
         algo = config.algo
         self.model = model
         self.config = config
-        self.reference = None if algo.ref_ema else reference
+        self.reference = None if algo.kl.ref_ema else reference
         self.checkpoint = checkpoint
         self.aside = aside
         self.rows = Rows(config.train.token_budget, row_tokens)
@@ -115,13 +115,13 @@ class Compute:
         self.aggregation = find_aggregation(algo)
         self.trained = trainable(model)
         self.average = (
-            MovingReference(self.trained, algo.ref_ema, algo.ref_ema_steps)
-            if algo.ref_ema
+            MovingReference(self.trained, algo.kl.ref_ema, algo.kl.ref_ema_steps)
+            if algo.kl.ref_ema
             else None
         )
         self.optimizer = make_optimizer(model, config.train)
         valued = advantages.needs(algo) == "values"
-        self.critic = Critic(width(model), algo, device=self._device) if valued else None
+        self.critic = Critic(width(model), algo.value_head, device=self._device) if valued else None
 
     @property
     def _device(self) -> torch.device:
@@ -203,7 +203,7 @@ class Compute:
             return self.model, self.average.in_place()
         model: Any = self.model
         if not hasattr(model, "disable_adapter"):
-            raise ConfigError("algo.kl_coef is set without a reference model.")
+            raise ConfigError("algo.kl.coef is set without a reference model.")
         return model, model.disable_adapter()
 
     def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:

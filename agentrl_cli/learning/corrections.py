@@ -1,4 +1,4 @@
-"""Weights for the gap between the sampler's log-probabilities and the trainer's, one per token (`algo.correction`)."""
+"""Weights for the gap between the sampler's log-probabilities and the trainer's, one per token (`algo.off_policy`)."""
 
 from __future__ import annotations
 

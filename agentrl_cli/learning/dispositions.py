@@ -47,7 +47,7 @@ def decide(
     Args:
         groups: The episodes of each task.
         drift: Worst kind of drift by episode id; episodes without drift are absent.
-        train_drifted: Train on structural drift too (`drift.structural: train`).
+        train_drifted: Train on structural drift too (`algo.skip.drift: false`).
         drop_zero_variance: Skip groups whose rewards are all equal: they carry no signal.
         mask_overlong: Skip episodes that ran out of tokens, before groups are compared: their reward says nothing of
             what they would have come to (overlong filtering, https://arxiv.org/abs/2503.14476 section 3.4).

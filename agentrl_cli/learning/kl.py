@@ -1,4 +1,4 @@
-"""Estimates of the KL to the reference model, one number per token; which of them a run uses is `algo.kl`."""
+"""Estimates of the KL to the reference model, one number per token; which of them a run uses is `algo.kl.estimate`."""
 
 from __future__ import annotations
 

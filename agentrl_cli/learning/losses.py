@@ -215,7 +215,7 @@ def dppo(x: LossInput, c: TrustRegion) -> PolicyTerm:
     """−M·ratio·A; M is 0 where the ratio moves away from 1 as A wants and the divergence is above the threshold.
 
     https://arxiv.org/abs/2602.04879 eq. 11 to 14, the binary divergences; here from the trainer's weights before the
-    step, there from the sampler's, which `algo.correction` accounts for.
+    step, there from the sampler's, which `algo.off_policy.correction` accounts for.
     """
     ratio, slope = ratio_of(x)
     p, q = x.old.detach().exp().clamp(1e-6, 1 - 1e-6), x.logp.detach().exp().clamp(1e-6, 1 - 1e-6)

@@ -39,7 +39,7 @@ _OVER: Mapping[str, Callable[[Float64], Float64]] = {
 def within_bounds(
     rule: str, trainer: Float32, sampler: Float32, upper: float, lower: float | None = None
 ) -> Bool:
-    """Return [n] bool over a sequence's tokens: those that lie within the bounds of `algo.reject`.
+    """Return [n] bool over a sequence's tokens: those that lie within the bounds of `algo.off_policy.reject`.
 
     With k1 the bounds are ratios π_sampler / π_trainer: of each token, of the sequence (sum), or its geometric mean
     (mean); `lower` is 1 / `upper` if not given. With k2 and k3 `upper` bounds the divergence in nats. A token whose
@@ -61,8 +61,9 @@ def within_bounds(
 
 
 def reject_far(table: StepTable, algo: AlgoConfig) -> dict[str, float]:
-    """Reject what `algo.reject` does not accept. Returns the shares of rejected tokens and sequences."""
-    seen, rule, upper, lower = table.columns, algo.reject, algo.reject_upper, algo.reject_lower
+    """Reject what `algo.off_policy.reject` does not accept. Returns the shares of rejected tokens and sequences."""
+    far = algo.off_policy
+    seen, rule, upper, lower = table.columns, far.reject, far.reject_upper, far.reject_lower
     assert seen.old_logp is not None and upper is not None
     accepted = [
         within_bounds(rule, seen.old_logp[rows], seen.sampler_logp[rows], upper, lower)

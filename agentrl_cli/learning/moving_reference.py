@@ -1,4 +1,4 @@
-"""A reference for the KL term that follows the trained weights: their exponential moving average (`algo.ref_ema`)."""
+"""A reference for the KL term that follows the trained weights: their moving average (`algo.kl.ref_ema`)."""
 
 from __future__ import annotations
 

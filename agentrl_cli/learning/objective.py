@@ -79,7 +79,7 @@ def objective(
 
 
 def _factor(x: LossInput, c: LossConfig, n: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """[M] factor on the policy term: `algo.correction`, and 0 for the tokens that a mask takes out; and its metrics."""
+    """[M] factor on the policy term: `algo.off_policy`, and 0 for the tokens that a mask takes out; and its metrics."""
     factor = correction(
         c.correction,
         x.old,

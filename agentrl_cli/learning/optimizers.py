@@ -29,26 +29,29 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def learning_rate(train: TrainConfig, step: int) -> float:
     """Linear warm-up, then constant, or linear or cosine decay to zero at the last step."""
-    if step < train.warmup_steps:
-        return train.lr * (step + 1) / train.warmup_steps
-    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    if step < train.schedule.warmup_steps:
+        return train.lr * (step + 1) / train.schedule.warmup_steps
+    done = (step - train.schedule.warmup_steps) / max(1, train.steps - train.schedule.warmup_steps)
     factor = {
         "constant": 1.0,
         "linear": 1 - done,
         "cosine": 0.5 * (1 + math.cos(math.pi * min(done, 1.0))),
     }
-    return train.lr * max(0.0, factor[train.schedule])
+    return train.lr * max(0.0, factor[train.schedule.name])
 
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
     """Return the optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that is not available."""
-    return OPTIMIZERS[settings.optimizer](model, settings)
+    return OPTIMIZERS[settings.optimizer.name](model, settings)
 
 
 def adamw(model: nn.Module, settings: TrainConfig) -> Any:
     """torch's AdamW: two float32 numbers of state a weight."""
     return torch.optim.AdamW(
-        trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        trainable(model),
+        lr=settings.lr,
+        betas=settings.optimizer.betas,
+        weight_decay=settings.optimizer.weight_decay,
     )
 
 
@@ -59,7 +62,10 @@ def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(
-        weights, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        weights,
+        lr=settings.lr,
+        betas=settings.optimizer.betas,
+        weight_decay=settings.optimizer.weight_decay,
     )
 
 
@@ -111,7 +117,10 @@ class OffloadedAdamW:
 def adamw_offload(model: nn.Module, settings: TrainConfig) -> Any:
     """Return `OffloadedAdamW` over the trained weights."""
     return OffloadedAdamW(
-        trainable(model), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        trainable(model),
+        lr=settings.lr,
+        betas=settings.optimizer.betas,
+        weight_decay=settings.optimizer.weight_decay,
     )
 
 
@@ -168,14 +177,17 @@ def muon(model: nn.Module, settings: TrainConfig) -> Any:
             torch.optim.Muon(
                 inner,
                 lr=settings.lr,
-                weight_decay=settings.weight_decay,
+                weight_decay=settings.optimizer.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
         )
     if rest:
         parts.append(
             torch.optim.AdamW(
-                rest, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+                rest,
+                lr=settings.lr,
+                betas=settings.optimizer.betas,
+                weight_decay=settings.optimizer.weight_decay,
             )
         )
     return Several(parts)

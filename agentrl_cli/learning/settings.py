@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from agentrl_cli.config import Config
 from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.learning import advantages, losses
 from agentrl_cli.learning.losses import AGGREGATIONS, OTHER_NAMES, Aggregation, LossConfig
 from agentrl_cli.registry import resolve
 
 
-def loss_config(config: Config) -> LossConfig:
+def loss_config(config: LearnerSettings) -> LossConfig:
     """Return the numbers of the configured loss."""
     algo, rollout = config.algo, config.rollout
     other = rollout.truncates or rollout.async_staleness > 0  # than what is trained
-    auto = "tis" if other and not algo.bypass else "none"
-    correction = auto if algo.correction == "auto" else algo.correction
+    auto = "tis" if other and not algo.off_policy.bypass else "none"
+    correction = auto if algo.off_policy.correction == "auto" else algo.off_policy.correction
     return LossConfig(
         options=algo.loss,
-        kl=algo.kl,
-        kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
-        kl_unbiased=algo.kl_unbiased,
-        entropy_coef=algo.entropy_coef,
+        kl=algo.kl.estimate,
+        kl_coef=algo.kl.coef if algo.kl.where == "loss" else 0.0,
+        kl_unbiased=algo.kl.unbiased,
+        entropy_coef=algo.entropy.coef,
         correction=correction,
-        correction_cap=algo.correction_cap,
-        correction_floor=algo.correction_floor,
-        off_policy=algo.off_policy_mask,
+        correction_cap=algo.off_policy.cap,
+        correction_floor=algo.off_policy.floor,
+        off_policy=algo.off_policy.mask,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings, Settings
 from agentrl_cli.errors import ConfigError, TrainingStopped
 from agentrl_cli.learning import advantages
 from agentrl_cli.learning.coefficients import Coefficients
@@ -59,7 +60,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        config: Config,
+        settings: Settings | Config,
         reference: nn.Module | None = None,
         *,
         checkpoint: bool = False,
@@ -67,6 +68,7 @@ class Learner:
         compute: ModelCompute | None = None,
         teacher: Teacher | None = None,
     ) -> None:
+        config = LearnerSettings.of(settings)
         algo = config.algo
         if config.rollout.temperature <= 0:
             raise ConfigError(
@@ -131,7 +133,7 @@ class Learner:
         result = Update(rejected | {name: float(np.mean(values)) for name, values in sums.items()})
         result.metrics |= {"learning_rate": lr} | self.coefficients.metrics()
         result.metrics |= _explained_variance(seen) | _distance(seen)
-        if not algo.bypass and seen.old_logp is not None:
+        if not algo.off_policy.bypass and seen.old_logp is not None:
             result.metrics |= sampling_gap(seen.old_logp, seen.sampler_logp)
         self.coefficients.adapt(result.metrics, len(seen.advantage))
         result.signals = {episode.id: signals for episode, signals in table.signals()}
@@ -141,25 +143,25 @@ class Learner:
         return result
 
     def _score(self, table: StepTable) -> dict[str, float]:
-        """Fill in what other forwards say of the tokens. Returns the shares that `algo.reject` leaves out."""
+        """Fill in what other forwards say of the tokens. Returns the shares that `off_policy.reject` leaves out."""
         algo = self.config.algo
-        if self.config.rollout.replay_truncation:
+        if self.config.rollout.truncation.replay:
             _require_support(table.episodes)
         early = (
             algo.epochs * algo.minibatches > 1
             or self.needs in ("values", "teacher")
             or self.coefficients.in_reward
         )
-        if (early and not algo.bypass) or algo.reject != "none":
-            score_policy(table, self.compute, bootstrap=algo.value_bootstrap)
-        if algo.bypass:
-            score_sampled(table, self.compute, bootstrap=algo.value_bootstrap)
-        if algo.kl_coef:
+        if (early and not algo.off_policy.bypass) or algo.off_policy.reject != "none":
+            score_policy(table, self.compute, bootstrap=algo.value_head.value_bootstrap)
+        if algo.off_policy.bypass:
+            score_sampled(table, self.compute, bootstrap=algo.value_head.value_bootstrap)
+        if algo.kl.coef:
             score_reference(table, self.compute)
         if self.teacher is not None:
             assert self.teacher_forward is not None
             score_teacher(table, self.compute, self.teacher, self.teacher_forward)
-        return reject_far(table, algo) if algo.reject != "none" else {}
+        return reject_far(table, algo) if algo.off_policy.reject != "none" else {}
 
     def _estimate(self, table: StepTable, baselines: Mapping[str, float] | None) -> None:
         """Fill in every token's advantage, and with a value head its return."""
@@ -178,7 +180,7 @@ class Learner:
         if self.coefficients.in_reward:
             assert seen.old_logp is not None and seen.ref_logp is not None
             old, ref = torch.from_numpy(seen.old_logp), torch.from_numpy(seen.ref_logp)
-            penalty = self.coefficients.kl * KL[self.config.algo.kl](old, ref).numpy()
+            penalty = self.coefficients.kl * KL[self.config.algo.kl.estimate](old, ref).numpy()
             x = replace(x, token_penalty=per_episode(penalty))
         if self.teacher is not None:
             teacher, student = per_episode(seen.teacher_logp), per_episode(seen.old_logp)
@@ -199,7 +201,7 @@ class Learner:
         totals = table.totals(bundles, self.config.rollout.max_tokens)
         if not totals.tokens:
             return {}
-        if self.selects or self.config.algo.entropy_share < 1:
+        if self.selects or self.config.algo.entropy.share < 1:
             self._select(table, bundles, seed)
         batches, rows = [], []
         sizes = table.accepted_tokens() if table.branched else None
@@ -219,7 +221,7 @@ class Learner:
         table.record(rows, done.tokens)
         if done.applied:
             return {**done.metrics, "grad_norm": done.norm}
-        if "nan" in self.config.train.stop_on:
+        if "nan" in self.config.train.stop_on.alerts:
             raise TrainingStopped(
                 f"nan: the gradient norm is {done.norm}; the weights were left as they were.",
                 hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",
@@ -231,8 +233,8 @@ class Learner:
         algo, seen = self.config.algo, table.columns
         score_current(table, self.compute, bundles)
         rows = table.rows(s for b in bundles for s in table.bundles[b])
-        if algo.entropy_share < 1:
-            mask_certain(table, rows, algo.entropy_share)
+        if algo.entropy.share < 1:
+            mask_certain(table, rows, algo.entropy.share)
         if not self.selects:
             return
         assert seen.current_logp is not None
@@ -253,7 +255,7 @@ def _require_support(episodes: Sequence[Episode]) -> None:
     """Raise ConfigError if truncated sampling cannot be replayed."""
     if any(episode.tokens.support is None for episode in episodes):
         raise ConfigError(
-            "rollout.replay_truncation is set, and an episode has no record of the tokens that could be drawn.",
+            "rollout.truncation.replay is set, and an episode has no record of the tokens that could be drawn.",
             hint="Episodes from a server or an older run have none: leave the setting out.",
         )
 

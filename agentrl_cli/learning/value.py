@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl_cli.config.algo import AlgoConfig
+from agentrl_cli.config.estimators import Gae
 
 
 class ValueHead(nn.Module):
@@ -31,25 +31,25 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """A value head with its optimizer. `algo.value_coef` sets how much of its loss reaches the policy's weights."""
+    """A value head with its optimizer. `value_coef` sets how much of its loss reaches the policy's weights."""
 
-    def __init__(self, width: int, algo: AlgoConfig, *, device: torch.device | str = "cpu") -> None:
-        self.algo = algo
+    def __init__(self, width: int, settings: Gae, *, device: torch.device | str = "cpu") -> None:
+        self.settings = settings
         self.head = ValueHead(width).to(device)
         self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), lr=algo.value_lr, weight_decay=0.0
+            self.head.parameters(), lr=settings.value_lr, weight_decay=0.0
         )
 
     def values(self, states: Tensor) -> Tensor:
         """[M] values; the gradient into `states` is scaled by `value_coef`."""
-        c = self.algo.value_coef
+        c = self.settings.value_coef
         return self.head(states.detach() if not c else c * states + (1 - c) * states.detach())  # type: ignore[no-any-return]
 
     def loss(
         self, values: Tensor, old: Tensor, returns: Tensor, tokens: int
     ) -> tuple[Tensor, dict[str, float]]:
         """This micro-batch's part of the mean over the mini-batch's `tokens`; and its metrics, which add up."""
-        clip, n = self.algo.value_clip, max(tokens, 1)
+        clip, n = self.settings.value_clip, max(tokens, 1)
         each, held = value_loss(values, old, returns, clip)
         loss = each.sum() / n
         metrics = {"value/loss": float(loss.detach()), "value/clip_ratio": float(held.sum()) / n}
@@ -61,7 +61,7 @@ class Critic:
     def step(self, factor: float, max_norm: float) -> None:
         """An optimizer step at `factor` × `value_lr`, the gradient's norm held as the policy's is."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.algo.value_lr * factor
+            group["lr"] = self.settings.value_lr * factor
         nn.utils.clip_grad_norm_(self.head.parameters(), max_norm)
         self.optimizer.step()
         self.forget()

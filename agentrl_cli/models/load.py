@@ -17,7 +17,6 @@ from torch import nn
 
 from agentrl_cli.chat.families import FAMILIES, family_template
 from agentrl_cli.chat.tokenizer import Tokenizer
-from agentrl_cli.config import Config
 from agentrl_cli.config.models import ModelConfig
 from agentrl_cli.errors import ModelError, NotFound
 from agentrl_cli.models.adapter import ADAPTER_FILE, quiet_peft, short
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 
-def model_folder(name: str, config: Config, *, base: Path, store: Store | None = None) -> Path:
+def model_folder(name: str, config: ModelConfig, *, base: Path, store: Store | None = None) -> Path:
     """Return the folder a model's name means; a Hugging Face id is downloaded into the hub's cache first."""
     if name == "tiny":
         return bundled_model()
@@ -56,7 +55,7 @@ def model_folder(name: str, config: Config, *, base: Path, store: Store | None =
             f"Model {name!r} not found: no such folder, and not a Hugging Face id (those look like `org/name`).",
             hint='`--model tiny` is the bundled model; a checkpoint is written "RUN@best".',
         )
-    return _require_model(_download(name, config.model))
+    return _require_model(_download(name, config))
 
 
 def is_hub_id(name: str, base: Path) -> bool:
@@ -69,11 +68,13 @@ def is_hub_id(name: str, base: Path) -> bool:
     )
 
 
-def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, base: Path) -> Path:
+def checkpoint_folder(
+    store: Store, run: str, which: str, config: ModelConfig, *, base: Path
+) -> Path:
     """Return the folder of a run's checkpoint: best, last, base or a step. Raises NotFound naming what there is."""
     row = store.runs.get(run)
     if which == "base":
-        return model_folder(row.model or config.model.name, config, base=base)
+        return model_folder(row.model or config.name, config, base=base)
     found = store.runs.checkpoints(row.id)
     chosen = [c for c in found if c.kind == which or (which.isdigit() and c.step == int(which))]
     if not chosen and which in (
@@ -93,12 +94,12 @@ def checkpoint_folder(store: Store, run: str, which: str, config: Config, *, bas
 
 
 def load_tokenizer(folder: Path, config: ModelConfig, base: Path) -> Tokenizer:
-    """Return the tokenizer of a model folder, with `model.chat_template` in place of its own where one is given."""
+    """Return the tokenizer of a model folder, with `model.chat.template` in place of its own where one is given."""
     tokenizer = Tokenizer.load(folder)
-    if config.chat_template in FAMILIES:
-        tokenizer.chat_template = family_template(config.chat_template)
-    elif config.chat_template is not None:
-        path = base / Path(config.chat_template).expanduser()
+    if config.chat.template in FAMILIES:
+        tokenizer.chat_template = family_template(config.chat.template)
+    elif config.chat.template is not None:
+        path = base / Path(config.chat.template).expanduser()
         if not path.is_file():
             raise ModelError(
                 f"No chat template at {path}.",
@@ -249,7 +250,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
         and (base / own).is_dir()
         and path.parts[-len(own.parts) :] == own.parts
     ):
-        return model_folder(str(own), Config(model=config), base=base)
+        return model_folder(str(own), config, base=base)
     moved = path.is_absolute() and not path.is_dir() and is_bundled(path.name)
     if moved or path.parent == models_dir():
         return bundled_model(path.name)
@@ -258,7 +259,7 @@ def adapter_base(folder: Path, config: ModelConfig, *, base: Path) -> Path:
     ):  # relative to the project that trained it, which may be another than this one
         places = (place / path for place in (base, *folder.resolve().parents))
         named = str(next((place for place in places if place.is_dir()), named))
-    return model_folder(named, Config(model=config), base=base)
+    return model_folder(named, config, base=base)
 
 
 def _require_model(folder: Path) -> Path:

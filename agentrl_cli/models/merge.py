@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from agentrl_cli.chat.families import family_of
-from agentrl_cli.config import Config
+from agentrl_cli.config import ModelConfig
 from agentrl_cli.config.choice import name_of
 from agentrl_cli.errors import ModelError, TemplateError, UsageError, writing
 from agentrl_cli.models.adapter import ADAPTER_FILE
@@ -56,7 +56,7 @@ class Merged:
 def merge(
     name: str,
     out: Path,
-    config: Config,
+    config: ModelConfig,
     *,
     base: Path,
     store: Store | None = None,
@@ -74,9 +74,9 @@ def merge(
     _refuse(source, out, force)
     under = _base_folder(source, config, base)
     tokenizer_home = source if (source / "tokenizer.json").is_file() else under
-    tokenizer = load_tokenizer(tokenizer_home, config.model, base)
+    tokenizer = load_tokenizer(tokenizer_home, config, base)
     if tokenizer.chat_template is None:
-        given = f"--set model.chat_template={family_of(tokenizer)}, or a Jinja file."
+        given = f"--set model.chat.template={family_of(tokenizer)}, or a Jinja file."
         raise TemplateError(f"{tokenizer_home} has no chat template.", hint=given)
     adapter = (source / ADAPTER_FILE).is_file()
     require_undamaged(source)
@@ -89,7 +89,7 @@ def merge(
         else:
             _copy(source, beside)
         copy_tokenizer(tokenizer_home, beside)
-        if config.model.chat_template is not None:
+        if config.chat.template is not None:
             (beside / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
         written = _stored_dtype(beside)
         card = _card(name, source, adapter, written, store, auto_class(beside))
@@ -111,15 +111,17 @@ def _refuse(source: Path, out: Path, force: bool) -> None:
         )
 
 
-def _base_folder(source: Path, config: Config, base: Path) -> Path:
+def _base_folder(source: Path, config: ModelConfig, base: Path) -> Path:
     """Return the folder of an adapter's base; of full weights they themselves."""
     if not (source / ADAPTER_FILE).is_file():
         return source
-    return adapter_base(source, config.model, base=base)
+    return adapter_base(source, config, base=base)
 
 
-def _save(source: Path, target: Path, config: Config, base: Path, dtype: str, stored: str) -> None:
-    whole = config.model.model_copy(update={"dtype": "float32", "device": "cpu"})
+def _save(
+    source: Path, target: Path, config: ModelConfig, base: Path, dtype: str, stored: str
+) -> None:
+    whole = config.replace(dtype="float32", device="cpu")
     model: Any = load_model(source, whole, base=base)
     if hasattr(model, "merge_and_unload"):
         _untie(model)

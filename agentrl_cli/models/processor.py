@@ -1,13 +1,24 @@
-"""Loading the processor of a vision-language model: its image part, and how it writes an image in a text."""
+"""Loading the processor of a vision-language model and attaching it: how it writes an image in a text."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.chat.images import Images
+from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import MissingDependency, ModelError
+from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.vision import Reader
+
+_LOG = logging.getLogger(__name__)
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 HINT = "pip install 'agentrl-cli[vision]'; some image processors need torchvision, too."
 
@@ -70,3 +81,50 @@ def _without_videos(folder: Path, model_type: str) -> Any:
         )
     found.image_processor, found.tokenizer = images, tokenizer
     return found
+
+
+def images_of(reader: Reader) -> Images:
+    """Return the images' part of a chat."""
+    written = str(reader.processor.image_token)
+    return Images(reader.token, reader.measure, "" if written == reader.mark else written)
+
+
+def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
+    """Return the chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text
+    alone.
+
+    `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
+    makes a chat with images; one whose template does not show them is skipped, and logged.
+    Raises MissingDependency if the processor's packages are missing, ModelError if it cannot be used.
+    """
+    base = transformer(model)
+    token = getattr(base.config, "image_token_id", None) or getattr(
+        base.config, "image_token_index", None
+    )
+    if token is None:
+        return None
+    folder = next(
+        (f for f in folders if any((f / name).is_file() for name in PROCESSOR_FILES)), None
+    )
+    if folder is None:
+        _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
+        return None
+    reader = Reader(load_processor(folder, base.config.model_type), int(token), *_others(base))
+    chat = chat_of(images_of(reader))
+    if not chat.reads_images and not chat.shows_images:
+        _LOG.warning(
+            "the chat template of %s shows no images: the model reads text alone here", folder
+        )
+        return None
+    base.image_reader = reader
+    return chat
+
+
+def _others(base: Any) -> tuple[list[int], str]:
+    """Return the tokens of videos and image starts, which a model must not write, and its argument that marks
+    images.
+    """
+    names = inspect.signature(base.forward).parameters
+    types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
+    ids = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
+    return [int(id_) for id_ in ids if id_ is not None], types

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import ModelConfig
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ConfigError, EnvironmentProblem
 
 CPU_RELEASE = (0, 46)
@@ -37,11 +38,11 @@ def quantization(bits: str, device: torch.device, dtype: torch.dtype) -> dict[st
     return {"quantization_config": settings(bits, dtype), "device_map": {"": device}}
 
 
-def quantises(config: Config) -> bool:
+def quantises(config: ModelConfig) -> bool:
     """Whether this machine can load the model's weights in 8 or 4 bits."""
     from agentrl_cli.models.device import pick_device
 
-    return pick_device(config.model.device).type == "cuda" and find_spec("bitsandbytes") is not None
+    return pick_device(config.device).type == "cuda" and find_spec("bitsandbytes") is not None
 
 
 def settings(bits: str, dtype: torch.dtype) -> Any:
@@ -59,7 +60,7 @@ def settings(bits: str, dtype: torch.dtype) -> Any:
     )
 
 
-def check_trainable(config: Config, device: torch.device) -> None:
+def check_trainable(config: PolicySettings, device: torch.device) -> None:
     """Refuse settings that a training on this device cannot have, before a model is loaded and a run is written down.
 
     Raises ConfigError if quantised weights themselves would be trained, EnvironmentProblem without
@@ -73,7 +74,7 @@ def check_trainable(config: Config, device: torch.device) -> None:
         )
     if bits != "none":
         quantization(bits, device, torch.float32)
-    if config.train.optimizer == "adamw8bit":
+    if config.train.optimizer.name == "adamw8bit":
         check_8bit(device)
 
 

@@ -6,30 +6,21 @@ the same layers. How many tokens an image takes is the processor's rule; the tok
 
 from __future__ import annotations
 
-import inspect
 import io
-import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl_cli.chat.images import Images
-from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import EnvError
 from agentrl_cli.models.adapter import transformer
-from agentrl_cli.models.processor import load_processor
 from agentrl_cli.types.content import Layout, digest
 
-_LOG = logging.getLogger(__name__)
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 KEPT = 64
 """Images whose pixels are kept ready, the latest ones."""
 UNUSED = {"rows", "cols", "num_crops"}
@@ -75,12 +66,6 @@ class Reader:
     def __deepcopy__(self, memo: dict[int, Any]) -> Reader:
         """Return the same reader for a copy of a model: it has no weights."""
         return self
-
-    @property
-    def images(self) -> Images:
-        """The images' part of a chat."""
-        written = str(self.processor.image_token)
-        return Images(self.token, self.measure, "" if written == self.mark else written)
 
     def measure(self, data: bytes) -> Measured:
         """Return size, tokens and layout of an image. Raises EnvError for bytes that are none."""
@@ -210,47 +195,6 @@ def together(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: torch.cat([part[name] for part in every], int(nested and name in NESTED))
         for name in names
     }
-
-
-def attach(model: Any, folders: Sequence[Path], chat_of: Callable[[Images], Chat]) -> Chat | None:
-    """Return the chat of a model that reads images, whose reader `reader_of` then finds; None for one that reads text
-    alone.
-
-    `folders`: the model's own, and its base's where it is an adapter; the first with a processor counts. `chat_of`
-    makes a chat with images; one whose template does not show them is skipped, and logged.
-    Raises MissingDependency if the processor's packages are missing, ModelError if it cannot be used.
-    """
-    base = transformer(model)
-    token = getattr(base.config, "image_token_id", None) or getattr(
-        base.config, "image_token_index", None
-    )
-    if token is None:
-        return None
-    folder = next(
-        (f for f in folders if any((f / name).is_file() for name in PROCESSOR_FILES)), None
-    )
-    if folder is None:
-        _LOG.warning("%s has no image processor: the model reads text alone here", folders[0])
-        return None
-    reader = Reader(load_processor(folder, base.config.model_type), int(token), *_others(base))
-    chat = chat_of(reader.images)
-    if not chat.reads_images and not chat.shows_images:
-        _LOG.warning(
-            "the chat template of %s shows no images: the model reads text alone here", folder
-        )
-        return None
-    base.image_reader = reader
-    return chat
-
-
-def _others(base: Any) -> tuple[list[int], str]:
-    """Return the tokens of videos and image starts, which a model must not write, and its argument that marks
-    images.
-    """
-    names = inspect.signature(base.forward).parameters
-    types = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
-    ids = [getattr(base.config, name, None) for name in ("video_token_id", "boi_token_index")]
-    return [int(id_) for id_ in ids if id_ is not None], types
 
 
 def reader_of(model: Any) -> Reader | None:

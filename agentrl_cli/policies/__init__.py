@@ -16,7 +16,7 @@ from agentrl_cli.policies.protocols import (
 )
 
 if TYPE_CHECKING:
-    from agentrl_cli.config import Config
+    from agentrl_cli.config.remote import RemoteConfig
 
 POLICIES: dict[str, str] = {
     "local": "agentrl_cli.policies.load:local_policy",
@@ -32,15 +32,11 @@ POLICIES: dict[str, str] = {
 """
 
 
-def backend_name(spec: str | None, config: Config) -> str:
-    """Return the configured backend; a model that is asked for by another name runs in this process."""
-    if (spec or config.model.name) == "scripted":
+def backend_name(spec: str | None, model: str, remote: RemoteConfig) -> str:
+    """Return the configured backend of `model`; one that is asked for by another name runs in this process."""
+    if (spec or model) == "scripted":
         return "scripted"
-    return (
-        config.remote.backend
-        if config.remote.backend and spec in (None, config.model.name)
-        else "local"
-    )
+    return remote.backend.name if remote.backend.name and spec in (None, model) else "local"
 
 
 __all__ = [

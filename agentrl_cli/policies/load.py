@@ -17,6 +17,8 @@ from agentrl_cli.chat.images import Images
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.tokenizer import BaseTokenizer, ByteTokenizer
 from agentrl_cli.config import Config
+from agentrl_cli.config.models import ChatConfig
+from agentrl_cli.config.records import PolicySettings, Settings
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.kv_cache import NotServed
@@ -35,8 +37,8 @@ from agentrl_cli.models.load import (
     load_tokenizer,
     model_folder,
 )
+from agentrl_cli.models.processor import attach
 from agentrl_cli.models.quantise import check_trainable
-from agentrl_cli.models.vision import attach
 from agentrl_cli.paths import models_cache, portable
 from agentrl_cli.policies import POLICIES, backend_name
 from agentrl_cli.policies.device_check import Verdict, verdict_of
@@ -69,7 +71,7 @@ class Loaded:
 
 def load_policy(
     spec: str | None,
-    config: Config,
+    settings: Settings | Config,
     *,
     base: Path,
     store: Store | None = None,
@@ -83,14 +85,15 @@ def load_policy(
     `conversations` returns.
     Raises ModelError, NotFound, TemplateError.
     """
-    name, backend = spec or config.model.name, backend_name(spec, config)
+    config = PolicySettings.of(settings)
+    name, backend = spec or config.model.name, backend_name(spec, config.model.name, config.remote)
     make: Backend = resolve("policies", POLICIES, backend, base=base)
     if name == "scripted":
         chat = Chat(ByteTokenizer())
         policy = make(PolicySource(config, chat, name, None, base, trainable, 32768, _no_model))
         return Loaded(policy, chat, None, name, None)
-    folder = model_folder(name, config, base=base, store=store)
-    chat = _chat(load_tokenizer(folder, config.model, base), config)
+    folder = model_folder(name, config.model, base=base, store=store)
+    chat = _chat(load_tokenizer(folder, config.model, base), config.model.chat)
     if trainable:
         # What packs can hold is read from their rows: not for the many templates that fit all conversations.
         held = EVERY if conversations is None or audit(chat).append_only else conversations()
@@ -118,14 +121,15 @@ def local_policy(source: PolicySource) -> LocalPolicy:
     )
     folders = [source.folder, *under]
     source.chat = (
-        attach(model, folders, partial(_chat, source.chat.tokenizer, config)) or source.chat
+        attach(model, folders, partial(_chat, source.chat.tokenizer, config.model.chat))
+        or source.chat
     )
     return make_policy(model, config, source.name, source.chat.tokenizer.decode, source.trainable)
 
 
 def make_policy(
     model: nn.Module,
-    config: Config,
+    config: PolicySettings,
     name: str,
     decode: Callable[[list[int]], str] | None,
     trainable: bool,
@@ -164,7 +168,7 @@ def make_policy(
 
 
 def runner_for(
-    config: Config, device: torch.device, verdict: Verdict | None = None
+    config: PolicySettings, device: torch.device, verdict: Verdict | None = None
 ) -> Callable[[nn.Module], ModelRunner] | None:
     """Return a maker of the runner for a device, by its verdict; None: the policy's own choice.
 
@@ -186,11 +190,13 @@ def runner_for(
     return partial(GraphRunner, make=partial(CudaCapture, device))
 
 
-def _chat(tokenizer: BaseTokenizer, config: Config, images: Images | None = None) -> Chat:
-    settings = config.model
-    variables = settings.template_variables
+def _chat(tokenizer: BaseTokenizer, settings: ChatConfig, images: Images | None = None) -> Chat:
     return Chat(
-        tokenizer, settings.parser, settings.append_only, variables=variables, images=images
+        tokenizer,
+        settings.parser,
+        settings.append_only,
+        variables=settings.variables,
+        images=images,
     )
 
 
@@ -199,7 +205,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def load_weights(
-    folder: Path, name: str, config: Config, *, base: Path, trainable: bool
+    folder: Path, name: str, config: PolicySettings, *, base: Path, trainable: bool
 ) -> nn.Module:
     """Return the model, in the dtype of training and with a fresh adapter if it will be trained."""
     settings = config.model
@@ -207,7 +213,7 @@ def load_weights(
         check_trainable(config, pick_device(settings.device))
     if trainable and not config.adapter.enabled and settings.dtype == "auto":
         # Full weights are trained in float32: a small learning rate would vanish in bfloat16.
-        settings = settings.model_copy(update={"dtype": "float32"})
+        settings = settings.replace(dtype="float32")
     model = load_model(folder, settings, base=base)
     if trainable and config.adapter.enabled and not _is_adapter(folder):
         torch.manual_seed(config.seed)  # of the adapter's first weights

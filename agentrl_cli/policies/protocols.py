@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from agentrl_cli.chat.render import Chat
-    from agentrl_cli.config import Config
+    from agentrl_cli.config.records import PolicySettings
 
 OnToken = Callable[[int], None]
 """Called with each id as it is sampled; a backend that gets whole turns calls it for each id at the end."""
@@ -137,7 +137,7 @@ class Served(Protocol):
 class PolicySource:
     """The arguments of a backend. The model is loaded when it is first asked for."""
 
-    config: Config
+    config: PolicySettings
     chat: Chat
     """A backend whose model reads images may replace it by a chat that renders them."""
     name: str

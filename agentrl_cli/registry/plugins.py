@@ -37,8 +37,8 @@ imports nothing of agentrl, which is being imported. The kinds:
     forms       name to a `tasks.forms.Form`: how a row of another project is recognised and converted
     adapters    kind to how other projects' files of that kind are read (`registry.adapters`)
     programs    name to a `ForeignAgent`, for `agentrl init --from NAME:PACKAGE`
-    syntaxes    name to a tool-call parser that `model.parser: auto` can choose too (`chat.parsers.Parser`); one that is
-                only ever named is of the kind `parsers`
+    syntaxes    name to a tool-call parser that `model.chat.parser: auto` can choose too (`chat.parsers.Parser`); one
+                that is only ever named is of the kind `parsers`
     models      kind of source to a function (name of a model, config, base folder) that returns the folder of that
                 model, got and converted first, or None if the name is not of its kind
     imports     type of another project's models, with Llama's or Qwen's decoder, to the command that imports a SOURCE

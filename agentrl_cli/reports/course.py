@@ -134,9 +134,7 @@ def no_signal(e: Evidence) -> Hit | None:
         )
     if _untrained(e):
         reasons = {k for row in e.steps for k in row if k.startswith("facts/skipped:")}
-        name = max(
-            reasons, key=lambda key: (e.count(key), key), default="facts/skipped:zero_variance"
-        )
+        name = max(reasons, key=lambda key: (e.count(key), key), default="facts/skipped:no_signal")
         why = f"{e.count(name):.0f} were skipped as {name.partition(':')[2]}"
         if _faults(e) >= HALF:
             why = f"{_faults(e):.0%} ended in an error, so too few were left to compare"

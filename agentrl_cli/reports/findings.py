@@ -19,8 +19,8 @@ from agentrl_cli.store.queries import message_lines
 from agentrl_cli.types import FAULTS, Episode, Outcome, StopReason
 
 LIMITS = {
-    Outcome.TIMEOUT: "rollout.episode_timeout",
-    Outcome.AGENT_TIMEOUT: "the agent's timeout (task.yaml; else rollout.episode_timeout)",
+    Outcome.TIMEOUT: "rollout.timeout.episode",
+    Outcome.AGENT_TIMEOUT: "the agent's timeout (task.yaml; else rollout.timeout.episode)",
 }
 """Outcomes of episodes that a limit on time ended, and the setting that has it."""
 ENOUGH, HALF = 8, 0.5
@@ -122,7 +122,7 @@ def stop(e: Evidence) -> Hit | None:
 def parser(e: Evidence) -> Hit | None:
     if not e.foreign or (e.mean("tools/call_frequency") or 0.0) > HALF:
         return None
-    name = e.foreign.rpartition("model.parser=")[2].rstrip(".")
+    name = e.foreign.rpartition("model.chat.parser=")[2].rstrip(".")
     return Hit(1.0, words={"text": e.foreign.partition(" If the model")[0], "parser": name})
 
 

@@ -74,7 +74,8 @@ def compares(config: Mapping[str, Any]) -> bool:
     algo: Any = config.get("algo") or {}
     advantage: Any = algo.get("advantage") or {}
     found = ESTIMATORS.get(str(advantage.get("name")))
-    in_reward = algo.get("kl_coef") and algo.get("kl_in") == "reward"
+    kl: Any = algo.get("kl") or {}
+    in_reward = kl.get("coef") and kl.get("where") == "reward"
     return found is None or (found.compares == "rewards" and not in_reward)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.chat.drift import KINDS
-from agentrl_cli.config import Config
+from agentrl_cli.config import AlgoConfig
 from agentrl_cli.errors import ConfigError, EnvError, NotFound
 from agentrl_cli.learning.advantages import drops_equal, needs, options
 from agentrl_cli.learning.advantages import estimate as estimate_advantages
@@ -138,7 +138,7 @@ async def rescore_parts(
 def changes(
     episodes: Sequence[Episode],
     parts: Mapping[str, tuple[RewardPart, ...]],
-    config: Config,
+    algo: AlgoConfig,
     store: Store,
 ) -> list[Change]:
     """Return the facts and advantages of episodes in a training step with other reward parts.
@@ -151,14 +151,14 @@ def changes(
         groups.setdefault(episode.group_id or episode.id, []).append(episode)
     found: dict[str, Change] = {}
     for groups in steps.values():
-        found |= _step(list(groups.values()), parts, config, store)
+        found |= _step(list(groups.values()), parts, algo, store)
     return [found[episode.id] for episode in episodes]
 
 
 def _step(
     groups: Sequence[Sequence[Episode]],
     parts: Mapping[str, tuple[RewardPart, ...]],
-    config: Config,
+    algo: AlgoConfig,
     store: Store,
 ) -> dict[str, Change]:
     """Score one step: `decide` as in the trainer, then the estimator over the trained episodes."""
@@ -167,10 +167,10 @@ def _step(
     facts = decide(
         new,
         drift={name: max(kind, key=KINDS.index) for name, kind in kinds.items() if kind},
-        train_drifted=config.drift.structural == "train",
-        drop_zero_variance=drops_equal(config.algo),
-        mask_overlong=config.algo.mask_overlong,
-        mask_void=config.algo.mask_void,
+        train_drifted=not algo.skip.drift,
+        drop_zero_variance=drops_equal(algo),
+        mask_overlong=algo.skip.overlong,
+        mask_void=algo.skip.void,
     )
     old = {e.id: e for group in groups for e in group}
     trained = [
@@ -179,7 +179,7 @@ def _step(
         for e in group
         if facts[e.id] is Fact.TRAINED and old[e.id].fact not in LEFT_OUT
     ]
-    found_advantages = estimate(trained, config, store, [old[e.id] for e in trained])
+    found_advantages = estimate(trained, algo, store, [old[e.id] for e in trained])
     advantages = dict(zip([e.id for e in trained], found_advantages, strict=True))
     found = {}
     for group in groups:
@@ -193,7 +193,10 @@ def _step(
 
 
 def estimate(
-    episodes: Sequence[Episode], config: Config, store: Store, was: Sequence[Episode] | None = None
+    episodes: Sequence[Episode],
+    algo: AlgoConfig,
+    store: Store,
+    was: Sequence[Episode] | None = None,
 ) -> list[Float32]:
     """Return N × [trained tokens] advantages of a step's episodes by `algo.advantage`.
 
@@ -202,7 +205,6 @@ def estimate(
     """
     if not episodes:
         return []
-    algo = config.algo
     given = options(algo)
     signals = [store.signals.get(e.id) for e in episodes]
     stored = [
@@ -217,7 +219,7 @@ def estimate(
             given[field] = tuple(np.asarray(values, np.float64) for values in found)
     if needs(algo) == "baseline":
         given["baseline"] = _greedy_rewards(episodes, store)
-    if algo.kl_coef and algo.kl_in == "reward":
+    if algo.kl.coef and algo.kl.where == "reward":
         pairs = [
             (s.logp_train[mask], s.logp_ref[mask]) for s, mask in stored if s.logp_ref is not None
         ]
@@ -225,9 +227,9 @@ def estimate(
             raise ConfigError(
                 "The KL is part of the reward, and the run stored no reference log-probabilities."
             )
-        coefficient = _kl_coef(episodes[0], config, store)
-        given["token_penalty"] = tuple(coefficient * KL[algo.kl](*pair) for pair in pairs)
-    if algo.value_bootstrap and "values" in given:
+        coefficient = _kl_coef(episodes[0], algo, store)
+        given["token_penalty"] = tuple(coefficient * KL[algo.kl.estimate](*pair) for pair in pairs)
+    if algo.value_head.value_bootstrap and "values" in given:
         x = AdvantageInput.of(episodes if was is None else was, **given)
         returns = [
             np.asarray(s.returns[mask], np.float64) for s, mask in stored if s.returns is not None
@@ -236,16 +238,16 @@ def estimate(
     return estimate_advantages(algo, AdvantageInput.of(episodes, **given))
 
 
-def _kl_coef(episode: Episode, config: Config, store: Store) -> float:
-    """Return the KL coefficient in an episode's step; with `algo.kl_target`, the one that the step stored."""
-    if config.algo.kl_target is None:
-        return config.algo.kl_coef
+def _kl_coef(episode: Episode, algo: AlgoConfig, store: Store) -> float:
+    """Return the KL coefficient in an episode's step; with `algo.kl.target`, the one that the step stored."""
+    if algo.kl.target is None:
+        return algo.kl.coef
     rows = [
         row
         for row in store.runs.steps(episode.run_id or "", episode.step or 0)
         if row["step"] == episode.step
     ]
-    return float(rows[0].get("kl_coef", config.algo.kl_coef)) if rows else config.algo.kl_coef
+    return float(rows[0].get("kl_coef", algo.kl.coef)) if rows else algo.kl.coef
 
 
 def _left_in(
@@ -346,11 +348,12 @@ def summary(found: Sequence[Change]) -> dict[str, Any]:
 async def rescore_run(
     store: Store,
     episodes: Sequence[Episode],
-    config: Config,
+    algo: AlgoConfig,
+    weights: Mapping[str, float],
     rewards: Sequence[Reward],
     open_session: Session | None = None,
 ) -> list[Change]:
-    """Rescore episodes. Weights are `config.rewards`, the estimator and its settings `config.algo`."""
+    """Rescore episodes. `weights` are those of reward parts."""
     parts: dict[str, tuple[RewardPart, ...]] = {}
     for episode in episodes:
         if not episode.graded:  # errors are never graded
@@ -358,11 +361,9 @@ async def rescore_run(
             continue
         task = store.tasks.get(episode.task_id, episode.pack) if rewards else None
         try:
-            parts[episode.id] = await rescore_parts(
-                episode, task, config.rewards, rewards, open_session
-            )
+            parts[episode.id] = await rescore_parts(episode, task, weights, rewards, open_session)
         except EnvError as error:
             raise EnvError(
                 f"{error.message} (episode {episode.id})", hint="Nothing was stored."
             ) from error
-    return changes(episodes, parts, config, store)
+    return changes(episodes, parts, algo, store)

@@ -16,6 +16,7 @@ from agentrl_cli.store.journal import WAITING
 
 if TYPE_CHECKING:
     from agentrl_cli.store import EpisodeRow, EvalRow, LiveRow, RunRow, WorkerRow
+from agentrl_cli.types import kind_of
 
 HIDDEN = frozenset({"step", "at"})
 SAME = 1e-8
@@ -68,7 +69,7 @@ def group_rows(rows: Iterable[EpisodeRow]) -> tuple[GroupRow, ...]:
 def _group(step: int, rows: Sequence[EpisodeRow]) -> GroupRow:
     graded = graded_rows(rows)
     best = max(graded, key=lambda row: row.reward or 0.0, default=rows[0])
-    facts = Counter(row.fact for row in rows if row.fact).most_common()
+    facts = Counter(kind_of(row.fact) for row in rows if row.fact).most_common()
     flags = Counter(flag for row in rows for flag in row.flags).most_common(3)
     return GroupRow(
         step,
@@ -150,8 +151,9 @@ class RunData:
     def has_reference(self) -> bool:
         """Whether the KL is to a reference model."""
         algo = self.run.config.get("algo")
-        coefficient = algo.get("kl_coef") if isinstance(algo, Mapping) else None
-        return bool(self.series("kl")) and coefficient != 0
+        kl = algo.get("kl") if isinstance(algo, Mapping) else None
+        weight = kl.get("coef") if isinstance(kl, Mapping) else None
+        return bool(self.series("kl")) and weight != 0
 
     @property
     def step(self) -> int:

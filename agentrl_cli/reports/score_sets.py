@@ -99,10 +99,10 @@ def _base(text: str, project: Path) -> Path:
     return Path.cwd() if (Path.cwd() / file).is_file() else project
 
 
-def grader_imports(config: Config, project: Path | None) -> tuple[str, ...]:
+def grader_imports(packs: Sequence[str], project: Path | None) -> tuple[str, ...]:
     """Return the packages that the graders of the run's packs import in the sandbox; a deleted pack adds none."""
     found: set[str] = set()
-    for name in config.task.packs:
+    for name in packs:
         try:
             found |= set(load_pack(name, base=project).imports)
         except NotFound:
@@ -127,8 +127,8 @@ async def _score(
                 opened.append(await Sandbox.open(config.sandbox))
                 stack.push_async_callback(opened[0].close)
                 on_sandbox(opened[0])
-            made = await opened[0].session(imports=grader_imports(config, project))
+            made = await opened[0].session(imports=grader_imports(config.task.packs, project))
             stack.push_async_callback(made.close)
             return made
 
-        return await rescore_run(store, episodes, config, functions, session)
+        return await rescore_run(store, episodes, config.algo, config.rewards, functions, session)

@@ -37,7 +37,7 @@ class Attempt:
         self.most = min(self.limits.max_tokens, context.policy.context_length)
         """Tokens that the episode may have."""
         self.max_turns = self.limits.max_turns
-        self.clock = OwnTime(self.limits.episode_timeout)
+        self.clock = OwnTime(self.limits.timeout.episode)
         """What it takes, grading included, and the model's turns not: those have limits of their own."""
         self.env = Env()
         self.cut: Outcome | None = None

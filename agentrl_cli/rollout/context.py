@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, RolloutConfig
 from agentrl_cli.envs.tool_env import Env, tool_env
 from agentrl_cli.hooks import HookList
 from agentrl_cli.hooks.threads import call, contain
@@ -47,7 +47,7 @@ class RolloutContext:
     config: Config
     temperature: float
     bad_ids: tuple[int, ...]
-    """Ids that are never sampled (`rollout.bad_tokens`)."""
+    """Ids that are never sampled (`rollout.truncation.bad_tokens`)."""
     sandbox: Sandbox | None
     store: Store | None
     hooks: HookList
@@ -65,11 +65,13 @@ class RolloutContext:
 
     async def make_env(self, pack: Pack, job: Job) -> Env:
         """Return the environment of an episode."""
-        return await make_env(self.config, pack, job, self.sandbox, with_tools=self.with_tools)
+        return await make_env(
+            self.config.rollout, pack, job, self.sandbox, with_tools=self.with_tools
+        )
 
 
 async def make_env(
-    config: Config,
+    rollout: RolloutConfig,
     pack: Pack,
     job: Job,
     sandbox: Sandbox | None,
@@ -87,7 +89,7 @@ async def make_env(
             env: Env = await call(own, job.task)
             return env
     return tool_env(
-        config.rollout,
+        rollout,
         pack.tools_of(job.task) if with_tools else (),
         job.task,
         open_session=pack.open_session(sandbox, job.seed, keep=keep),

@@ -1,6 +1,6 @@
 """ReMax's baseline: one greedy attempt at each task of a step, evaluated and stored, never trained.
 
-They are episodes of kind `baseline` in the group NAME-greedy, with the disposition `skipped:baseline`. Like a step's
+They are episodes of kind `baseline` in the group NAME-greedy, with the disposition `skipped:unused`. Like a step's
 other episodes they are a function of weights, task and seed, and a resume takes the finished ones from the store.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl_cli.config import Config
 from agentrl_cli.learning.estimator_inputs import turn_rewards
 from agentrl_cli.rollout import Job, Rollout, seed_of
 from agentrl_cli.rollout.recorder import load_finished
@@ -24,8 +23,8 @@ KIND, SUFFIX = "baseline", "-greedy"
 class Greedy:
     """Greedy attempts beside the sampled ones of a run, with the same policy, tools and rewards."""
 
-    def __init__(self, config: Config, run: RunRow, store: Store, rollout: Rollout) -> None:
-        self.config = config
+    def __init__(self, seed: int, run: RunRow, store: Store, rollout: Rollout) -> None:
+        self.seed = seed
         self.run = run
         self.store = store
         self.rollout = rollout.with_(temperature=0.0)
@@ -39,7 +38,7 @@ class Greedy:
         for group in groups:
             first = group[0]
             name = first.group_id or ""
-            seed = seed_of(self.config.seed, "greedy", step, name)
+            seed = seed_of(self.seed, "greedy", step, name)
             task = by_id[first.pack, first.task_id]
             jobs[name] = Job(task, seed, 0, name + SUFFIX, step + 1, self.run.id, KIND, len(jobs))
         stored, _ = load_finished(self.store, list(jobs.values()))

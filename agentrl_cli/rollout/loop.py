@@ -195,10 +195,10 @@ class LoopAttempt(Attempt):
             shown,
             step.results,
             lambda new: chat.extend(text.messages, new, self.env.schemas, last_id=text.ids[-1]),
-            limit=self.limits.max_observation_tokens,
-            side=self.limits.truncate_side,
+            limit=self.limits.observation.tokens,
+            side=self.limits.observation.cut,
             room=room - MIN_ROOM,
-            shrink=self.limits.overflow == "truncate_observation",
+            shrink=self.limits.observation.overflow == "truncate_observation",
         )
         if len(delta) > room - MIN_ROOM and not step.terminated:
             self.cut = Outcome.TRUNCATED_TOKENS
@@ -214,11 +214,7 @@ class LoopAttempt(Attempt):
     def _check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> None:
         """The drift guard at a turn boundary: structural drift ends an episode that would be skipped for it."""
         lost = self.transcript.check(new, delta_ids)
-        if (
-            lost is not None
-            and self.job.kind == "train"
-            and self.context.config.drift.structural == "skip"
-        ):
+        if lost is not None and self.job.kind == "train" and self.context.config.algo.skip.drift:
             self.cut = Outcome.DRIFT
             self.reason = (
                 f"structural drift: the template writes {lost.expected[:40]!r}"

@@ -56,7 +56,9 @@ class Finding:
     def __str__(self) -> str:
         if self.parser:
             tokens = "and the tokenizer has their tokens"
-            return f"{self.what} would not be executed, {tokens}: set model.parser={self.parser}"
+            return (
+                f"{self.what} would not be executed, {tokens}: set model.chat.parser={self.parser}"
+            )
         if not self.expected:
             return f"an episode with {self.what} would end as an error: {self.got}"
         return (

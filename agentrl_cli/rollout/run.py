@@ -30,13 +30,13 @@ TOGETHER = 0.2
 
 
 def bad_ids(chat: Chat, texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of `rollout.bad_tokens`. Raises ConfigError for a text of several tokens."""
+    """Return the ids of `rollout.truncation.bad_tokens`. Raises ConfigError for a text of several tokens."""
     found = []
     for text in texts:
         ids = chat.tokenizer.encode(text)
         if len(ids) != 1:
             raise ConfigError(
-                f"rollout.bad_tokens: {text!r} is {len(ids)} tokens, not one.",
+                f"rollout.truncation.bad_tokens: {text!r} is {len(ids)} tokens, not one.",
                 hint="A single token can be forbidden; `rollout.stop` ends a turn at any text.",
             )
         found.append(int(ids[0]))
@@ -69,7 +69,7 @@ class Rollout:
             packs,
             config,
             temperature=config.rollout.temperature if temperature is None else temperature,
-            bad_ids=bad_ids(chat, config.rollout.bad_tokens),
+            bad_ids=bad_ids(chat, config.rollout.truncation.bad_tokens),
             sandbox=sandbox,
             store=store,
             hooks=hooks or HookList(),
@@ -159,7 +159,7 @@ class Rollout:
             self.foreign = (
                 f"A turn holds a tool call in the syntax of {found.foreign}, which the parser"
                 f" {self.context.chat.parser.name} does not read: it was not executed."
-                f" If the model writes such calls: --set model.parser={found.foreign}."
+                f" If the model writes such calls: --set model.chat.parser={found.foreign}."
             )
             self._alert("parser", self.foreign)
 

@@ -291,13 +291,13 @@ class Container(Runner, asyncio.Protocol):
         if limits["disk_mb"] > self.limits.disk_mb or limits["inodes"] > self.limits.inodes:
             raise ConfigError(
                 "A session asks for more disk than its container has.",
-                hint="Set sandbox.disk_mb and sandbox.inodes to the largest values that a pack needs.",
+                hint="Set sandbox.limits.disk_mb and sandbox.limits.inodes to the largest values that a pack needs.",
             )
         if limits["memory_mb"] << 20 > _memory(self.limits):
             raise ConfigError(
                 f"A session asks for {limits['memory_mb']} MiB of memory, and its container has "
                 f"{_memory(self.limits) >> 20} MiB for all of them.",
-                hint="Set sandbox.memory_mb to the largest value that a pack needs, or give that pack less.",
+                hint="Set sandbox.limits.memory_mb to the largest value that a pack needs, or give that pack less.",
             )
         if not self.alive:
             raise BoxLost("sandbox_restarted", "the container ended")

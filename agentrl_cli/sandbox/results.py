@@ -297,12 +297,15 @@ def read_options(value: Any, where: str) -> dict[str, Any]:
         raise ConfigError(
             f"{where}.imports must be a list of packages, e.g. [numpy], not {imports!r}."
         )
+    own = {key: value[key] for key in ("imports", "seed") if key in value}
+    limits = {key: value[key] for key in value if key not in own}
     try:
-        settings = SandboxConfig.model_validate(dict(value))
+        settings = SandboxConfig.model_validate({**own, "limits": limits})
     except ValidationError as error:
         found = error.errors()[0]
-        raise ConfigError(f"{where}.{found['loc'][0]}: {found['msg']}.") from None
-    options = {key: getattr(settings, key) for key in value}
+        name = next(part for part in found["loc"] if part != "limits")
+        raise ConfigError(f"{where}.{name}: {found['msg']}.") from None
+    options = {key: getattr(settings.limits if key in limits else settings, key) for key in value}
     return options | (
         {"imports": package_names(settings.imports, where)} if settings.imports else {}
     )

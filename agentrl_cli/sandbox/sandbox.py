@@ -130,7 +130,7 @@ class Sandbox:
                 f"sandbox.backend is {config.backend}, which is weaker than sandbox.min_level {config.min_level}.",
                 hint=f"To accept that, set sandbox.min_level: {next(iter(kinds))} too.",
             )
-        limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+        limits = Limits(**dict(config.limits))
         imports = package_names(config.imports, "sandbox")
         problems: list[SandboxUnavailable] = []
         launch.sweep()

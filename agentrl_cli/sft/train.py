@@ -30,8 +30,8 @@ from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, micro_batches, select_segments
 from agentrl_cli.models.adapter import name_base
 from agentrl_cli.models.checkpoint import written_whole
+from agentrl_cli.models.processor import attach
 from agentrl_cli.models.save import save_model
-from agentrl_cli.models.vision import attach
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.registry import load_file
 from agentrl_cli.sft.demonstrations import (

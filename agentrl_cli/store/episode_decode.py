@@ -8,7 +8,16 @@ from typing import Any
 from agentrl_cli.store.codec import load_metrics, loads, marks, number, tokens_of
 from agentrl_cli.store.file import StoreFile, batches
 from agentrl_cli.store.rows import EpisodeRow, build, columns
-from agentrl_cli.types import Episode, Outcome, RewardPart, StopReason, ToolCall, ToolResult, Turn
+from agentrl_cli.types import (
+    Episode,
+    Outcome,
+    RewardPart,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Turn,
+    read_fact,
+)
 
 _COLUMNS = columns(EpisodeRow)[:-2]
 _PLACE = {name: place for place, name in enumerate(_COLUMNS)}
@@ -41,6 +50,7 @@ def read_rows(file: StoreFile, where: str, params: Sequence[Any]) -> list[Episod
             row,
             outcome=None if row[outcome] is None else Outcome(row[outcome]),
             flags=tuple(loads(row[flags])) if row[flags] else (),
+            fact=read_fact(row[_PLACE["fact"]]),
             tokenizer=row[tokenizer] or "",
             tags=tuple(tags.get(episode, ())),
             note=notes.get(episode, ""),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl_cli.errors import UsageError, nearest
-from agentrl_cli.types import Outcome
+from agentrl_cli.types import Outcome, stored_facts
 from agentrl_cli.types.plain import is_text, quote_text
 
 Where = tuple[str, list[Any]]
@@ -178,6 +178,8 @@ def _term(name: str, value: str, *, quoted: bool) -> Where:
         one = lambda item: _number(name, column, item)  # noqa: E731
     elif name in NAMES:
         _check_outcome(name, choices)
+        if name == "fact":
+            choices = [stored for item in choices for stored in stored_facts(item)]
         column = NAMES[name]
         one = lambda item: _name(column, item)  # noqa: E731
     elif name in LOOKUPS:

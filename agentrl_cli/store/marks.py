@@ -29,7 +29,7 @@ from agentrl_cli.store.codec import (
 from agentrl_cli.store.episode_sql import PUT_DRIFT
 from agentrl_cli.store.file import Part
 from agentrl_cli.store.rows import DriftRow, build
-from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals
+from agentrl_cli.types import Fact, Float32, Outcome, TrainSignals, read_fact
 
 _SET_FACT = "UPDATE episodes SET fact=?, advantage=coalesce(?, advantage) WHERE id=?"
 _ASSIGNMENTS = ", ".join(f"{name}=?" for name in SIGNALS)
@@ -135,7 +135,7 @@ class Marks(Part):
             )
 
     def retire(self, run_id: str, group: str, episodes: Iterable[str] = ()) -> int:
-        """Rename a group of a run to GROUP~2 and so on, with the fact `skipped:changed`: another may take its name.
+        """Rename a group of a run to GROUP~2 and so on, with the fact SKIPPED_CHANGED: another may take its name.
 
         With `episodes` only these leave the group, and those that were cancelled. Returns the number of episodes that
         had ended by themselves.
@@ -289,7 +289,12 @@ class Scores(Part):
     def get(self, episode_id: str) -> list[Score]:
         """Return the scores of an episode, oldest set first."""
         rows = self.file.select(f"{_GET} WHERE s.episode_id=? ORDER BY t.id", (episode_id,))
-        return [build(Score, row, parts=loads(row[6]), turns=tuple(loads(row[7]))) for row in rows]
+        return [
+            build(
+                Score, row, fact=read_fact(row[5]), parts=loads(row[6]), turns=tuple(loads(row[7]))
+            )
+            for row in rows
+        ]
 
     def remove(self, run_id: str | None, name: str) -> int:
         """Delete a score set. Returns how many there were (0 or 1)."""

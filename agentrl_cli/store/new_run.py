@@ -41,3 +41,9 @@ def new_run(
         row = store.runs.add_folder(row)
         (Path(row.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
     return row
+
+
+def keep_settings(run: RunRow, config: Config, store: Store) -> None:
+    """Store a run's settings: in its row, which a resume reads, and in its folder, for people."""
+    (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
+    store.runs.update(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

@@ -17,6 +17,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+from agentrl_cli.config.models import mains
+from agentrl_cli.config.renamed import by_todays_names
 from agentrl_cli.errors import ConfigError, NotFound, StoreError, UsageError
 from agentrl_cli.store.codec import dump_metrics, dumps, load_metrics, loads, marks
 from agentrl_cli.store.connection import connect
@@ -262,8 +264,8 @@ class Runs(Part):
 
     def _run(self, row: tuple[Any, ...]) -> RunRow:
         folder, tokenizer = (row[_RUN_COLUMNS.index(name)] for name in ("dir", "tokenizer"))
-        place = absolute(self.file.home, folder)
-        return build(RunRow, row, dir=place, tokenizer=tokenizer or "", config=loads(row[-1]))
+        place, settings = absolute(self.file.home, folder), by_todays_names(loads(row[-1]), mains())
+        return build(RunRow, row, dir=place, tokenizer=tokenizer or "", config=settings)
 
 
 BEAT = STALE / 8

@@ -45,7 +45,7 @@ class AgentSpec:
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the command gets besides its standard ones; None passes on the value of this process."""
     timeout: float | None = None
-    """Seconds of one episode's agent; None: `rollout.episode_timeout`."""
+    """Seconds of one episode's agent; None: `rollout.timeout.episode`."""
     fields: tuple[str, ...] = ()
     """Fields of a row that the command gets with its task: without it none, as they may hold the answer."""
     sandbox: bool = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import MemorySettings, TrainerSettings
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.length_shaping import Shaping
@@ -20,6 +21,7 @@ from agentrl_cli.policies.load import Loaded
 from agentrl_cli.policies.protocols import require_trainable
 from agentrl_cli.rollout.greedy import Greedy
 from agentrl_cli.store import RunRow
+from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.trainer.checkpoints import Checkpoints
 from agentrl_cli.trainer.compute import LearnerMaker, Team, make_compute
 from agentrl_cli.trainer.controls import Controls
@@ -55,33 +57,31 @@ def build_trainer(
     policy, opened, base = require_trainable(loaded.policy), rollout.context, base or Path.cwd()
     store, packs, hooks = opened.store, dict(opened.packs), opened.hooks
     assert store is not None
-    run = store.runs.add_folder(run)
-    split = validation(config, packs, find_tasks(config, packs, store), store, run, narrate)
+    run, settings = store.runs.add_folder(run), TrainerSettings.of(config)
+    split = validation(settings, packs, find_tasks(config.task, packs, store), store, run, narrate)
     torch.manual_seed(config.seed)
-    reporter = Reporter(config, store, run, narrate, [*split.train, *split.tasks])
+    reporter = Reporter(settings, store, run, narrate, [*split.train, *split.tasks])
     if maker is not None:
         learner = maker(loaded, Path(run.dir), hooks, partial(reporter.log, "warn"))
     else:
-        teacher = find_teacher(config, loaded, split.train, store, base)
+        teacher = find_teacher(settings, loaded, split.train, store, base)
         learner = _make_learner(config, loaded, hooks, team, teacher)
-    rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, Shaping(config)]))
+    shaping = Shaping(config.algo, config.rollout.max_tokens)
+    rollout = rollout.with_(run=run, hooks=HookList([*hooks.hooks, shaping]))
     if config.rollout.async_staleness:
         rollout.slots = asyncio.Semaphore(rollout.context.concurrency)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
-    collector = Collector(config, run, split.train, store, rollout, vocabulary, narrate)
-    parts = (config, run, loaded, policy, packs, store, hooks, learner, rollout, collector)
+    collector = Collector(settings, run, split.train, store, rollout, vocabulary, narrate)
+    parts = (settings, run, loaded, policy, packs, store, hooks, learner, rollout, collector)
+    keep = partial(keep_settings, run, config, store)
     return Trainer(
         *parts,
-        Prefetcher(collector.sample, config),
-        Greedy(config, run, store, rollout) if learner.needs == "baseline" else None,
+        Prefetcher(collector.sample, settings),
+        Greedy(config.seed, run, store, rollout) if learner.needs == "baseline" else None,
         reporter,
-        Checkpoints(config, store, run, loaded, learner, narrate),
-        Controls(config, run.id, store, narrate, learner.compute.fault),
-        split.tasks,
-        narrate,
-        base,
-        on_step,
-        accept_changes,
+        Checkpoints(config.train, store, run, loaded, learner, narrate),
+        Controls(config.train, run.id, store, narrate, learner.compute.fault, keep),
+        *(split.tasks, narrate, base, on_step, accept_changes),
     )
 
 
@@ -89,8 +89,11 @@ def _make_learner(
     config: Config, loaded: Loaded, hooks: HookList, team: Team | None, teacher: Teacher | None
 ) -> PolicyLearner:
     """Return this package's learner, which corrects for a hook that samples from another distribution."""
-    compute = make_compute(config, loaded, team)
-    if hooks.has("on_sample") and config.algo.correction == "auto":
-        algo = config.algo.model_copy(update={"correction": "tis"})
-        config = config.model_copy(update={"algo": algo})
+    compute = (
+        make_compute(MemorySettings.of(config), loaded)
+        if team is None
+        else team.compute(config, loaded)
+    )
+    if hooks.has("on_sample") and config.algo.off_policy.correction == "auto":
+        config = config.replace(algo={"off_policy": {"correction": "tis"}})
     return Learner(loaded.model, config, compute=compute, teacher=teacher)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import StoreConfig, TrainConfig
 from agentrl_cli.errors import ModelError
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.models.checkpoint import (
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The checkpoints of one run: `best`, `last`, and one every `train.save_every` steps."""
+    """The checkpoints of one run: `best`, `last`, and one every `train.save.every` steps."""
 
     def __init__(
         self,
-        config: Config,
+        config: TrainConfig,
         store: Store,
         run: RunRow,
         loaded: Loaded,
         learner: PolicyLearner,
         narrate: Callable[[str], None],
     ) -> None:
-        self.config = config.train
+        self.config = config
         self.store = store
         self.run_id = run.id
         self.folder = Path(run.dir) / "checkpoints"
@@ -49,7 +49,7 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is kept after this step, counted from 1."""
-        return step % self.config.save_every == 0 and 0 < step < self.config.steps
+        return step % self.config.save.every == 0 and 0 < step < self.config.steps
 
     def missing(self, step: int) -> bool:
         """Whether one is due after this step and the store has none of it."""
@@ -66,9 +66,9 @@ class Checkpoints:
         return folder
 
     def forget_old(self) -> None:
-        """Delete all but the last `train.keep_last` checkpoints of steps."""
+        """Delete all but the last `train.save.keep` checkpoints of steps."""
         old = sorted((c for c in self._list() if c.kind == "step"), key=lambda c: c.step)
-        for checkpoint in old[: -self.config.keep_last]:
+        for checkpoint in old[: -self.config.save.keep]:
             self.store.runs.remove_checkpoint(self.run_id, checkpoint.path)
             shutil.rmtree(checkpoint.path, ignore_errors=True)
 
@@ -126,9 +126,8 @@ class Checkpoints:
             raise DamagedCheckpoint(folder, why.splitlines()[0]) from error
 
 
-def retain(store: Store, run_id: str, config: Config) -> None:
+def retain(store: Store, run_id: str, keep: StoreConfig) -> None:
     """Keep per-token numbers as long, and as precisely, as the section `store` of the configuration sets."""
-    keep = config.store
     if keep.precision == "float16":
         prune(store, prunable(store, run=run_id), "half")
     if keep.keep_tokens_days is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import nn
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings, MemorySettings
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.protocols import ModelCompute, PolicyLearner
 from agentrl_cli.models.adapter import ADAPTER_FILE
@@ -58,14 +59,12 @@ def find_learner(config: Config) -> LearnerMaker | None:
     return None
 
 
-def make_compute(config: Config, loaded: Loaded, team: Team | None) -> ModelCompute:
-    """Return the computation of the only process, or of a team. `torch.manual_seed` was called with the run's seed."""
-    if team is not None:
-        return team.compute(config, loaded)
+def make_compute(config: MemorySettings, loaded: Loaded) -> ModelCompute:
+    """Return the computation of the only process. `torch.manual_seed` was called with the run's seed."""
     folder, model = needed_folder(loaded), loaded.model
     return Compute(
         model,
-        config,
+        LearnerSettings.of(config),
         frozen_reference(config, folder, model),
         checkpoint=checkpoints(config, folder, model),
         aside=sets_aside(config, folder, model),
@@ -79,7 +78,7 @@ def needed_folder(loaded: Loaded) -> Path:
     return loaded.folder
 
 
-def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Module | None:
+def frozen_reference(config: MemorySettings, folder: Path, model: nn.Module) -> nn.Module | None:
     """Return a copy of the weights for the KL term; None without such a term, with a moving reference, and with a
     fresh adapter, which can be switched off.
 
@@ -87,7 +86,7 @@ def frozen_reference(config: Config, folder: Path, model: nn.Module) -> nn.Modul
     """
     adapted = config.adapter.path is not None or (folder / ADAPTER_FILE).is_file()
     bare = hasattr(model, "disable_adapter") and not adapted
-    if not config.algo.kl_coef or config.algo.ref_ema or bare:
+    if not config.algo.kl.coef or config.algo.kl.ref_ema or bare:
         return None
     reference: nn.Module = copy.deepcopy(model).requires_grad_(False).eval()
     return reference

@@ -7,16 +7,21 @@ import contextlib
 import inspect
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config import Config
-from agentrl_cli.config.show import full_yaml
+from agentrl_cli.config import TrainConfig
+from agentrl_cli.config.renamed import new_key
 from agentrl_cli.errors import AgentRLError, ConfigError, RunFailed, StoreError
-from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store import Store
 
-CHANGEABLE = ("lr", "steps", "max_grad_norm", "eval_every", "save_every")
-"""Keys of `train` that may change during a run."""
+CHANGEABLE = (
+    "train.lr",
+    "train.steps",
+    "train.max_grad_norm",
+    "train.eval.every",
+    "train.save.every",
+)
+"""Settings that may change during a run."""
 POLL = 0.2
 """Seconds between two reads of the controls while a run is paused."""
 POLL_NOW = 1.0
@@ -28,18 +33,20 @@ class Controls:
 
     def __init__(
         self,
-        config: Config,
+        train: TrainConfig,
         run_id: str,
         store: Store,
         narrate: Callable[[str], None],
         fault: Callable[[], RunFailed | None] = lambda: None,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fault`: why the training cannot continue, noticed while a step runs."""
-        self.config = config
+        """`keep` stores the changed settings; `fault`: why the training cannot continue, noticed while a step runs."""
+        self.train = train
         self.run_id = run_id
         self.store = store
         self.narrate = narrate
         self.fault = fault
+        self.keep = keep
         self.stopping = ""
         """Why the run stops after this step; empty while it continues."""
         self.lost = ""
@@ -133,18 +140,13 @@ class Controls:
 
     def _set(self, data: Mapping[str, Any]) -> None:
         """Change a setting of a running run; a refusal is an alert."""
-        key, value = str(data.get("key", "")), data.get("value")
-        section, _, name = key.partition(".")
+        key, value = new_key(str(data.get("key", "")), data.get("value"))
         try:
-            if section != "train" or name not in CHANGEABLE:
+            if key not in CHANGEABLE:
                 raise ConfigError(f"{key or 'nothing'} cannot be changed during a run.")
-            setattr(self.config.train, name, value)
+            *path, name = key.split(".")[1:]
+            section = getattr(self.train, path[0]) if path else self.train
+            setattr(section, name, value)
             self.changed = True
         except (AgentRLError, ValueError) as error:
             self.store.journal.add_alert(self.run_id, "warn", "set_refused", None, None, str(error))
-
-
-def keep_settings(run: RunRow, config: Config, store: Store) -> None:
-    """Store a run's settings: in its row, which a resume reads, and in its folder, for people."""
-    (Path(run.dir) / "config.yaml").write_text(full_yaml(config), encoding="utf-8")
-    store.runs.update(run.id, config=config.model_dump(mode="json"), total_steps=config.train.steps)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.evaluate import EvalResult, evaluate_policy
 from agentrl_cli.hooks import HookList
@@ -20,7 +20,6 @@ from agentrl_cli.policies.protocols import Sleeping, TrainablePolicy
 from agentrl_cli.rollout.greedy import rewards as greedy_rewards
 from agentrl_cli.rollout.job import seed_of
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.trainer.controls import keep_settings
 from agentrl_cli.trainer.inputs import Inputs
 from agentrl_cli.trainer.metrics import Clock
 from agentrl_cli.trainer.prefetch import Prefetcher, run_in_thread, stale
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 class Trainer:
     """One run, from its parts. `build_trainer` makes them all; a test may exchange any."""
 
-    config: Config
+    config: TrainerSettings
     run: RunRow
     """The run's row, in the store; `run.dir` is its folder."""
     loaded: Loaded
@@ -133,7 +132,7 @@ class Trainer:
 
     async def _steps(self) -> None:
         """Steps until the last, or until something stops the run; between two of them controls are obeyed."""
-        if self.config.train.eval_every and self.step == 0:
+        if self.config.train.eval.every and self.step == 0:
             await self.evaluate()  # of the base: the curve begins there, and `best` may be it
         actions = {"checkpoint": lambda: self._save("step"), "evaluate": self.evaluate}
         while self.step < self.config.train.steps and not self.controls.stopping:
@@ -142,7 +141,7 @@ class Trainer:
                 self.controls.changed
             ):  # a resume uses the new settings, and applies no step from before them again
                 self.controls.changed = False
-                keep_settings(self.run, self.config, self.store)
+                self.controls.keep()
                 await self._save("step")
             if not self.controls.stopping:
                 await self._one_step(self.step)
@@ -166,7 +165,7 @@ class Trainer:
             self.on_step(step + 1, report.metrics)
         self.step = step + 1
         await self.hooks.call("on_update", run=self.run, metrics=report.metrics, step=self.step)
-        if self.config.train.eval_every and self.step % self.config.train.eval_every == 0:
+        if self.config.train.eval.every and self.step % self.config.train.eval.every == 0:
             await self.evaluate()
         if self.checkpoints.due(self.step):
             await self._save("step")
@@ -224,7 +223,7 @@ class Trainer:
         result = await evaluate_policy(
             probe,
             self.eval_tasks,
-            config.train.eval_samples,
+            config.train.eval.samples,
             config.seed,
             run_id=self.run.id,
             step=self.step,
@@ -274,9 +273,7 @@ class Trainer:
 
     async def _rehearse(self) -> None:
         """Report before the first step texts of the model that this run would skip as drift."""
-        if self.config.drift.structural != "train" and any(
-            pack.tools for pack in self.packs.values()
-        ):
+        if self.config.algo.skip.drift and any(pack.tools for pack in self.packs.values()):
             from agentrl_cli.rollout.rehearse import rehearse
 
             self.reporter.rehearsal(await rehearse(self.loaded.chat))

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import Config, Section
+from agentrl_cli.config.records import MemorySettings, Settings
 from agentrl_cli.inference.memory import live_rows
 from agentrl_cli.trainer.memory_plan import Plan, plan
 
@@ -21,14 +22,18 @@ BITS = ("8bit", "4bit")
 
 
 def fit(
-    config: Config, folder: Path, *, gpu_bytes: float | None = None, quantised: bool = False
-) -> tuple[Config, Plan]:
+    settings: Settings | Config,
+    folder: Path,
+    *,
+    gpu_bytes: float | None = None,
+    quantised: bool = False,
+) -> tuple[MemorySettings, Plan]:
     """Return the first settings that fit, and their plan; if none do, the smallest, whose plan does not fit.
 
     `gpu_bytes`: as in `plan`. `quantised`: whether this machine can load a base in 8 or 4 bits.
     """
-    found: tuple[Config, Plan] | None = None
-    for start in _variants(config, quantised=quantised):
+    found: tuple[MemorySettings, Plan] | None = None
+    for start in _variants(MemorySettings.of(settings), quantised=quantised):
         found = _shrunk(start, folder, gpu_bytes)
         if found[1].fits:
             break
@@ -36,39 +41,43 @@ def fit(
     return found
 
 
-def changes(before: Config, after: Config) -> list[str]:
+def changes(before: Settings | Config, after: MemorySettings) -> list[str]:
     """`section.key: old → new` of every setting that differs."""
-    first, second = before.model_dump(mode="json"), after.model_dump(mode="json")
-    return [
-        f"{section}.{key}: {_text(first[section][key])} → {_text(value)}"
-        for section, values in second.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-        if first[section].get(key) != value
-    ]
+    found = []
+    for name, section in vars(after).items():
+        if isinstance(section, Section):
+            first = getattr(before, name).model_dump(mode="json")
+            found += [
+                f"{name}.{key}: {_text(first[key])} → {_text(value)}"
+                for key, value in section.model_dump(mode="json").items()
+                if first[key] != value
+            ]
+    return found
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _variants(config: Config, *, quantised: bool) -> Iterator[Config]:
+def _variants(config: MemorySettings, *, quantised: bool) -> Iterator[MemorySettings]:
     """As configured, then with an adapter, then on a base of fewer bits."""
     yield config
-    adapted = _with(config, adapter={"enabled": True})
+    adapted = config.replace(adapter={"enabled": True})
     if not config.adapter.enabled:
         yield adapted
     if quantised and config.model.quantization == "none":
-        yield from (_with(adapted, model={"quantization": bits}) for bits in BITS)
+        yield from (adapted.replace(model={"quantization": bits}) for bits in BITS)
 
 
-def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Config, Plan]:
+def _shrunk(
+    config: MemorySettings, folder: Path, gpu_bytes: float | None
+) -> tuple[MemorySettings, Plan]:
     """Halve the part of the larger phase that can be halved until the run fits."""
     if config.train.checkpointing == "off":
         found = plan(config, folder, gpu_bytes=gpu_bytes)
         if found.fits:
             return config, found
-        config = _with(config, train={"checkpointing": "auto"})
+        config = config.replace(train={"checkpointing": "auto"})
     while True:
         found = plan(config, folder, gpu_bytes=gpu_bytes)
         rows, tokens, longest = (
@@ -85,14 +94,6 @@ def _shrunk(config: Config, folder: Path, gpu_bytes: float | None) -> tuple[Conf
         if found.fits or not ((sampling and more_rows) or (updating and more_tokens)):
             return config, found
         if sampling and more_rows:
-            config = _with(config, rollout={"concurrency": max(LEAST_ROWS, rows // 2)})
+            config = config.replace(rollout={"concurrency": max(LEAST_ROWS, rows // 2)})
         if updating and more_tokens:
-            config = _with(config, train={"token_budget": max(longest, tokens // 2)})
-
-
-def _with(config: Config, **sections: dict[str, Any]) -> Config:
-    """Return the settings with some changed, validated again."""
-    given = config.model_dump()
-    return Config.model_validate(
-        {**given, **{name: {**given[name], **more} for name, more in sections.items()}}
-    )
+            config = config.replace(train={"token_budget": max(longest, tokens // 2)})

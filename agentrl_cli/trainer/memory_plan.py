@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import MemorySettings, Settings
 from agentrl_cli.learning.advantages import needs
 from agentrl_cli.trainer.model_shape import model_shape, resolve_adapter
 
@@ -89,7 +90,7 @@ class Plan:
             "weights": "use a smaller model, or model.dtype=bfloat16",
             "captured steps": "rollout.cuda_graphs=off",
             "sampler": "rollout.async_staleness=0, or train an adapter: --lora",
-            "reference": "train an adapter (--lora), whose base is the reference, or set algo.kl_coef=0",
+            "reference": "train an adapter (--lora), whose base is the reference, or set algo.kl.coef=0",
         }
         phase = (
             self.rollout if sum(self.rollout.values()) > sum(self.update.values()) else self.update
@@ -98,7 +99,7 @@ class Plan:
         return list(dict.fromkeys(tips[name] for name in ranked if name in tips))
 
 
-def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
+def checkpoints(config: MemorySettings, folder: Path | None, model: Any) -> bool:
     """Whether a training of this loaded model recomputes activations: as configured, or if they would not fit."""
     choice = config.train.checkpointing
     sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
@@ -107,13 +108,13 @@ def checkpoints(config: Config, folder: Path | None, model: Any) -> bool:
     return plan(config, folder, held=float(sum(n * each for n, each in sizes))).checkpointing
 
 
-def sets_aside(config: Config, folder: Path | None, model: Any) -> bool:
+def sets_aside(config: MemorySettings, folder: Path | None, model: Any) -> bool:
     """Whether a training of this loaded model keeps its optimizer's state off the GPU while episodes are sampled."""
     weights = next(iter(model.parameters()))
     return folder is not None and weights.device.type == "cuda" and plan(config, folder).aside
 
 
-def row_tokens(config: Config, folder: Path | None, model: Any) -> int:
+def row_tokens(config: MemorySettings, folder: Path | None, model: Any) -> int:
     """Tokens of a group that one row of this loaded model's update may have (`Plan.row_tokens`)."""
     if folder is None:
         return config.train.token_budget
@@ -123,7 +124,7 @@ def row_tokens(config: Config, folder: Path | None, model: Any) -> int:
 
 
 def plan(
-    config: Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None
+    settings: Settings | Config, folder: Path, held: float = 0.0, *, gpu_bytes: float | None = None
 ) -> Plan:
     """Plan a run of the model in `folder`; `held`: bytes of it that are loaded.
 
@@ -134,11 +135,11 @@ def plan(
 
     from agentrl_cli.models.device import free_memory, pick_device, pick_dtype
 
+    config = MemorySettings.of(settings)
     device = pick_device(config.model.device) if gpu_bytes is None else torch.device("cuda")
     # Full weights are trained in float32; an absent GPU is taken to have bfloat16.
     full = config.model.dtype == "auto" and not config.adapter.enabled
-    given = folder
-    folder, config = resolve_adapter(folder, config)
+    given, (folder, config) = folder, resolve_adapter(folder, config)
     absent = gpu_bytes is not None and config.model.dtype == "auto"
     size = 4 if full else 2 if absent else _bytes(str(pick_dtype(config.model.dtype, device)))
     count = (shape := model_shape(folder, config.model))["parameters"]
@@ -152,14 +153,14 @@ def plan(
     }
     available = (free_memory(device) if gpu_bytes is None else gpu_bytes) + held
     fresh = config.adapter.enabled and folder == given  # it is switched off for the reference
-    if config.algo.kl_coef and not fresh:
+    if config.algo.kl.coef and not fresh:
         both["reference"] = float(count * size)
     rollout, both_ways = _phases(config, shape, size, trained, both, available, on_gpu)
     choice = config.train.checkpointing
     again = choice == "on" or (choice == "auto" and sum(both_ways[0].values()) > available)
     update = both_ways[again]
     rollout = update if config.rollout.async_staleness else rollout
-    aside = on_gpu and config.train.optimizer in MOVES and not config.rollout.async_staleness
+    aside = on_gpu and config.train.optimizer.name in MOVES and not config.rollout.async_staleness
     # Where the update is the peak, moving the state would not lower it.
     aside = aside and sum(rollout.values()) > sum(update.values())
     if aside:
@@ -175,7 +176,7 @@ def plan(
 
 
 def _phases(
-    config: Config,
+    config: MemorySettings,
     shape: Mapping[str, int],
     size: int,
     trained: int,
@@ -198,15 +199,15 @@ def _phases(
     return rollout, updates
 
 
-def _state(config: Config, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
+def _state(config: MemorySettings, shape: Mapping[str, int], trained: int, on_gpu: bool) -> float:
     """Bytes of the optimizer's state."""
-    muon = config.train.optimizer == "muon"
+    muon = config.train.optimizer.name == "muon"
     matrices = 0 if not muon else trained if config.adapter.enabled else shape["linear_weights"]
-    return float(trained * STATE[config.train.optimizer][on_gpu] - 4 * matrices)
+    return float(trained * STATE[config.train.optimizer.name][on_gpu] - 4 * matrices)
 
 
 def _copies(
-    config: Config, shape: Mapping[str, int], size: int, free: float, *, on_gpu: bool
+    config: MemorySettings, shape: Mapping[str, int], size: int, free: float, *, on_gpu: bool
 ) -> float:
     """Return the bytes of the linear layers' copies that sampling multiplies with (inference/sampling_weights.py)."""
     from agentrl_cli.inference.memory import copies_fit
@@ -222,7 +223,7 @@ def _copies(
 
 
 def _sampling(
-    config: Config, shape: Mapping[str, int], size: int, copies: float
+    config: MemorySettings, shape: Mapping[str, int], size: int, copies: float
 ) -> dict[str, float]:
     """Return the rollout's memory besides weights and optimizer state.
 
@@ -260,7 +261,7 @@ def _sampling(
 
 
 def _graph_memory(
-    config: Config, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
+    config: MemorySettings, shape: Mapping[str, int], size: int, rollout: Mapping[str, float]
 ) -> dict[str, float]:
     """Memory of captured CUDA graphs, held in both phases; empty without them."""
     from agentrl_cli.inference.memory import cuda_graphs_enabled, graph_bytes
@@ -273,7 +274,13 @@ def _graph_memory(
 
 
 def _updating(
-    config: Config, shape: Mapping[str, int], size: int, trained: int, *, again: bool, on_gpu: bool
+    config: MemorySettings,
+    shape: Mapping[str, int],
+    size: int,
+    trained: int,
+    *,
+    again: bool,
+    on_gpu: bool,
 ) -> dict[str, float]:
     """Return the update's memory besides weights and optimizer.
 
@@ -303,7 +310,9 @@ def _updating(
     return found
 
 
-def _token_bytes(config: Config, shape: Mapping[str, int], size: int, *, again: bool) -> int:
+def _token_bytes(
+    config: MemorySettings, shape: Mapping[str, int], size: int, *, again: bool
+) -> int:
     """Bytes of activations of a token in the update."""
     fuses, hidden = _fuses(config, shape), shape["hidden"]
     kept = _fused_activation_bytes(shape, size) if fuses else _activation_bytes(shape, size)
@@ -334,7 +343,7 @@ def _fused_activation_bytes(shape: Mapping[str, int], size: int) -> int:
     return (2 * shape["hidden"] + heads + 2 * shape["inner"]) * size
 
 
-def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
+def _fuses(config: MemorySettings, shape: Mapping[str, int]) -> bool:
     """Whether the fused forward trains it: plain LoRA on all linear layers of a supported family."""
     lora = config.adapter
     plain = (
@@ -346,7 +355,7 @@ def _fuses(config: Config, shape: Mapping[str, int]) -> bool:
     return bool(plain and shape["fused"])
 
 
-def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
+def _weights(config: MemorySettings, shape: Mapping[str, int], size: int) -> float:
     """Bytes of the base model; quantised, its linear layers without the head in 4 or 8 bits with their constants."""
     bits = config.model.quantization
     if bits == "none":
@@ -355,7 +364,7 @@ def _weights(config: Config, shape: Mapping[str, int], size: int) -> float:
     return float(rest + shape["linear_weights"] * BYTES[bits])
 
 
-def _adapter(config: Config, shape: Mapping[str, int]) -> int:
+def _adapter(config: MemorySettings, shape: Mapping[str, int]) -> int:
     """Parameters of a LoRA adapter on all linear layers (an upper bound if fewer modules are named)."""
     return config.adapter.r * shape["linear_in_out"]
 
@@ -364,7 +373,7 @@ def _bytes(dtype: str) -> int:
     return 4 if dtype.endswith("float32") else 2
 
 
-def _step_seconds(config: Config, parameters: int, device: Any) -> float:
+def _step_seconds(config: MemorySettings, parameters: int, device: Any) -> float:
     """Return a step's seconds: its arithmetic over a rate measured now, at the efficiency seen in practice."""
     import torch
 

@@ -52,7 +52,7 @@ def step_metrics(
         "outcomes": [str(e.outcome) for e in episodes],
         "flags": [flag for e in episodes for flag in e.flags],
         "drift": [kind for kind in drift if kind],
-        "facts": [str(fact) for fact in facts.values()],
+        "facts": [fact.kind for fact in facts.values()],
     }
     for kind, names in counted.items():
         metrics |= {f"{kind}/{name}": float(n) for name, n in Counter(names).items()}

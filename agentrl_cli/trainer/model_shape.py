@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.config import Config
 from agentrl_cli.config.models import ModelConfig
+from agentrl_cli.config.records import MemorySettings
 from agentrl_cli.errors import ModelError
 
 
@@ -52,7 +52,7 @@ def model_shape(folder: Path, settings: ModelConfig) -> dict[str, int]:
     }
 
 
-def resolve_adapter(folder: Path, config: Config) -> tuple[Path, Config]:
+def resolve_adapter(folder: Path, config: MemorySettings) -> tuple[Path, MemorySettings]:
     """Return the base of an adapter that is trained on, and the configuration with the adapter's rank."""
     from agentrl_cli.models.adapter import ADAPTER_FILE
     from agentrl_cli.models.load import adapter_base
@@ -63,7 +63,5 @@ def resolve_adapter(folder: Path, config: Config) -> tuple[Path, Config]:
         rank = int(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / ADAPTER_FILE} cannot be read: {error!r}") from error
-    adapter = config.adapter.model_copy(update={"enabled": True, "r": rank})
-    return adapter_base(folder, config.model, base=folder), config.model_copy(
-        update={"adapter": adapter}
-    )
+    adapter = config.adapter.replace(enabled=True, r=rank)
+    return adapter_base(folder, config.model, base=folder), config.replace(adapter=adapter)

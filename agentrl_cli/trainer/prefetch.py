@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.types import Episode
 
 Groups = list[list[Episode]]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Prefetcher:
     """The groups of steps, in order. `stop` it: running episodes are cancelled, and stored as that."""
 
-    def __init__(self, sample: Callable[[int], Awaitable[Groups]], config: Config) -> None:
+    def __init__(self, sample: Callable[[int], Awaitable[Groups]], config: TrainerSettings) -> None:
         """`sample` samples one step, counted from 0."""
         self.sample = sample
         self.config = config

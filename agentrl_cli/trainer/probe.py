@@ -17,7 +17,7 @@ from agentrl_cli.policies.protocols import Served, TrainablePolicy
 from agentrl_cli.types import Episode
 
 if TYPE_CHECKING:
-    from agentrl_cli.config import Config
+    from agentrl_cli.config.records import TrainerSettings
     from agentrl_cli.learning.protocols import ModelCompute
 
 CONTEXTS = 2
@@ -28,7 +28,7 @@ async def probe(
     policy: TrainablePolicy,
     compute: ModelCompute,
     groups: Sequence[Sequence[Episode]],
-    config: Config,
+    config: TrainerSettings,
 ) -> dict[str, float]:
     """`probe/logp_difference`: the largest mean difference of a server in nats. {} for a policy in this process.
 

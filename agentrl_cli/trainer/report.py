@@ -22,9 +22,10 @@ from agentrl_cli.trainer.machine import machine
 from agentrl_cli.trainer.metrics import Clock, step_metrics
 from agentrl_cli.trainer.prefetch import age_metrics
 from agentrl_cli.types import Episode, Fact, Outcome, Task
+from agentrl_cli.types.section import Section
 
 if TYPE_CHECKING:
-    from agentrl_cli.config import Config
+    from agentrl_cli.config.records import TrainerSettings
     from agentrl_cli.learning.protocols import Update
     from agentrl_cli.policies.protocols import TrainablePolicy
     from agentrl_cli.rollout.rehearse import Finding
@@ -104,7 +105,7 @@ class Reporter:
 
     def __init__(
         self,
-        config: Config,
+        config: TrainerSettings,
         store: Store,
         run: RunRow,
         narrate: Callable[[str], None],
@@ -116,7 +117,7 @@ class Reporter:
         self.run = run
         self.run_id = run.id
         self.narrate = narrate
-        self.health = Health(config.train.stop_on, config.train.stop_patience)
+        self.health = Health(config.train.stop_on.alerts, config.train.stop_on.patience)
         self.tasks = {task.id: task for task in tasks}
         self._steps: list[Mapping[str, float]] = []
         """Metrics of the steps so far; those before a resume are read from the store."""
@@ -173,7 +174,7 @@ class Reporter:
             self.narrate(f"warning: {finding}.")
         if findings:
             text = (
-                "; ".join(map(str, findings)) + ". drift.structural=train trains them all the same."
+                "; ".join(map(str, findings)) + ". algo.skip.drift=false trains them all the same."
             )
             self.store.journal.add_alert(
                 self.run_id, "warn", "drift", float(len(findings)), 0.0, text, step=0
@@ -206,7 +207,7 @@ class Reporter:
             self.store.runs.update(
                 self.run_id, status=status, error=text, ended=time.time(), step=step
             )
-            retain(self.store, self.run_id, self.config)
+            retain(self.store, self.run_id, self.config.store)
             self.store.flush()
         except (StoreError, NotFound) as problem:
             cause = cause_of(problem, self.store, self.run)
@@ -222,7 +223,12 @@ class Reporter:
         step = {**report.metrics, "step": report.step + 1}
         before = self._steps or self.store.runs.steps(self.run_id)
         self._steps = [row for row in before if row["step"] <= report.step] + [step]
-        run = replace(self.run, config=self.config.model_dump(mode="json"))
+        now = {
+            name: part.model_dump(mode="json")
+            for name, part in vars(self.config).items()
+            if isinstance(part, Section)
+        }
+        run = replace(self.run, config={**self.run.config, **now})
         evidence = read_evidence(
             self.store,
             run,

@@ -11,10 +11,9 @@ from typing import Any
 from agentrl_cli.config import Config, Sources, load_config
 from agentrl_cli.config.models import fixed_sections
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.paths import portable
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.store.new_run import keep_settings
 from agentrl_cli.store.runs import in_use
-from agentrl_cli.trainer.controls import keep_settings
 
 FIXED = ("model", "adapter", "task", "seed", "deterministic")
 """Settings that a resume cannot change, besides the sections of plugins that say so."""
@@ -50,13 +49,9 @@ def resumed_config(
     Raises ConfigError if a setting of FIXED would change.
     """
     settings, sources = load_config((), sets, os.environ, flags, base=base, run=run.config)
-    before, now = portable(run.config, (base,)), settings.model_dump(mode="json")
-    default = Config().model_dump(mode="json")
+    before, _ = load_config((), base=base, run=run.config)
     for key in (*FIXED, *fixed_sections()):
-        was = before.get(key, default[key])
-        if isinstance(was, dict):  # a setting that is newer than the run had its default
-            was = {**default[key], **was}
-        if was != now.get(key):
+        if getattr(before, key) != getattr(settings, key):
             raise ConfigError(
                 f"A run cannot be resumed with other settings under `{key}`.",
                 hint=f"Start a new run, or restore `{key}`.",

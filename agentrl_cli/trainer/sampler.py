@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl_cli.chat.drift import KINDS
-from agentrl_cli.config import Config
+from agentrl_cli.config import TaskConfig
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.evaluate import pick_tasks
 from agentrl_cli.learning.advantages import drops_equal, has_signal
@@ -65,7 +66,7 @@ class Collector:
 
     def __init__(
         self,
-        config: Config,
+        config: TrainerSettings,
         run: RunRow,
         tasks: Sequence[Task],
         store: Store,
@@ -146,10 +147,10 @@ class Collector:
         return decide(
             groups,
             drift=self.rollout.drift,
-            train_drifted=self.config.drift.structural == "train",
+            train_drifted=not self.config.algo.skip.drift,
             drop_zero_variance=drops_equal(self.config.algo),
-            mask_overlong=self.config.algo.mask_overlong,
-            mask_void=self.config.algo.mask_void,
+            mask_overlong=self.config.algo.skip.overlong,
+            mask_void=self.config.algo.skip.void,
             stale=stale,
             vocabulary=self.vocabulary,
         )
@@ -219,13 +220,13 @@ def group_name(step: int, place: int) -> str:
     return f"{step + 1:06d}-{place:03d}"
 
 
-def find_tasks(config: Config, packs: Mapping[str, Pack], store: Store) -> list[Task]:
+def find_tasks(config: TaskConfig, packs: Mapping[str, Pack], store: Store) -> list[Task]:
     """Return the tasks of the training split, at most `task.limit` of each pack, which the store then has.
 
     Raises ConfigError without any.
     """
-    split, limit = config.task.split_train, config.task.limit
-    found = pick_tasks(packs, [split], families=config.task.families)
+    split, limit = config.split_train, config.limit
+    found = pick_tasks(packs, [split], families=config.families)
     tasks = [
         task for pack in packs for task in [task for task in found if task.pack == pack][:limit]
     ]

@@ -14,8 +14,8 @@ import numpy as np
 from torch import nn
 
 from agentrl_cli.chat.tokenizer import BaseTokenizer, Tokenizer
-from agentrl_cli.config import Config
 from agentrl_cli.config.estimators import Distill
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import BadAnswer, ConfigError, ModelError
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.packing import Segment
@@ -32,7 +32,7 @@ PROBE = "The quick brown fox: 1 + 2 = 3. 你好。"
 
 
 def find_teacher(
-    config: Config, loaded: Loaded, tasks: Sequence[Task], store: Store, base: Path
+    config: TrainerSettings, loaded: Loaded, tasks: Sequence[Task], store: Store, base: Path
 ) -> Teacher | None:
     """Return the configured teacher; None if the estimator needs none.
 
@@ -62,8 +62,10 @@ def find_teacher(
     return teacher
 
 
-def _local(name: str, config: Config, loaded: Loaded, store: Store, base: Path) -> nn.Module:
-    folder = model_folder(name, config, base=base, store=store)
+def _local(
+    name: str, config: TrainerSettings, loaded: Loaded, store: Store, base: Path
+) -> nn.Module:
+    folder = model_folder(name, config.model, base=base, store=store)
     named = (
         folder
         if (folder / "tokenizer.json").is_file()

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.evaluate import pick_tasks, spread
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.tasks import SPLITS, Pack
@@ -30,62 +30,62 @@ class Validation:
 
 
 def validation(
-    config: Config,
+    config: TrainerSettings,
     packs: Mapping[str, Pack],
     train: Sequence[Task],
     store: Store,
     run: RunRow,
     narrate: Callable[[str], None],
 ) -> Validation:
-    """Return the split `train.eval_split`; for a pack without it, a seeded tenth of its training tasks, held out."""
+    """Return the split `train.eval.split`; for a pack without it, a seeded tenth of its training tasks, held out."""
     kept: list[str] = (store.journal.newest_event(run.id, HELD_OUT) or {}).get("tasks", [])
-    if not kept and run.step == 0 and config.train.eval_every:
+    if not kept and run.step == 0 and config.train.eval.every:
         kept = _draw(config, packs, train)
         if kept:
             store.journal.add_event(run.id, HELD_OUT, {"tasks": kept})
             narrate(
                 f"{len(kept)} of {len(train)} training tasks are held out to choose the best checkpoint:"
-                f" no split {config.train.eval_split!r} (train.eval_split)"
+                f" no split {config.train.eval.split!r} (train.eval.split)"
             )
     held = set(kept)
     tasks = _of_split(config, packs) + [task for task in train if task.id in held]
-    if not tasks and config.train.eval_every:
+    if not tasks and config.train.eval.every:
         tasks = fallback(config, packs, narrate)
     return Validation(
-        [task for task in train if task.id not in held], spread(tasks, config.train.eval_tasks)
+        [task for task in train if task.id not in held], spread(tasks, config.train.eval.tasks)
     )
 
 
 def fallback(
-    config: Config, packs: Mapping[str, Pack], narrate: Callable[[str], None]
+    config: TrainerSettings, packs: Mapping[str, Pack], narrate: Callable[[str], None]
 ) -> list[Task]:
     """Tasks of `eval.split` if nothing else is left, else of training. Raises NotFound for a split of another name."""
     split, why = config.eval.split, "which `agentrl eval` reports too"
     if split in SPLITS and not any(split in pack.splits() for pack in packs.values()):
         split, why = "train", "which it is trained on"
     narrate(
-        f"the best checkpoint is chosen on the split {split!r}, {why}: there is no split {config.train.eval_split!r}"
-        " (train.eval_split), and no training task was held out"
+        f"the best checkpoint is chosen on the split {split!r}, {why}: there is no split {config.train.eval.split!r}"
+        " (train.eval.split), and no training task was held out"
     )
     return spread(
-        pick_tasks(packs, [split], families=config.task.families), config.train.eval_tasks
+        pick_tasks(packs, [split], families=config.task.families), config.train.eval.tasks
     )
 
 
-def _of_split(config: Config, packs: Mapping[str, Pack]) -> list[Task]:
-    split, families = config.train.eval_split, config.task.families
+def _of_split(config: TrainerSettings, packs: Mapping[str, Pack]) -> list[Task]:
+    split, families = config.train.eval.split, config.task.families
     found = [
         task for pack in packs.values() if split in pack.splits() for task in pack.tasks(split)
     ]
     return [task for task in found if families is None or task.family in families]
 
 
-def _draw(config: Config, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
+def _draw(config: TrainerSettings, packs: Mapping[str, Pack], train: Sequence[Task]) -> list[str]:
     """Ids of the tasks to hold out: a tenth of every pack without the split, at most an evaluation's tasks."""
     held: list[str] = []
     for name, pack in packs.items():
         own = [task.id for task in train if task.pack == name]
-        if config.train.eval_split not in pack.splits():
-            count = min(len(own) // SHARE, config.train.eval_tasks)
+        if config.train.eval.split not in pack.splits():
+            count = min(len(own) // SHARE, config.train.eval.tasks)
             held += random.Random(f"{name} held out {config.seed}").sample(own, count)
     return held

@@ -24,6 +24,9 @@ from agentrl_cli.types.content import HASH, digest, images_of
 from agentrl_cli.types.outcomes import FAULTS as FAULTS
 from agentrl_cli.types.outcomes import Fact as Fact
 from agentrl_cli.types.outcomes import Outcome as Outcome
+from agentrl_cli.types.outcomes import kind_of as kind_of
+from agentrl_cli.types.outcomes import read_fact as read_fact
+from agentrl_cli.types.outcomes import stored_facts as stored_facts
 from agentrl_cli.types.sampling import Sampling as Sampling
 from agentrl_cli.types.signals import TrainSignals as TrainSignals
 from agentrl_cli.types.tokens import TOP_K as TOP_K

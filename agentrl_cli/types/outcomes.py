@@ -54,32 +54,64 @@ _MASKED = frozenset({*FAULTS, Outcome.CANCELLED, Outcome.DRIFT, Outcome.UNGRADED
 
 
 class Fact(StrEnum):
-    """The fate of an episode in a training step (`episodes.fact`)."""
+    """The fate of an episode in a training step (`episodes.fact`): one of eight classes, and a reason.
+
+    Before 0.1 each reason was a class of its own, `skipped:zero_variance`: such values are read as today's.
+    """
 
     TRAINED = "trained"
-    SKIPPED_ZERO_VARIANCE = "skipped:zero_variance"
-    SKIPPED_ENV_ERROR = "skipped:env_error"
-    SKIPPED_SANDBOX_ERROR = "skipped:sandbox_error"
-    SKIPPED_TIMEOUT = "skipped:timeout"
-    SKIPPED_AGENT_ERROR = "skipped:agent_error"
-    SKIPPED_AGENT_TIMEOUT = "skipped:agent_timeout"
-    SKIPPED_NO_CALLS = "skipped:no_calls"
-    SKIPPED_FOREIGN_TEXT = "skipped:foreign_text"
-    SKIPPED_CANCELLED = "skipped:cancelled"
-    SKIPPED_TOO_LONG = "skipped:too_long"
-    SKIPPED_OVERLONG = "skipped:overlong"
-    SKIPPED_VOID = "skipped:void"
-    """A turn without text or calls, with `algo.mask_void`."""
-    SKIPPED_DRIFT = "skipped:drift"
-    SKIPPED_STALE = "skipped:stale"
-    SKIPPED_CHANGED = "skipped:changed"
-    """Sampled before a row, the code or the tokenizer was changed, and replaced at the resume."""
+    SKIPPED_ZERO_VARIANCE = "skipped:no_signal: all rewards of the group are equal"
+    SKIPPED_GROUP_TOO_SMALL = "skipped:no_signal: fewer than two episodes of the group can be used"
+    SKIPPED_NO_MODEL_TOKENS = "skipped:no_signal: the model sampled no token"
+    SKIPPED_NO_BASELINE = "skipped:no_signal: the greedy attempt at the task has no grade"
+    SKIPPED_ENV_ERROR = "skipped:fault: env_error"
+    SKIPPED_SANDBOX_ERROR = "skipped:fault: sandbox_error"
+    SKIPPED_TIMEOUT = "skipped:fault: timeout"
+    SKIPPED_AGENT_ERROR = "skipped:fault: agent_error"
+    SKIPPED_AGENT_TIMEOUT = "skipped:fault: agent_timeout"
+    SKIPPED_NO_CALLS = "skipped:fault: no_calls"
+    SKIPPED_FOREIGN_TEXT = "skipped:fault: foreign_text"
     SKIPPED_UNGRADED = "skipped:ungraded"
+    SKIPPED_TOO_LONG = "skipped:limit: the prompt is too long"
+    SKIPPED_OVERLONG = "skipped:limit: it ran out of tokens (algo.skip.overlong)"
+    SKIPPED_VOID = "skipped:limit: a turn has neither text nor calls (algo.skip.void)"
+    SKIPPED_DRIFT = "skipped:drift"
     SKIPPED_BAD_TOKENS = "skipped:bad_tokens"
     """No model can have sampled what is stored (`learning.dispositions.flaw`)."""
-    SKIPPED_NO_MODEL_TOKENS = "skipped:no_model_tokens"
-    SKIPPED_GROUP_TOO_SMALL = "skipped:group_too_small"
-    SKIPPED_BASELINE = "skipped:baseline"
-    """A greedy attempt to compare with: evaluated, never trained."""
-    SKIPPED_NO_BASELINE = "skipped:no_baseline"
-    """The greedy attempt at the same task could not be graded."""
+    SKIPPED_CANCELLED = "skipped:unused: cancelled"
+    SKIPPED_STALE = "skipped:unused: its weights are too old"
+    SKIPPED_CHANGED = "skipped:unused: a row, the code or the tokenizer changed before a resume"
+    SKIPPED_BASELINE = "skipped:unused: a greedy attempt to compare with"
+
+    @property
+    def kind(self) -> str:
+        """Return the class: trained, or skipped:no_signal, fault, ungraded, limit, drift, bad_tokens, unused."""
+        return kind_of(self)
+
+    @property
+    def old(self) -> str:
+        """Return the value before 0.1."""
+        return self.name.lower().replace("_", ":", 1)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Fact | None:
+        return next((fact for fact in cls if fact.old == value), None)
+
+
+def kind_of(fact: str) -> str:
+    """Return the class of a stored fact, without the reason."""
+    return fact.partition(": ")[0]
+
+
+def read_fact(stored: str) -> str:
+    """Return a stored fact by today's name; unchanged if it is none."""
+    return str(Fact(stored)) if stored in _OLD else stored
+
+
+_OLD = frozenset(fact.old for fact in Fact)
+
+
+def stored_facts(said: str) -> list[str]:
+    """Return the stored values that a class, a fact or an older name means; the text itself if it is none of them."""
+    meant = [fact for fact in Fact if said in (fact, fact.kind, fact.old)]
+    return [value for fact in meant for value in dict.fromkeys((str(fact), fact.old))] or [said]

@@ -1,10 +1,11 @@
-"""The base class of the settings' sections."""
+"""The base classes of the settings: sections, and groups of settings under one key of a section."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -28,3 +29,32 @@ class Section(BaseModel):
     )
     fixed: ClassVar[bool] = False
     """Whether a resume must keep a plugin's section as the run has it."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values, which are not validated; a mapping changes settings of a section."""
+        return self.model_copy(
+            update={
+                name: inner.replace(**value)
+                if isinstance(inner := getattr(self, name), Section) and isinstance(value, Mapping)
+                else value
+                for name, value in changes.items()
+            }
+        )
+
+
+class Group(Section):
+    """Base of settings that belong together under one key: `kl: {coef: 0.01, target: 0.1}`."""
+
+    bare: ClassVar[bool] = False
+    """Whether a plain value sets nothing; else it sets the first setting: `kl: 0.01`."""
+
+    @classmethod
+    def main(cls) -> str:
+        """Return the setting that a plain value sets; empty if none."""
+        return "" if cls.bare else next(iter(cls.model_fields), "")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        plain = cls.main() and not isinstance(given, (Mapping, Group))
+        return {cls.main(): given} if plain else given

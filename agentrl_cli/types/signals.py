@@ -12,11 +12,11 @@ Float32 = NDArray[np.float32]
 
 
 REJECTED = 2
-"""`algo.reject` left the token out of the mini-batch."""
+"""`algo.off_policy.reject` left the token out of the mini-batch."""
 MASKED = 3
-"""`algo.entropy_share` took the token's gradient."""
+"""`algo.entropy.share` took the token's gradient."""
 FAR = 4
-"""`algo.off_policy_mask` or a masking `algo.correction` took it: the weights have moved too far since sampling."""
+"""`algo.off_policy.mask` or a masking correction took it: the weights have moved too far since sampling."""
 NO_GRADIENT = ("in full", "CLIPPED", "REJECTED", "MASKED: certain", "MASKED: off-policy")
 """Words for the values of `clipped`."""
 

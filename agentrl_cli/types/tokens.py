@@ -82,7 +82,7 @@ class Tokens:
     """[n, TOP_K]; -1 if absent."""
     top_logps: Float32
     support: Support | None = None
-    """Where it was stored (`rollout.replay_truncation`)."""
+    """Where it was stored (`rollout.truncation.replay`)."""
 
     given = OldAttribute("from_ids")
     sampled = OldAttribute("from_generation")

@@ -24,19 +24,19 @@ TRAIN: dict[str, Any] = {
     "rollout": {"concurrency": 3},
     "train": {
         "steps": STEPS,
-        "save_every": 2,
-        "eval_every": 2,
-        "eval_tasks": 2,
-        "eval_samples": 1,
+        "save": 2,
+        "eval": {"every": 2, "tasks": 2, "samples": 1},
         "lr": 1e-2,
     },
-    "algo": {"drop_zero_variance": False},
+    "algo": {"skip": {"zero_variance": False}},
 }
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"deterministic": False, "rollout": {"concurrency": 3, "async_staleness": 1}},
     "LoRA": {"adapter": {"enabled": True, "r": 4}},
-    "PPO": {"algo": {"advantage": "gae", "value_lr": 1e-2, "drop_zero_variance": False}},
+    "PPO": {
+        "algo": {"advantage": {"name": "gae", "value_lr": 1e-2}, "skip": {"zero_variance": False}}
+    },
 }
 """Trainings, by what differs from TRAIN."""
 

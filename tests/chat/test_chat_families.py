@@ -157,7 +157,7 @@ async def test_refused_with_the_reason_and_trained_if_the_user_insists(
 ) -> None:
     with pytest.raises(TemplateError, match=reason) as caught:
         require_append_only(chat_of(source, name))
-    assert "model.append_only=true" in caught.value.hint
+    assert "model.chat.append_only=true" in caught.value.hint
     chat = chat_of(source, name, append_only=True)
     require_append_only(chat)
     call = called(chat)
@@ -276,7 +276,7 @@ def test_a_syntax_without_a_parser_is_refused_for_tools() -> None:
     assert (
         report.ok
         and not report.reads_calls
-        and any("model.parser" in note for note in report.notes)
+        and any("model.chat.parser" in note for note in report.notes)
     )
 
 
@@ -322,7 +322,7 @@ def test_a_base_model_gets_a_template_of_its_family_that_can_be_trained_with(nam
     tokenizer = ByteTokenizer("", control=control, words=(), eos=eos, bos=bos)
     with pytest.raises(TemplateError) as error:
         Chat(tokenizer)
-    assert f"model.chat_template={name}," in error.value.hint
+    assert f"model.chat.template={name}," in error.value.hint
     tokenizer.chat_template = families.family_template(name)
     chat = Chat(tokenizer, "auto")
     report = audit(chat)

@@ -385,7 +385,7 @@ async def test_calls_that_the_parser_does_not_read_raise_one_alert_a_run(tmp_pat
             )
             alerts = [alert for alert in store.journal.alerts(run.id) if alert["name"] == "parser"]
             assert len(alerts) == bool(name)
-            assert all(f"model.parser={name}." in alert["text"] for alert in alerts)
+            assert all(f"model.chat.parser={name}." in alert["text"] for alert in alerts)
         policy = ScriptedPolicy(
             [chat.parser.example("add", {"a": 5, "b": 7}), turns["mistral"]], chat.tokenizer
         )

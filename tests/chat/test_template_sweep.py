@@ -273,7 +273,7 @@ def check_appended(name: str) -> None:
     if trait is not None:
         with pytest.raises(TemplateError, match=re.escape(trait)) as caught:
             require_append_only(chat)
-        assert "model.append_only=true" in caught.value.hint
+        assert "model.chat.append_only=true" in caught.value.hint
         return
     report = require_append_only(chat)
     result = [tool("4", "c00000000", "add"), tool("5", "c00010000", "add")]

@@ -271,7 +271,7 @@ def test_a_model_that_says_nothing_but_padding(tmp_path: Path, cli: Cli) -> None
         for episode in episodes:
             said = episode.tokens.ids[episode.tokens.trained_mask]
             assert said.tolist() == [PAD] * 4, "every token of it is stored"
-            assert episode.fact == "skipped:zero_variance"
+            assert episode.fact == "skipped:no_signal: all rewards of the group are equal"
         assert "stop" in {alert["name"] for alert in store.journal.alerts(run.id)}
         assert all(row["frac_reward_zero_std"] == 1 for row in store.runs.steps(run.id))
     assert cli(project, "replay", "last")[0] == 0
@@ -291,7 +291,10 @@ def test_prompts_longer_than_the_context(tmp_path: Path, model: Path, cli: Cli, 
     with store_of(project) as store:
         (run,) = store.runs.all()
         for episode in episodes_of(store, run):
-            assert (episode.outcome, episode.fact) == (Outcome.TOO_LONG, "skipped:too_long")
+            assert (episode.outcome, episode.fact) == (
+                Outcome.TOO_LONG,
+                "skipped:limit: the prompt is too long",
+            )
             assert (
                 len(episode.tokens) > 300
                 and episode.trained_tokens == 0

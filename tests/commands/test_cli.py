@@ -294,7 +294,7 @@ def test_episodes_of_a_dead_run_are_interrupted(
         assert store.episodes.cancel("dead") == 2
         rows = [store.episodes.row(name) for name in dead]
     assert [(row.outcome, row.fact) for row in rows] == [
-        (Outcome.CANCELLED, "skipped:cancelled"),
+        (Outcome.CANCELLED, "skipped:unused: cancelled"),
         (Outcome.CANCELLED, ""),
     ]
 

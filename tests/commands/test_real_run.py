@@ -24,7 +24,7 @@ SHORTER = {
         "--set",
         "rollout.group_size=2",
         "--set",
-        "train.eval_every=0",
+        "train.eval.every=0",
     ],
     "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
     "rollout": ["--set", "rollout.group_size=2"],

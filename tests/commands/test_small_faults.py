@@ -158,9 +158,9 @@ def test_settings_for_a_finished_run_are_not_dropped_in_silence(
     assert cli("train")[0] == 0
     code, _, err = cli("train", "--resume", "last")
     assert code == 0 and "nothing left to do" in err and "Not applied" not in err
-    code, _, err = cli("train", "--resume", "last", "--set", "train.save_every=7", "--lr", "0.5")
+    code, _, err = cli("train", "--resume", "last", "--set", "train.save.every=7", "--lr", "0.5")
     assert code == 0 and "Not applied, since no steps are left" in err
-    assert "train.save_every=7, train.lr=0.5" in err
+    assert "train.save.every=7, train.lr=0.5" in err
 
 
 async def test_a_call_by_hand_is_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from pydantic import ValidationError
 
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.config.algo import CHOICES
-from agentrl_cli.config.choice import OLD, option_names
+from agentrl_cli.config.choice import option_names
 from agentrl_cli.config.estimators import ESTIMATORS
 from agentrl_cli.config.losses import LOSSES
-from agentrl_cli.config.models import fields, keys
+from agentrl_cli.config.models import fields, groups, keys, leaves
+from agentrl_cli.config.renamed import RENAMED
 from agentrl_cli.config.show import FIRST, full_yaml, non_defaults, rows, schema, to_yaml
 from agentrl_cli.errors import ConfigError, NotFound
 from agentrl_cli.registry import resolve
@@ -44,25 +46,31 @@ def test_defaults_are_valid_and_come_from_default() -> None:
 def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     write(
         tmp_path / "task.yaml",
-        "name: p\ndefaults: {train: {lr: 0.1, steps: 11, betas: [0.5, 0.5]}, seed: 11}\n",
+        "name: p\ndefaults: {train: {lr: 0.1, steps: 11, optimizer: {betas: [0.5, 0.5]}}, seed: 11}\n",
     )
-    first = write(tmp_path / "agentrl.yaml", "train:\n  lr: 0.2\n  steps: 22\n  warmup_steps: 22\n")
-    second = write(tmp_path / "more.yaml", "train: {lr: 0.3, warmup_steps: 33}\n")
-    env = {"AGENTRL_TRAIN__LR": "0.4", "AGENTRL_TRAIN__KEEP_LAST": "44", "OTHER": "1"}
-    sets = ["train.lr=0.5", "train.eval_every=55"]
+    first = write(
+        tmp_path / "agentrl.yaml",
+        "train:\n  lr: 0.2\n  steps: 22\n  schedule: {warmup_steps: 22}\n",
+    )
+    second = write(tmp_path / "more.yaml", "train: {lr: 0.3, schedule: {warmup_steps: 33}}\n")
+    env = {"AGENTRL_TRAIN__LR": "0.4", "AGENTRL_TRAIN__SAVE__KEEP": "44", "OTHER": "1"}
+    sets = ["train.lr=0.5", "train.eval=55"]
     config, sources = load_config(
         [first, second], sets, env, {"train.lr": 0.6, "train.steps": None}
     )
     assert config.train.lr == 0.6 and sources["train.lr"] == "flag"
-    assert config.train.eval_every == 55 and sources["train.eval_every"] == "--set"
+    assert config.train.eval.every == 55 and sources["train.eval"] == "--set"
     assert (
-        config.train.keep_last == 44
-        and sources["train.keep_last"] == "env:AGENTRL_TRAIN__KEEP_LAST"
+        config.train.save.keep == 44
+        and sources["train.save.keep"] == "env:AGENTRL_TRAIN__SAVE__KEEP"
     )
-    assert config.train.warmup_steps == 33 and sources["train.warmup_steps"] == f"file:{second}:1"
+    assert (
+        config.train.schedule.warmup_steps == 33
+        and sources["train.schedule.warmup_steps"] == f"file:{second}:1"
+    )
     assert config.train.steps == 22 and sources["train.steps"] == f"file:{first}:3"
     assert (
-        config.train.betas == (0.5, 0.5)
+        config.train.optimizer.betas == (0.5, 0.5)
         and config.seed == 11
         and sources["seed"] == f"pack:{tmp_path.name}"
     )
@@ -87,9 +95,9 @@ def test_set_reads_numbers(text: str, expected: float) -> None:
 
 def test_mappings_have_keys_of_the_users_own(tmp_path: Path) -> None:
     """Also in the stored settings of a run, with which it is resumed."""
-    file = write(tmp_path / "a.yaml", "model:\n  template_variables: {x: {y: 1}, z: 2}\n")
-    config, _ = load_config(files=[file], sets=["model.template_variables.z=0.5"])
-    assert config.model.template_variables == {"x": {"y": 1}, "z": 0.5}
+    file = write(tmp_path / "a.yaml", "model:\n  chat: {variables: {x: {y: 1}, z: 2}}\n")
+    config, _ = load_config(files=[file], sets=["model.chat.variables.z=0.5"])
+    assert config.model.chat.variables == {"x": {"y": 1}, "z": 0.5}
     assert load_config(files=[write(tmp_path / "b.yaml", full_yaml(config))])[0] == config
 
 
@@ -128,7 +136,9 @@ def test_unknown_keys_of_environment_and_set() -> None:
         == "env:AGENTRL_SEDE: unknown key sede; did you mean seed?"
     )
     assert problem(sets=["sandbox.ram=1"]).startswith("--set: unknown key sandbox.ram")
-    assert "did you mean sandbox.memory_mb or rollout.memory?" in problem(sets=["sandbox.memory=1"])
+    assert "did you mean sandbox.limits.memory_mb or rollout.memory?" in problem(
+        sets=["sandbox.memory=1"]
+    )
     others = {"AGENTRL_DEBUG": "1", "AGENTRL_DB": "x", "AGENTRL_TOKEN": "x", "AGENTRL_SCREENS": "x"}
     assert load_config(env=others)[0] == Config()
 
@@ -136,13 +146,13 @@ def test_unknown_keys_of_environment_and_set() -> None:
 def test_every_problem_is_reported_with_its_place(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.yaml",
-        "seed: many\ntrain:\n  steps: 0\n  betas: [1, 2]\nmodel: qwen\nrewards: 3\n",
+        "seed: many\ntrain:\n  steps: 0\n  optimizer: {betas: [1, 2]}\nmodel: qwen\nrewards: 3\n",
     )
     lines = problem(files=[file], sets=["rewards.x=1"]).splitlines()
     assert sorted(line.removeprefix(f"{file}:").split(": ")[0:2] for line in lines) == [
         ["1", "seed"],
         ["3", "train.steps"],
-        ["4", "train.betas"],
+        ["4", "train.optimizer.betas"],
         ["5", "model is a section"],
         ["6", "rewards"],
     ]
@@ -208,10 +218,14 @@ def test_rows_list_every_key_once() -> None:
         "algo.loss.clip_high",
         "algo.loss.clip_dual",
     ]
-    assert len(listed) == len(set(listed)) and set(listed) - {"rewards.a"} | {"rewards"} == {
-        *keys(),
-        *options,
+    bare = {key for key, kind in groups().items() if not kind.main()}
+    other = {
+        key
+        for key in leaves()
+        if not key.startswith(tuple(f"algo.{name}." for name in ("advantage", "loss")))
     }
+    assert len(listed) == len(set(listed))
+    assert set(listed) - {"rewards.a"} | {"rewards"} == {*other, *options} - bare
     assert ("rewards.a", 1.0, "--set") in rows(config, sources)
 
 
@@ -235,7 +249,8 @@ def test_options_under_their_name_in_every_layer(tmp_path: Path) -> None:
         **{"name": "clip_cov", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": None},
         **{"fraction": 0.1, "low": 0.5, "high": 5.0},
     }
-    assert config.algo.advantage.model_dump() == {"name": "gae", "gamma": 1.0, "lambda": 0.9}
+    advantage = config.algo.advantage.model_dump()
+    assert advantage | {"name": "gae", "gamma": 1.0, "lambda": 0.9} == advantage
     assert sources["algo.loss"] == f"file:{file}:2" and sources["algo.loss.low"] == "--set"
     again = write(tmp_path / "b.yaml", to_yaml(non_defaults(config, sources)))
     assert load_config([again])[0] == config
@@ -252,50 +267,168 @@ def test_another_name_drops_the_options_of_the_first(tmp_path: Path) -> None:
     assert load_config([file], ["algo.loss=ppo_clip"])[0].algo.loss.model_dump()["clip_low"] == 0.1
 
 
-@pytest.mark.parametrize("old", OLD)
-def test_an_old_key_is_accepted_and_the_warning_names_the_new_one(
-    old: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    choice, option = OLD[old]
-    table = CHOICES[choice][0]
-    name = next(name for name, record in table.items() if option in option_names(record.options))
-    value = 3 if old in ("clip_dual", "pass_k", "cov_high") else 0.5
-    config, sources = load_config(sets=[f"algo.{choice}={name}", f"algo.{old}={value}"])
-    assert getattr(config.algo, choice).model_dump()[option] == value
-    assert f"algo.{old} is now algo.{choice}.{option}." in caplog.text
-    assert sources[f"algo.{choice}.{option}"] == f"--set (algo.{old})"
-    assert (
-        load_config(
-            env={f"AGENTRL_ALGO__{old.upper()}": str(value)}, sets=[f"algo.{choice}={name}"]
-        )[0]
-        == config
+VALUES = {
+    "algo.lam": 0.5,
+    "drift.structural": "train",
+    "remote.urls": ["http://a/v1"],
+    "rollout.tool_server": "http://a:1",
+}
+SPECIAL = {  # a value other than the default where half of it, or its opposite, is none
+    **{
+        "cluster.shard": "full",
+        "cluster.gpus": 1,
+        "rollout.truncate_side": "left",
+        "rollout.overflow": "truncate_observation",
+        "algo.kl_in": "reward",
+    },
+    **{
+        "algo.correction": "mis",
+        "algo.reject": "token_k1",
+        "algo.clip_dual": 3.0,
+        "algo.pass_k": 3,
+        "algo.cov_high": 3.0,
+    },
+    **{
+        "model.template_variables": {"x": 1},
+        "remote.mode": "chat",
+        "train.betas": (0.5, 0.5),
+        "algo.correction_floor": 0.5,
+    },
+}
+TOGETHER: dict[str, dict[str, object]] = {  # settings that another needs
+    "algo.kl_target": {"algo.kl": 0.1},
+    "algo.ref_ema": {"algo.kl": 0.1},
+    "algo.reject": {"algo.off_policy.reject_upper": 1.1},
+    "algo.reject_lower": {"algo.off_policy": {"reject": "token_k1", "reject_upper": 1.1}},
+}
+
+
+def other_value(old: str, default: object) -> object:
+    """A valid value of an old key that differs from the default."""
+    if old in SPECIAL or old in VALUES:
+        return {**SPECIAL, **VALUES}[old]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, list):
+        return ["a"]
+    if isinstance(default, str) or (default is None and "template" in old) or old.endswith("_dir"):
+        return "abc"
+    return (
+        7 if isinstance(default, int) or (default is None and old.startswith("rollout.")) else 0.5
     )
-    later = [f"algo.{choice}={name}", f"algo.{old}={value}", f"algo.{choice}.{option}={2 * value}"]
-    assert load_config(sets=[later[0], later[2], later[1]])[0] == config, "the later layer wins"
-    if value == 3:
-        assert getattr(load_config(sets=later)[0].algo, choice).model_dump()[option] == 6
 
 
-def test_an_old_key_of_another_choice_is_ignored_as_it_was(
+def named(key: str) -> dict[str, object]:
+    """The name of a choice that has this option."""
+    choice, _, option = key.rpartition(".")
+    table = CHOICES[choice][0] if choice in CHOICES else {}
+    names = [name for name, record in table.items() if option in option_names(record.options)]
+    return {choice: names[0]} if names else {}
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_key_works_everywhere_and_the_message_names_the_new_one(
+    old: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a file, with --set, in the environment, and in the settings of a run that an older version stored."""
+    new, section, leaf = RENAMED[old], *old.split(".")
+    group, _, option = new.rpartition(".")
+    info = leaves().get(new) or groups()[group].model_fields[option]
+    value = other_value(old, info.get_default(call_default_factory=True))
+    others = {**named(new), **TOGETHER.get(old, {})}
+    flags = {**others, new: value if old != "drift.structural" else False}
+    meant, _ = load_config(flags=flags)
+    assert meant != load_config(flags=others)[0], "the value differs from the default"
+    assert not caplog.text
+    text = (
+        yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True)
+        .removesuffix("...\n")
+        .strip()
+    )
+    file = write(tmp_path / "a.yaml", f"{section}:\n  {leaf}: {text}\n")
+    assert load_config([file], flags=others)[0] == meant
+    assert f"{file}:2: {old}" in caplog.text and f" is now {new}" in caplog.text
+    caplog.clear()
+    config, sources = load_config(sets=[f"{old}={text}"], flags=others)
+    assert config == meant and f"--set: {old}" in caplog.text
+    shown = group if group in groups() and groups()[group].main() == option else new
+    assert any(
+        source.startswith(f"--set ({old}")
+        for key, source in sources.items()
+        if key.startswith(shown)
+    )
+    assert load_config(env={f"AGENTRL_{section}__{leaf}".upper(): text}, flags=others)[0] == meant
+    caplog.clear()
+    choice = {key.partition(".")[2]: value for key, value in named(new).items()}
+    stored = {section: {**choice, leaf: value}}
+    assert load_config(run=stored, flags=others)[0] == meant and not caplog.text
+
+
+def test_a_run_that_an_older_version_stored() -> None:
+    """All old keys at once, with every default of options that the chosen loss does not have."""
+    stored = {
+        "algo": {
+            **{
+                "advantage": "grpo",
+                "loss": "gspo",
+                "clip_low": None,
+                "cov_fraction": None,
+                "lam": 1.0,
+            },
+            **{
+                "kl": "k1",
+                "kl_coef": 0.1,
+                "kl_in": "loss",
+                "value_lr": 0.001,
+                "correction": "auto",
+            },
+            **{"mask_void": False, "length_penalty": 0.0, "overlong_penalty": 0.0},
+        },
+        "train": {"optimizer": "muon", "weight_decay": 0.1, "stop_on": ["nan"], "stop_patience": 2},
+        "remote": {"url": "http://a/v1", "urls": [], "backend": "vllm", "sleep": True},
+        "drift": {"structural": "skip"},
+    }
+    meant = {
+        "algo": {"loss": "gspo", "kl": {"estimate": "k1", "coef": 0.1}},
+        "train": {"optimizer": {"name": "muon", "weight_decay": 0.1}, "stop_on": {"patience": 2}},
+        "remote": {"url": "http://a/v1", "backend": {"name": "vllm", "sleep": True}},
+    }
+    assert (
+        load_config(run=stored)[0] == Config.model_validate(stored) == Config.model_validate(meant)
+    )
+
+
+def test_an_old_option_of_another_choice_is_ignored_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert load_config(sets=["algo.sapo_positive=2"])[0] == Config()
-    assert (
-        "algo.sapo_positive is now algo.loss.positive, which ppo_clip does not have: ignored."
-        in caplog.text
+    assert "algo.sapo_positive is now algo.loss.positive." in caplog.text
+    assert "ppo_clip does not have algo.loss.positive: ignored." in caplog.text
+    assert load_config(sets=["algo.kl=k1"])[0].algo.kl.estimate == "k1"
+
+
+def test_a_plain_value_is_the_main_one_of_a_group(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "a.yaml", "train:\n  eval: {every: 5, tasks: 7}\n  stop_on: [nan, mask]\n"
     )
-    stored = {
-        "algo": {
-            "advantage": "grpo",
-            "loss": "gspo",
-            "clip_low": None,
-            "cov_fraction": None,
-            "lam": 1.0,
-        }
-    }
-    caplog.clear()
-    assert load_config(run=stored)[0] == Config.model_validate({"algo": {"loss": "gspo"}})
-    assert not caplog.text, "the stored settings of a run are not to be changed"
+    config, sources = load_config([file], ["train.eval=9", "algo.kl={coef: 0.1, where: reward}"])
+    assert (config.train.eval.every, config.train.eval.tasks) == (9, 7)
+    assert config.train.stop_on.alerts == ["nan", "mask"]
+    assert (config.algo.kl.coef, config.algo.kl.where) == (0.1, "reward")
+    assert sources["train.eval"] == "--set" and sources["train.eval.tasks"] == f"file:{file}:2"
+    assert "unknown key algo.kl.tarjet; did you mean algo.kl.target?" in problem(
+        sets=["algo.kl.tarjet=1"]
+    )
+    assert "sandbox.limits is a section" in problem(sets=["sandbox.limits=5"])
+    assert "algo.kl: Input should be a valid number" in problem(sets=["algo.kl=x"])
+
+
+def test_the_number_of_settings() -> None:
+    """Leaf keys of docs/config.md, its plugins' included: rows of the tables by section, a group of settings is one."""
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    listed = page.partition("## model\n")[2].partition("## Options of")[0]
+    rows = re.findall(r"(?m)^\| `([a-z_.]+)` \|", listed)
+    assert rows == keys() and len(rows) <= 110
 
 
 def test_the_settings_that_people_meet_first() -> None:
@@ -323,3 +456,13 @@ def test_the_page_of_the_algorithms_is_that_of_the_records() -> None:
 def test_a_mapping_where_a_text_belongs_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match="unknown key algo"):
         load_config([], ["algo.advantage.name=distill", "algo.advantage.hint=Tests: {tests}"], {})
+
+
+@pytest.mark.parametrize("today", ["eval: 7", "eval: {every: 7}"])
+def test_a_setting_by_its_old_and_its_new_name_is_refused(today: str, tmp_path: Path) -> None:
+    path = tmp_path / "agentrl.yaml"
+    path.write_text(f"train: {{eval_every: 2, {today}}}")
+    with pytest.raises(ConfigError, match=r"yaml:1: train.eval_every is now .*: 2 and 7"):
+        load_config([path])
+    path.write_text(f"train: {{eval_every: 7, {today}}}")
+    assert load_config([path])[0].train.eval.every == 7

@@ -11,6 +11,7 @@ import torch
 
 from agentrl_cli.commands import main
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.doctor.device_trial import try_part
 from agentrl_cli.errors import EnvironmentProblem
 from agentrl_cli.learning.forward import avoid, way_of
@@ -68,7 +69,9 @@ async def test_what_failed_is_not_used() -> None:
         for name in ("paged", "packed", "graphs")
     }
     verdict, config = Verdict({}, bad), Config()
-    policy = policy_of(tiny(), runner=runner_for(config, torch.device("cuda"), verdict))
+    policy = policy_of(
+        tiny(), runner=runner_for(PolicySettings.of(config), torch.device("cuda"), verdict)
+    )
     assert (
         policy.engine == "fallback"
         and "`agentrl doctor --gpu` found on this GPU" in policy.describe()
@@ -79,10 +82,10 @@ async def test_what_failed_is_not_used() -> None:
     model = tiny()
     avoid(model, verdict.ways)
     assert way_of(model) == "padded"
-    auto = Config.model_validate({"rollout": {"cuda_graphs": "auto"}})
+    auto = PolicySettings.of(Config.model_validate({"rollout": {"cuda_graphs": "auto"}}))
     assert runner_for(auto, torch.device("cuda"), Verdict()) is not None
     assert runner_for(auto, torch.device("cuda"), Verdict({}, {"graphs": bad["graphs"]})) is None
-    assert runner_for(Config(), torch.device("cuda"), Verdict()) is None, (
+    assert runner_for(PolicySettings.of(Config()), torch.device("cuda"), Verdict()) is None, (
         "graphs are off until a project asks"
     )
     with pytest.raises(EnvironmentProblem, match="No engine"):

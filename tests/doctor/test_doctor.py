@@ -109,7 +109,7 @@ def test_a_template_is_audited(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     capsys.readouterr()
     assert main(["doctor", "--template", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert "turns can be appended: False" in printed and "model.append_only=true" in printed
+    assert "turns can be appended: False" in printed and "model.chat.append_only=true" in printed
     assert main(["doctor", "--template", str(tmp_path / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
 

@@ -254,7 +254,7 @@ def session(env: ToolEnv, task: Task, *said: str) -> tuple[Session, list[dict[st
 
 async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
     pack, task = guess()
-    env = await make_env(config(), pack, Job(task, 0), None)
+    env = await make_env(config().rollout, pack, Job(task, 0), None)
     assert isinstance(env, ToolEnv)
     made, events = session(env, task, "10", "15", "19", "no", "12")
     made.talk.max_turns = 2
@@ -285,7 +285,7 @@ async def test_a_chat_with_a_simulated_user_and_a_person_in_its_place() -> None:
 
 async def test_undo_takes_the_simulated_user_back() -> None:
     pack, task = guess(5)
-    env = await make_env(config(), pack, Job(task, 0), None)
+    env = await make_env(config().rollout, pack, Job(task, 0), None)
     assert isinstance(env, ToolEnv)
     made, events = session(env, task, "10", "7", "8", "5")
     made.options.simulate = False
@@ -349,7 +349,7 @@ async def test_a_task_opens_in_a_chat_as_in_a_rollout(tmp_path: Path) -> None:
     first = next(
         event["content"] for event in events if event["ev"] == "turn" and event["role"] == "user"
     )
-    env = await make_env(config(), pack, Job(task, 0), None)
+    env = await make_env(config().rollout, pack, Job(task, 0), None)
     wanted = (await env.reset(task))[-1]["content"]
     await env.close()
     assert code == 0 and first == wanted and "create table" in first
@@ -419,7 +419,9 @@ async def test_a_chat_with_a_remote_endpoint(tmp_path: Path, mode: str) -> None:
 
     async with server(answer) as url:
         sets = [
-            f"remote.backend=openai,remote.url={url},remote.mode={mode},remote.model=m".split(",")
+            f"remote.backend=openai,remote.url={url},remote.backend.mode={mode},remote.model=m".split(
+                ","
+            )
         ]
         given = [word for text in sets[0] for word in ("--set", text)]
         requests: list[dict[str, Any] | str] = [{"op": "user", "text": "12*4.5?"}]

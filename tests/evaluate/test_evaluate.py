@@ -551,7 +551,7 @@ def test_names_of_checkpoints(tmp_path: Path) -> None:
         )  # the run was killed before it wrote its last
         for which in ("last", "best"):
             assert trained_by(store, f"fox@{which}") == (store.runs.get("fox"), 20)
-            assert checkpoint_folder(store, "fox", which, Config(), base=tmp_path) == tmp_path
+            assert checkpoint_folder(store, "fox", which, Config().model, base=tmp_path) == tmp_path
         store.runs.add_checkpoint(run.id, 20, tmp_path, {}, "best")
         assert full_name(store, None) == "fox@best" and full_name(store, "20") == "fox@20"
         assert (

@@ -142,6 +142,49 @@ def test_there_are_no_circles() -> None:
     assert found <= CIRCLES, [sorted(circle) for circle in found - CIRCLES]
 
 
+def test_learning_reaches_no_chat() -> None:
+    """Learning sees ids: neither it nor what it imports knows messages, templates or tool calls."""
+    reached, new = set(), {module for module in MODULES if module.startswith("learning.")}
+    while new:
+        reached |= new
+        below = {name for module in new for _, name in own_imports(MODULES[module])}
+        new = (below & MODULES.keys()) - reached
+    assert not [module for module in reached if module.split(".")[0] == "chat"]
+
+
+SEES_ALL_SETTINGS = (
+    *(
+        "config/",
+        "commands/",
+        "runtime",
+        "plugins/",
+        "store/new_run",
+        "trainer/build",
+        "trainer/compute",
+    ),
+    *(
+        "trainer/resume",
+        "rollout/parts",
+        "rollout/run",
+        "rollout/context",
+        "evaluate/",
+        "chat_session/open",
+    ),
+    *("doctor/", "agents/serve/server", "reports/score_sets", "sft/fine_tune"),
+)
+"""What has a parameter or a field `Config`; the others get a section or a record of `config.records`."""
+
+
+def test_rooms_get_their_part_of_the_settings() -> None:
+    found = set()
+    for file in FILES:
+        for node in ast.walk(parsed(file)):
+            said = node.annotation if isinstance(node, (ast.arg, ast.AnnAssign)) else None
+            if said is not None and ast.unparse(said) in ("Config", "Config | None"):
+                found.add(file.with_suffix("").as_posix())
+    assert {name for name in found if not name.startswith(SEES_ALL_SETTINGS)} == set()
+
+
 def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
     """Strongly connected components of more than one module (Tarjan 1972)."""
     index: dict[str, int] = {}

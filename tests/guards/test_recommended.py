@@ -251,7 +251,7 @@ def test_what_cannot_be_typed_is_a_problem() -> None:
     for line in (
         "agentrl eval A B",
         "agentrl ls -f flg:X",
-        "agentrl eval --set algo.kl=0.01",
+        "agentrl eval --set algo.lk=0.01",
         "agentrl runs show",
     ):
         assert problem_of(line, mention=True), line
@@ -259,8 +259,8 @@ def test_what_cannot_be_typed_is_a_problem() -> None:
         "agentrl sft", mention=True
     )
     assert (
-        _setting("algo.kl", "0.01")
+        _setting("algo.kl", "k9")
         and _setting("algo.kll", "")
-        and not _setting("algo.kl_coef", "0.01")
+        and not _setting("algo.kl.coef", "0.01")
     )
     assert not _setting("train.checkpointing", "on")  # YAML's `on` is a boolean

@@ -24,11 +24,13 @@ from agentrl_cli.store import RunRow
 from tests.helpers.train import trainer_of, write_model
 
 RUN = RunRow(
-    "id1", "name-1", config={"train": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3, "rewards": {}}
+    "id1",
+    "name-1",
+    config={"train": {"lr": 0.1, "optimizer": {"betas": [0.9, 0.95]}}, "seed": 3, "rewards": {}},
 )
 METRICS: dict[str, Any] = {
     "reward": 0.5,
-    "facts/skipped:zero_variance": 8.0,
+    "facts/skipped:no_signal": 8.0,
     "loss": math.nan,
     "word": "no",
     "yes": True,
@@ -58,10 +60,10 @@ def run_in(folder: Path) -> RunRow:
 
 
 def test_numbers_and_flat_settings() -> None:
-    assert finite(METRICS) == {"reward": 0.5, "facts/skipped:zero_variance": 8.0}
+    assert finite(METRICS) == {"reward": 0.5, "facts/skipped:no_signal": 8.0}
     assert flat(RUN.config) == {
         "train.lr": 0.1,
-        "train.betas": [0.9, 0.95],
+        "train.optimizer.betas": [0.9, 0.95],
         "seed": 3,
         "rewards": {},
     }
@@ -116,7 +118,7 @@ def test_wandb_and_trackio(
         and run.given["name"] == "name-1"
         and run.given["resume"] == "allow"
     )
-    assert run.rows[0] == (1, {"reward": 0.5, "facts/skipped:zero_variance": 8.0})
+    assert run.rows[0] == (1, {"reward": 0.5, "facts/skipped:no_signal": 8.0})
     assert run.rows[1] == (1, {"eval/solved": 0.25, "eval/test/tool_rate": 0.5}) and run.rows[
         2
     ] == (
@@ -169,7 +171,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"run_name": "name-1", "tags": {"agentrl_id": "id1"}},
     )
     assert ("log_param", "r1", "train.lr", "0.1", {}) in client.calls
-    assert ("log_metric", "r1", "facts/skipped_zero_variance", 8.0, {"step": 1}) in client.calls
+    assert ("log_metric", "r1", "facts/skipped_no_signal", 8.0, {"step": 1}) in client.calls
     assert client.calls[-1] == ("set_terminated", "r1", "FINISHED", {})
 
 

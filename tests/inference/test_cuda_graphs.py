@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.engine import PagedEngine
 from agentrl_cli.inference.kv_cache import BLOCK
@@ -162,7 +163,10 @@ async def test_a_graph_that_holds_a_number_is_found_out() -> None:
 
 def test_nothing_is_captured_by_default() -> None:
     def made(device: str, **sections: Any) -> bool:
-        return runner_for(Config.model_validate(sections), torch.device(device)) is not None
+        return (
+            runner_for(PolicySettings.of(Config.model_validate(sections)), torch.device(device))
+            is not None
+        )
 
     auto = {"cuda_graphs": "auto"}
     assert not made("cuda") and made("cuda", rollout=auto) and not made("cpu", rollout=auto)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError, PolicyError
 from agentrl_cli.inference.attention import PrefillView, View
 from agentrl_cli.inference.attention_hook import paged_attention
@@ -310,7 +311,9 @@ async def test_what_is_kept_stays_within_what_the_plan_counts(
         "max_new_tokens": 100,
         **known,
     }
-    policy = make_policy(tiny(), Config.model_validate({"rollout": sizes}), "base", None, True)
+    policy = make_policy(
+        tiny(), PolicySettings.of(Config.model_validate({"rollout": sizes})), "base", None, True
+    )
     position, seen = 2 * 2 * 2 * 8 * 4, [0]  # keys and values, layers, heads, dim, float32
     rng = np.random.default_rng(4)
     begins = [rng.integers(0, VOCAB, 64).tolist() for _ in range(8)]

@@ -206,11 +206,11 @@ def test_void_turns() -> None:
 @pytest.mark.parametrize(
     ("algo", "said"),
     [
-        ({"reject": "seq_mean_k3"}, "needs algo.reject_upper"),
+        ({"reject": "seq_mean_k3"}, "needs reject_upper"),
         ({"reject": "token_k1", "reject_upper": 0.5}, "must be below"),
         ({"reject": "token_k3", "reject_upper": 1, "reject_lower": 0.5}, "with k1"),
         ({"bypass": True, "correction": "tis"}, "bypass leaves out"),
-        ({"ref_ema": 0.5}, "kl_coef is 0"),
+        ({"ref_ema": 0.5}, "algo.kl.coef is 0"),
     ],
 )
 def test_settings_that_contradict(algo: dict[str, Any], said: str) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl_cli.config import AlgoConfig
+from agentrl_cli.config.estimators import Gae
 from agentrl_cli.learning.forward import logprobs
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.learning.value import Critic
 from agentrl_cli.reports.rescore import estimate
 from agentrl_cli.store import RunRow, Store
-from agentrl_cli.types import Episode, Origin, Outcome, Turn
+from agentrl_cli.types import Episode, Fact, Origin, Outcome, Turn
 from tests.helpers.train import episodes_of, spawn, trainer_of
 from tests.learning.test_update import config, episodes, same, weights
 from tests.trainer.test_resume import STEPS, only_run, plan, project_of
@@ -45,7 +45,7 @@ def multi_turn(episode: Episode) -> Episode:
 
 def test_a_value_head_starts_at_zero_and_learns_the_return() -> None:
     torch.manual_seed(0)
-    critic = Critic(4, AlgoConfig(value_lr=3e-2, value_clip=None))
+    critic = Critic(4, Gae(name="gae", value_lr=3e-2, value_clip=None))
     states = torch.randn(32, 4)
     returns = (states[:, 0] > 0).float()
     assert not critic.values(states).any()
@@ -62,7 +62,7 @@ def test_a_value_head_starts_at_zero_and_learns_the_return() -> None:
 def test_how_much_of_the_value_loss_reaches_the_policy() -> None:
     for coef in (0.0, 0.25):
         torch.manual_seed(0)
-        critic = Critic(3, AlgoConfig(value_coef=coef))
+        critic = Critic(3, Gae(name="gae", value_coef=coef))
         torch.nn.init.normal_(critic.head.out.weight)
         states = torch.randn(5, 3, requires_grad=True)
         torch.manual_seed(1)
@@ -156,7 +156,7 @@ def test_an_episode_that_was_cut_off_continues_from_the_value_of_where_it_was_le
             store.episodes.add(episode.with_(run_id=run.id, step=1) for episode in group)
             for episode in group:
                 store.signals.add(episode.id, signals[episode.id])
-            again = estimate(group, learner.config, store)
+            again = estimate(group, learner.config.algo, store)
         for episode, advantages in zip(group, again, strict=True):
             kept = signals[episode.id].advantage[episode.tokens.trained_mask]
             np.testing.assert_allclose(
@@ -308,7 +308,7 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(
             rows = store.episodes.rows(
                 store.episodes.ids("kind:baseline step:1", "time", run=done.id)
             )
-            assert len(rows) == 2 and {row.fact for row in rows} == {"skipped:baseline"}
+            assert len(rows) == 2 and {row.fact for row in rows} == {Fact.SKIPPED_BASELINE}
             greedy = {(row.group_id or "").removesuffix("-greedy"): row.reward for row in rows}
             trained = episodes_of(store, done, step=1)
             assert len(trained) == 8 and {e.fact for e in trained} == {"trained"}
@@ -316,7 +316,7 @@ def test_remax_compares_with_a_greedy_attempt_that_is_stored_and_not_trained(
                 assert episode.advantage == pytest.approx(
                     episode.graded_reward - (greedy[episode.group_id or ""] or 0), abs=1e-6
                 )
-            later = [float(a.mean()) for a in estimate(trained, trainer.config, store)]
+            later = [float(a.mean()) for a in estimate(trained, trainer.config.algo, store)]
             assert later == pytest.approx([episode.advantage for episode in trained], abs=1e-6), (
                 "rescore finds them"
             )

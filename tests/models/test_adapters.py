@@ -59,7 +59,7 @@ async def test_an_adapter_trains_resumes_and_merges(tmp_path: Path, model: Path,
     config = Config.model_validate(
         {"model": {"name": str(last), "device": "cpu", "dtype": "float32"}}
     )
-    merge(str(last), tmp_path / "merged", config, base=tmp_path, dtype="float32")
+    merge(str(last), tmp_path / "merged", config.model, base=tmp_path, dtype="float32")
     merged = load_model(tmp_path / "merged", config.model, base=tmp_path)
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, wanted, atol=1e-5)
@@ -97,21 +97,29 @@ def small() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
+def settings(**given: Any) -> TrainConfig:
+    return TrainConfig.model_validate(given)
+
+
 def flat(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_offloaded_state_gives_the_same_numbers() -> None:
     plain, offloaded = small(), small()
-    steps(plain, TrainConfig(lr=0.1, weight_decay=0.1))
-    optimizer = steps(offloaded, TrainConfig(lr=0.1, weight_decay=0.1, optimizer="adamw_offload"))
+    steps(plain, settings(lr=0.1, optimizer={"weight_decay": 0.1}))
+    optimizer = steps(
+        offloaded, settings(lr=0.1, optimizer={"name": "adamw_offload", "weight_decay": 0.1})
+    )
     assert torch.equal(flat(plain), flat(offloaded))
     assert isinstance(optimizer, OffloadedAdamW) and all(
         p.grad is None for p in offloaded.parameters()
     )
     assert all(s["exp_avg"].device.type == "cpu" for s in optimizer.inner.state.values())
     later = copy.deepcopy(offloaded)
-    again = make_optimizer(later, TrainConfig(lr=0.1, weight_decay=0.1, optimizer="adamw_offload"))
+    again = make_optimizer(
+        later, settings(lr=0.1, optimizer={"name": "adamw_offload", "weight_decay": 0.1})
+    )
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for one, opt in ((offloaded, optimizer), (later, again)):
         one(torch.ones(1, 4)).sum().backward()
@@ -123,7 +131,7 @@ def test_offloaded_copies_keep_what_bfloat16_would_lose() -> None:
     model = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    optimizer = make_optimizer(model, TrainConfig(lr=1e-4, optimizer="adamw_offload"))
+    optimizer = make_optimizer(model, settings(lr=1e-4, optimizer="adamw_offload"))
     for _ in range(100):
         model.weight.grad = torch.ones_like(model.weight)
         optimizer.step()
@@ -134,14 +142,14 @@ def test_offloaded_copies_keep_what_bfloat16_would_lose() -> None:
 def test_muon_takes_hidden_matrices_only() -> None:
     model = small()
     before = flat(model)
-    optimizer = steps(model, TrainConfig(lr=0.05, optimizer="muon"))
+    optimizer = steps(model, settings(lr=0.05, optimizer="muon"))
     assert isinstance(optimizer, Several)
     kinds = {
         type(one).__name__: sum(len(g["params"]) for g in one.param_groups)
         for one in optimizer.optimizers
     }
     assert kinds == {"Muon": 2, "AdamW": 2} and not torch.equal(before, flat(model))
-    again = make_optimizer(model, TrainConfig(lr=0.05, optimizer="muon"))
+    again = make_optimizer(model, settings(lr=0.05, optimizer="muon"))
     again.load_state_dict(optimizer.state_dict())
     assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
@@ -160,7 +168,7 @@ def test_what_needs_a_gpu_or_a_package_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EnvironmentProblem, match="adamw8bit needs a GPU"):
-        make_optimizer(small(), TrainConfig(optimizer="adamw8bit"))
+        make_optimizer(small(), settings(optimizer="adamw8bit"))
     base: dict[str, Any] = {"model": {"name": str(model), "device": "cpu", "quantization": "4bit"}}
     with pytest.raises(ConfigError, match="cannot be trained themselves"):
         load_policy(None, Config.model_validate(base), base=model, trainable=True)

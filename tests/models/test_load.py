@@ -85,7 +85,7 @@ def test_merging_takes_the_same_base(source: Path, tmp_path: Path) -> None:
     done = merge(
         str(adapter(tmp_path / "adapter", source, source)),
         tmp_path / "out",
-        Config(),
+        Config().model,
         base=tmp_path,
     )
     merged: Any = load_model(done.folder, CONFIG, base=tmp_path)
@@ -205,5 +205,5 @@ def test_a_model_that_cannot_be_used_is_refused_with_what_to_do(
 ) -> None:
     folder = unusable(Path(shutil.copytree(source, tmp_path / kind)), kind)
     with pytest.raises(ModelError, match=said) as error:
-        load_model(model_folder(str(folder), Config(), base=tmp_path), CONFIG, base=tmp_path)
+        load_model(model_folder(str(folder), Config().model, base=tmp_path), CONFIG, base=tmp_path)
     assert do in error.value.hint

@@ -99,7 +99,7 @@ def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = merge(str(adapter_folder), tmp_path / "out", Config(), base=tmp_path)
+    done = merge(str(adapter_folder), tmp_path / "out", Config().model, base=tmp_path)
     assert done.adapter and done.dtype == "float32" and done.folder == tmp_path / "out"
     base = AutoModelForCausalLM.from_pretrained(base_folder)
     before = logits(base)
@@ -119,7 +119,9 @@ def test_an_adapter_is_merged(base_folder: Path, adapter_folder: Path, tmp_path:
     messages = [{"role": "user", "content": "hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    half = merge(str(adapter_folder), tmp_path / "half", Config(), base=tmp_path, dtype="bfloat16")
+    half = merge(
+        str(adapter_folder), tmp_path / "half", Config().model, base=tmp_path, dtype="bfloat16"
+    )
     assert half.dtype == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype is torch.bfloat16
 
@@ -129,7 +131,7 @@ def test_full_weights_are_copied_bit_by_bit(base_folder: Path, tmp_path: Path) -
     shutil.copytree(base_folder, checkpoint)
     (checkpoint / "trainer.pt").write_bytes(b"state")
     (checkpoint / "README.md").write_text("an old card")
-    done = merge("checkpoints/best", tmp_path / "out", Config(), base=tmp_path)
+    done = merge("checkpoints/best", tmp_path / "out", Config().model, base=tmp_path)
     assert not done.adapter and "trainer.pt" not in done.files
     for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
         assert (done.folder / name).read_bytes() == (base_folder / name).read_bytes()
@@ -163,9 +165,9 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
         store.runs.add_eval(
             EvalRow(after.id, 40, "fox@best", "test", 168, 4, 0.1, 0.0, 0.2, {"tools": False})
         )
-        done = merge("fox@best", tmp_path / "out", Config(), base=tmp_path, store=store)
+        done = merge("fox@best", tmp_path / "out", Config().model, base=tmp_path, store=store)
         with pytest.raises(NotFound, match="bset"):
-            merge("fox@bset", tmp_path / "out2", Config(), base=tmp_path, store=store)
+            merge("fox@bset", tmp_path / "out2", Config().model, base=tmp_path, store=store)
     card = (done.folder / "README.md").read_text()
     head = card.split("---\n")[1]
     assert "base_model: Qwen/Qwen2.5-0.5B\n" in head and "library_name: transformers\n" in head
@@ -181,7 +183,7 @@ def test_the_model_card_says_where_it_comes_from(base_folder: Path, tmp_path: Pa
 def test_another_chat_template_goes_along(base_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
     config = Config.model_validate({"model": {"chat_template": "mine.jinja"}})
-    done = merge(str(base_folder), tmp_path / "out", config, base=tmp_path)
+    done = merge(str(base_folder), tmp_path / "out", config.model, base=tmp_path)
     assert (done.folder / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
@@ -190,15 +192,15 @@ def test_what_is_in_the_way_stays(base_folder: Path, tmp_path: Path) -> None:
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="there already"):
-        merge(str(base_folder), out, Config(), base=tmp_path)
+        merge(str(base_folder), out, Config().model, base=tmp_path)
     with pytest.raises(UsageError, match="is a file"):
-        merge(str(base_folder), out / "mine.txt", Config(), base=tmp_path)
+        merge(str(base_folder), out / "mine.txt", Config().model, base=tmp_path)
     with pytest.raises(UsageError, match="holds the model"):
-        merge(str(base_folder), base_folder, Config(), base=tmp_path, force=True)
+        merge(str(base_folder), base_folder, Config().model, base=tmp_path, force=True)
     with pytest.raises(UsageError, match="holds the model"):
-        merge(str(base_folder), base_folder.parent, Config(), base=tmp_path, force=True)
+        merge(str(base_folder), base_folder.parent, Config().model, base=tmp_path, force=True)
     assert (out / "mine.txt").read_text() == "mine"
-    merge(str(base_folder), out, Config(), base=tmp_path, force=True)
+    merge(str(base_folder), out, Config().model, base=tmp_path, force=True)
     assert not (out / "mine.txt").exists() and (out / "model.safetensors").is_file()
 
 
@@ -209,14 +211,14 @@ def test_broken_sources_leave_nothing(
     shutil.copytree(base_folder, bare)
     os.remove(bare / "chat_template.jinja")
     with pytest.raises((TemplateError, ModelError), match="chat template"):
-        merge("bare", tmp_path / "out", Config(), base=tmp_path)
+        merge("bare", tmp_path / "out", Config().model, base=tmp_path)
     corrupt = tmp_path / "corrupt"
     shutil.copytree(adapter_folder, corrupt)
     (corrupt / "adapter_config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
-        merge("corrupt", tmp_path / "out", Config(), base=tmp_path)
+        merge("corrupt", tmp_path / "out", Config().model, base=tmp_path)
     with pytest.raises(ModelError, match="nowhere"):
-        merge("./nowhere", tmp_path / "out", Config(), base=tmp_path)
+        merge("./nowhere", tmp_path / "out", Config().model, base=tmp_path)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 

@@ -32,6 +32,7 @@ from agentrl_cli.errors import EnvError, ModelError, PolicyError, TemplateError
 from agentrl_cli.learning.forward import trained_logprobs
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.models.checkpoint import load_weights
+from agentrl_cli.models.processor import images_of
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.policies.load import load_policy
 from agentrl_cli.policies.scripted import ScriptedPolicy
@@ -398,9 +399,9 @@ def test_an_image_is_spelt_as_the_processor_does(family: str, tmp_path: Path) ->
             images=[[PIL(image)]], return_tensors="pt", **options
         )
         own = reader.processor.replace_image_token(read, image_idx=0)
-        written = reader.images.written or reader.mark
+        written = images_of(reader).written or reader.mark
         text = text.replace(written, own.replace(written, "§").replace("<image>", "¤"), 1)
-    text = text.replace("§", reader.images.written or reader.mark).replace("¤", reader.mark)
+    text = text.replace("§", images_of(reader).written or reader.mark).replace("¤", reader.mark)
     wanted = reader.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert loaded.chat.decode(both.ids).replace(
         "<image> is text", "# is text"

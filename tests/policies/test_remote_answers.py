@@ -244,7 +244,9 @@ async def test_a_training_skips_bad_answers_and_stops_if_there_is_nothing_else(
         return
     lost = [e for e in found if e.outcome is Outcome.ENV_ERROR]
     assert run.status == "finished" and len(found) == 16 and len(lost) == 2 and "errors" in alerts
-    assert all(e.fact == "skipped:env_error" and e.reward is None and url in e.error for e in lost)
+    assert all(
+        e.fact == "skipped:fault: env_error" and e.reward is None and url in e.error for e in lost
+    )
     assert {e.fact for e in found if e not in lost} == {"trained"}
 
 

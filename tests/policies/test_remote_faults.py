@@ -56,8 +56,8 @@ class Faulty(StandIn):
 
 FAULTS = {
     "dies": ("cannot be reached", "Is the server running?"),
-    "500": ("answered 500: CUDA out of memory", "remote.retries is 0"),
-    "hangs": ("did not answer within 0.5 s", "Raise remote.timeout"),
+    "500": ("answered 500: CUDA out of memory", "remote.request.retries is 0"),
+    "hangs": ("did not answer within 0.5 s", "Raise remote.request.timeout"),
     "no JSON": ("answered no JSON: b'<html>proxy", ""),
     "no ids": ("token ids", ""),
     "wrong model": ("answered 404: The model `absent` does not exist.", "remote.model is the name"),

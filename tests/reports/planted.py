@@ -115,7 +115,7 @@ PLANTED: dict[str, Evidence] = {
     "parser": case(
         steps([0.0]),
         foreign="A turn holds a tool call in the syntax of mistral, which the parser hermes does not read."
-        " If the model writes such calls: --set model.parser=mistral.",
+        " If the model writes such calls: --set model.chat.parser=mistral.",
     ),
     "malformed": case(
         steps([0.0]),
@@ -158,7 +158,7 @@ PLANTED: dict[str, Evidence] = {
     "no_signal": case(
         steps(
             [0.5] * 6,
-            **{"facts/trained": 0.0, "facts/skipped:zero_variance": 64.0, "outcomes/failed": 64.0},
+            **{"facts/trained": 0.0, "facts/skipped:no_signal": 64.0, "outcomes/failed": 64.0},
         )
     ),
     "nan": case(steps([0.5, 0.5], loss=[0.1, math.nan])),

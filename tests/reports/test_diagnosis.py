@@ -126,7 +126,7 @@ def test_the_grader_is_compared_with_the_rows_own_answers() -> None:
 
 def test_settings_and_time_limits_stand_in_the_text_of_errors() -> None:
     found = diagnose(PLANTED["errors"])[0]
-    assert found.value == 4.0 and "3 took longer than rollout.episode_timeout" in found.text
+    assert found.value == 4.0 and "3 took longer than rollout.timeout.episode" in found.text
     assert found.command == "agentrl ls -f outcome:env_error,timeout"
     (other,) = diagnose(case(steps(FLAT, **{"outcomes/env_error": 1.0})))
     assert "took longer" not in other.text

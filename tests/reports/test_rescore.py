@@ -72,7 +72,10 @@ def test_new_weights_by_hand(trained: Path, capfd: pytest.CaptureFixture[str]) -
             assert row["advantage"] == pytest.approx(by_hand, abs=1e-5) and row["fact"] == "trained"
             assert row["turns"] == pytest.approx([by_hand], abs=1e-5)
         else:
-            assert row["advantage"] is None and row["fact"] == "skipped:zero_variance"
+            assert (
+                row["advantage"] is None
+                and row["fact"] == "skipped:no_signal: all rewards of the group are equal"
+            )
     after = episodes(trained)
     assert [(e.reward, e.advantage, e.fact) for e in after] == [
         (e.reward, e.advantage, e.fact) for e in before
@@ -178,7 +181,9 @@ def test_new_functions(trained: Path, capfd: pytest.CaptureFixture[str]) -> None
     replaced = rescore(trained, capfd, "--reward", f"even={file}:even", "--no-keep")
     assert {row["reward"] for row in replaced["episodes"]} == {-1.0}
     assert replaced["summary"]["trained"] == 0, "all rewards are equal now"
-    assert {row["fact"] for row in replaced["episodes"]} == {"skipped:zero_variance"}
+    assert {row["fact"] for row in replaced["episodes"]} == {
+        "skipped:no_signal: all rewards of the group are equal"
+    }
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "reinforce_pp"])

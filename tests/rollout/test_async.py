@@ -15,6 +15,7 @@ import torch
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.models import LoraConfig, ModelConfig
+from agentrl_cli.config.records import TrainerSettings
 from agentrl_cli.errors import TrainingStopped
 from agentrl_cli.hooks import Hook
 from agentrl_cli.inference.policy import LocalPolicy
@@ -221,7 +222,7 @@ async def test_a_straggler_is_cut_off_and_its_group_trains_without_it(
         run = await trainer.train()
         episodes = episodes_of(trainer.store, run)
     late = [e for e in episodes if e.outcome is Outcome.TIMEOUT]
-    assert [e.fact for e in late] == ["skipped:timeout"]
+    assert [e.fact for e in late] == ["skipped:fault: timeout"]
     siblings = [e for e in episodes if e.group_id == late[0].group_id and e is not late[0]]
     assert [e.fact for e in siblings] == ["trained"] * 3
 
@@ -290,7 +291,10 @@ async def test_ahead_begins_no_step_twice_and_none_beyond_the_last() -> None:
         return [[episode_of(f"r@{step}")]]
 
     ahead = Prefetcher(
-        sample, Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}})
+        sample,
+        TrainerSettings.of(
+            Config.model_validate({"rollout": {"async_staleness": 2}, "train": {"steps": 3}})
+        ),
     )
     assert (await ahead.take(0))[0][0].id == "er@0" and begun == [0, 1, 2]
     assert (await ahead.take(1))[0][0].id == "er@1" and begun == [0, 1, 2]

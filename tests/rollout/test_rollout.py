@@ -16,7 +16,6 @@ from agentrl_cli.chat.render import Chat
 from agentrl_cli.chat.spans import Rendered
 from agentrl_cli.chat.tokenizer import ByteTokenizer
 from agentrl_cli.config import Config
-from agentrl_cli.config.models import DriftConfig
 from agentrl_cli.errors import ConfigError, NotFound, PolicyError, StoreError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.learning.dispositions import decide
@@ -686,8 +685,7 @@ async def test_a_training_episode_ends_at_its_first_structural_drift(
     rollout = rollout_of(
         pack, ScriptedPolicy(lambda key, ids: call("add", a=2, b=3), BYTES), max_turns=3
     )
-    drift = DriftConfig.model_validate({"structural": structural})
-    config = rollout.context.config.model_copy(update={"drift": drift})
+    config = rollout.context.config.replace(algo={"skip": {"drift": structural == "skip"}})
     rollout = rollout.with_(config=config, chat=Lossy(BYTES))
     episode = await rollout.episode(replace(job_of(pack), kind="train"))
     turns = 1 if structural == "skip" else 3

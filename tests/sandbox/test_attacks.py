@@ -370,7 +370,8 @@ import asyncio, sys
 from agentrl_cli.config import SandboxConfig
 from agentrl_cli.sandbox import Sandbox
 async def main():
-    sandbox = await Sandbox.open(SandboxConfig(backend=sys.argv[1], min_level="landlock", workers=1, wall=60.0))
+    sandbox = await Sandbox.open(SandboxConfig(
+        backend=sys.argv[1], min_level="landlock", workers=1, limits={"wall": 60.0}))
     session = await sandbox.session()
     print("up", flush=True)
     await session.bash("sleep 45678.5 & setsid sleep 45678.5 & sleep 45678.5")

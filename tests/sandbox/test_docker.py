@@ -52,7 +52,8 @@ def api() -> Any:
 
 @pytest.fixture
 async def sandbox(api: Any) -> AsyncIterator[Sandbox]:
-    config = SandboxConfig(backend="docker", min_level="docker", workers=1, wall=2.0)
+    config = SandboxConfig(backend="docker", min_level="docker", workers=1)
+    config = config.replace(limits={"wall": 2.0})
     async with await Sandbox.open(config) as opened:
         yield opened
 
@@ -244,7 +245,7 @@ def test_nothing_is_left_when_the_host_dies(api: Any, number: signal.Signals) ->
 RUNS = {
     "rollout": ["--model", "scripted", "-n", "500"],
     "train": [
-        "train.eval_every=0",
+        "train.eval.every=0",
         "rollout.group_size=2",
         "rollout.prompts_per_step=1",
         "rollout.max_new_tokens=64",

@@ -100,11 +100,11 @@ async def test_such_an_episode_is_skipped_and_counted(tmp_path: Path) -> None:
     assert run.error == "" and Flaky.left == 0
     lost = [episode for episode in episodes if episode.outcome is Outcome.SANDBOX_ERROR]
     assert [(e.sample, e.reward_parts, e.fact, e.advantage) for e in lost] == [
-        (0, (), "skipped:sandbox_error", None)
+        (0, (), "skipped:fault: sandbox_error", None)
     ]
     assert "failed twice (sandbox_restarted)" in lost[0].error
     assert [e.reward for e in episodes if e not in lost] == [1.0, 1.0]
     assert first["rewards/even/mean"] == 1.0  # not 2/3: it was not scored zero
-    assert (first["outcomes/sandbox_error"], first["facts/skipped:sandbox_error"]) == (1, 1)
+    assert (first["outcomes/sandbox_error"], first["facts/skipped:fault"]) == (1, 1)
     assert (first["sandbox/sandbox_restarted"], first["sandbox/ok"]) == (2, 2)
     assert second.get("outcomes/sandbox_error", 0) == 0 and second["sandbox/ok"] == 3

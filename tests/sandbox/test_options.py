@@ -196,7 +196,7 @@ def test_scoring_again_finds_the_packages_of_the_packs(tmp_path: Path) -> None:
     pack(tmp_path, "{imports: [numpy]}")
     config = Config()
     config.task.packs = ["made", "code-task", "missing"]
-    assert grader_imports(config, tmp_path) == ("numpy",)
+    assert grader_imports(config.task.packs, tmp_path) == ("numpy",)
 
 
 ODD: list[dict[str, Any]] = [

@@ -155,7 +155,7 @@ def test_a_run_without_isolation_is_marked_everywhere(
 
 
 SHORT = {
-    "train.steps": 1, "train.eval_every": 0, "rollout.group_size": 2, "rollout.prompts_per_step": 1,
+    "train.steps": 1, "train.eval.every": 0, "rollout.group_size": 2, "rollout.prompts_per_step": 1,
     "rollout.max_turns": 1, "rollout.max_new_tokens": 4,
 }  # fmt: skip
 GRADED = (
@@ -222,7 +222,7 @@ def test_what_is_refused_is_not_warned_of(
 
 
 async def test_a_chat_and_a_what_if_warn_too() -> None:
-    sandbox, note = await _sandbox(NAKED, PACK)
+    sandbox, note = await _sandbox(NAKED.sandbox, PACK)
     assert sandbox is not None
     await sandbox.close()
     event = {

@@ -10,7 +10,7 @@ import pytest
 from agentrl_cli.errors import UsageError
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.filters import SORTS, compile_filter, compile_sort, fields
-from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, ToolCall, Turn
+from agentrl_cli.types import Episode, Fact, Outcome, RewardPart, Tokens, ToolCall, Turn, read_fact
 
 EPISODES = {
     # id: (task, step, reward, outcome, flags, text, tool)
@@ -214,3 +214,23 @@ def test_values_never_reach_the_sql(tmp_path: Path) -> None:
         )
         sql, params = compile_filter(f'{name}:"{value}"' if value != "1" else f"{name}:1")
         assert "DROP" not in sql and params
+
+
+def test_facts_of_an_older_store_are_read_and_found_by_todays_names(store: Store) -> None:
+    """Eight classes with a reason; before, each reason was a class. An older name finds new rows, too."""
+    assert len({fact.kind for fact in Fact}) == 8
+    assert all(read_fact(fact.old) == fact and Fact(fact.old) is fact for fact in Fact)
+
+    def found(query: str) -> list[str]:
+        return [row.id for row in store.episodes.rows(store.episodes.ids(query))]
+
+    store.marks.set_facts([("a", "skipped:zero_variance", None)])  # as an older version wrote it
+    row = store.episodes.row("a")
+    assert row.fact == store.episodes.get("a").fact == Fact.SKIPPED_ZERO_VARIANCE
+    for said in (row.fact, "skipped:no_signal", "skipped:zero_variance"):
+        assert found(f'fact:"{said}"') == ["a"]
+    store.marks.set_facts([("a", Fact.SKIPPED_GROUP_TOO_SMALL, None)])
+    assert found("fact:skipped:no_signal") == ["a"]
+    assert found("fact:skipped:group_too_small") == ["a"]
+    assert found("fact:skipped:zero_variance") == []
+    store.marks.set_facts([("a", Fact.SKIPPED_DRIFT, None)])

@@ -149,7 +149,7 @@ def test_settings_that_name_places_inside_the_project(tmp_path: Path) -> None:
         "hooks": [f"{tmp_path}/hook.py:Hook", "hook.py:Other"],
     }
     config = inside(Config.model_validate(given), tmp_path)
-    assert (config.model.name, config.model.chat_template) == ("./model", "/elsewhere/chat.jinja")
+    assert (config.model.name, config.model.chat.template) == ("./model", "/elsewhere/chat.jinja")
     assert config.task.packs == [".", "./packs/a", "code-task", f"{tmp_path}-2/b"]
     assert config.hooks == ["./hook.py:Hook", "hook.py:Other"]
 

@@ -345,7 +345,10 @@ def test_facts_set_advantage_and_survive_a_second_finish(store: Store) -> None:
     episode = random_episode(np.random.default_rng(4), fact="", advantage=None)
     store.episodes.finish(episode)
     store.marks.set_facts([(episode.id, Fact.SKIPPED_ZERO_VARIANCE, None)])
-    assert store.episodes.row(episode.id).fact == "skipped:zero_variance"
+    assert (
+        store.episodes.row(episode.id).fact
+        == "skipped:no_signal: all rewards of the group are equal"
+    )
     store.marks.set_facts([(episode.id, Fact.TRAINED, np.float32(0.5))])  # type: ignore[list-item]  # numpy numbers are fine
     store.episodes.finish(episode)
     row = store.episodes.row(episode.id)

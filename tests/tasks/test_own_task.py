@@ -305,7 +305,7 @@ def test_the_tutorials_run_as_written(
     ]
     short = ["--steps", "1", "--set", "rollout.prompts_per_step=1", "--set", "rollout.group_size=2"]
     less = {
-        "train": [*short, "--set", "train.eval_every=0"],
+        "train": [*short, "--set", "train.eval.every=0"],
         "eval": ["--set", "eval.limit=2", "--set", "eval.k=1"],
     }
     assert {"init", "check", "rollout", "train", "eval"} <= {

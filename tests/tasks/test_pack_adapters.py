@@ -139,7 +139,7 @@ async def test_the_reference_is_what_the_training_started_from(tmp_path: Path) -
 def test_merged_it_is_the_same_model(tmp_path: Path) -> None:
     """Its adapter is on the tied head too, which must not change the embedding."""
     folder = packs_dir() / "sql-task" / "tiny-sql"
-    done = merge(str(folder), tmp_path / "out", Config(), base=tmp_path, dtype="float32")
+    done = merge(str(folder), tmp_path / "out", Config().model, base=tmp_path, dtype="float32")
     ids = torch.arange(5, 60)[None]
     wanted, whole = (
         load_policy(str(where), Config(), base=tmp_path).model(ids).logits

@@ -92,7 +92,7 @@ def test_two_tools_of_one_name(tmp_path: Path) -> None:
 async def test_limits_of_user_turns_characters_and_response(tmp_path: Path) -> None:
     made = pack(tmp_path, {"tools": [{"name": "sql"}]}, [row()])
     long = call("sql", query="SELECT 'abcdefghij' || 'klmnopqrst' AS x")
-    cut = await play(made, [long, "5"], max_observation_chars=10, truncate_side="right")
+    cut = await play(made, [long, "5"], observation={"chars": 10, "cut": "right"})
     assert answers(cut) == ["x\nabcdefgh[… 12 characters cut …]"]
     assert cut.turns[-2].results[0].truncated
     once = await play(made, [long, long, "5"], max_user_turns=1)

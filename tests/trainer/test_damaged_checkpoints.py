@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_is_neither_merged_nor_used(
         Store.open(Path(db), readonly=True) as store,
         pytest.raises(ModelError, match=r"config\.json has changed"),
     ):
-        merge(str(merged), tmp_path / "again", Config(), base=tmp_path, store=store)
+        merge(str(merged), tmp_path / "again", Config().model, base=tmp_path, store=store)
     (merged / "README.md").write_text("Mine.")
     flip(merged / "config.json")
     assert damage(merged) == ""

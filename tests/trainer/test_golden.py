@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from agentrl_cli.config import Config
 from agentrl_cli.runtime import train
 from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Fact
 from tests.helpers.train import episodes_of
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -65,7 +66,7 @@ def measure(run: RunRow, db: Path) -> dict[str, Any]:
                 "logp": round(float(np.nansum(episode.tokens.logp_policy)), 4),
                 "reward": episode.reward,
                 "advantage": None if episode.advantage is None else round(episode.advantage, 5),
-                "fact": episode.fact,
+                "fact": Fact(episode.fact).old,  # one to one; the fixture has these names
             }
             for episode in sorted(
                 episodes, key=lambda each: (each.step or 0, each.task_id, each.sample)

@@ -32,8 +32,12 @@ def test_both_end_with_the_same_weights(
     example = runpy.run_path(str(EXAMPLE))
     settings = copy.deepcopy(example["SETTINGS"]) | {"adapter": adapter}
     settings["rollout"] |= SMALL
-    few = {"steps": 2, "eval_every": 0 if adapter["enabled"] else 2, "warmup_steps": 2}
-    settings["train"] |= few | {"token_budget": 600}
+    settings["train"] |= {
+        "steps": 2,
+        "token_budget": 600,
+        "schedule": {"warmup_steps": 2},
+        "eval": {"every": 0 if adapter["enabled"] else 2, "samples": 1},
+    }
     monkeypatch.chdir(tmp_path)
     asyncio.run(example["main"](tmp_path / "out", Config.model_validate(settings)))
     assert ("unseen tasks solved" in capsys.readouterr().out) is not adapter["enabled"]

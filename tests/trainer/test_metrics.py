@@ -77,7 +77,7 @@ def test_a_step_by_hand() -> None:
         2,
         1,
     )
-    assert (found["facts/trained"], found["facts/skipped:env_error"]) == (2, 1)
+    assert (found["facts/trained"], found["facts/skipped:fault"]) == (2, 1)
     assert (found["drift/resegmented"], found["drift/structural"]) == (1, 1)
 
 
@@ -114,7 +114,7 @@ def test_errors_never_become_zeros() -> None:
     bad = [episode(name, 0.0, outcome=Outcome.SANDBOX_ERROR) for name in "ab"]
     found = step_metrics([bad], dict.fromkeys("ab", Fact.SKIPPED_SANDBOX_ERROR))
     assert "reward" not in found and "solved" not in found
-    assert found["outcomes/sandbox_error"] == 2 and found["facts/skipped:sandbox_error"] == 2
+    assert found["outcomes/sandbox_error"] == 2 and found["facts/skipped:fault"] == 2
     assert [one.name for one in diagnose(Evidence([{"step": 1, **found}]))].count("errors") == 1
 
 

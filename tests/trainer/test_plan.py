@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import MemorySettings, PolicySettings
 from agentrl_cli.inference.memory import kv_positions
 from agentrl_cli.paths import bundled_model
 from agentrl_cli.trainer.memory_plan import Plan, checkpoints, plan
@@ -79,7 +80,10 @@ def test_a_small_model_is_not_planned_for_before_training() -> None:
         name: Config.model_validate({"train": {"checkpointing": name}})
         for name in ("auto", "on", "off")
     }
-    found = {name: checkpoints(config, bundled_model(), layer) for name, config in settings.items()}
+    found = {
+        name: checkpoints(MemorySettings.of(config), bundled_model(), layer)
+        for name, config in settings.items()
+    }
     assert found == {"auto": False, "on": True, "off": False}
 
 
@@ -224,7 +228,7 @@ def test_muon_keeps_one_number_of_a_hidden_matrix() -> None:
 def test_keys_and_values_of_a_prompt_count_once_where_its_length_is_known() -> None:
     def positions(**given: int) -> int:
         sizes = {"group_size": 8, "prompts_per_step": 4, "max_tokens": 2048, **given}
-        return kv_positions(Config.model_validate({"rollout": sizes}))
+        return kv_positions(PolicySettings.of(Config.model_validate({"rollout": sizes})))
 
     assert positions() == 33 * 2048
     own = 1024 + 32  # a prompt's last token is the sequence's own, in whole blocks

@@ -76,7 +76,9 @@ async def test_dynamic_sampling_goes_on_until_enough_groups_carry_signal(
             groups.setdefault(episode.group_id or "", []).append(episode)
         facts = Counter(e.fact for e in episodes)
         assert facts["trained"] == 6, "three groups of two carry signal"
-        assert facts["skipped:zero_variance"] == 2 * (len(groups) - 3)
+        assert facts["skipped:no_signal: all rewards of the group are equal"] == 2 * (
+            len(groups) - 3
+        )
         (metrics,) = store.runs.steps(run.id)
         assert metrics["groups/signal"] == 3 and metrics["groups/sampled"] == len(groups) > 3
         assert len({e.task_id for e in episodes}) == len(groups), (
@@ -101,7 +103,7 @@ async def test_dynamic_sampling_is_bounded_and_off_by_default(tmp_path: Path, mo
             await trainer.train()
             episodes = episodes_of(trainer.store, trainer.run)
             assert len(episodes) == 2 * groups and {e.fact for e in episodes} == {
-                "skipped:zero_variance"
+                "skipped:no_signal: all rewards of the group are equal"
             }
             metrics = trainer.store.runs.steps(trainer.run.id)[0]
             assert metrics.get("groups/rounds") == (rounds + 1 if rounds else None)
@@ -247,10 +249,9 @@ def test_overlong_by_hand() -> None:
 
 
 def test_shaping_is_reward_parts() -> None:
-    rollout = {"max_tokens": 100, "max_new_tokens": 50}
-    algo = {"overlong_penalty": 0.5, "overlong_buffer": 40, "length_penalty": 0.1}
+    algo = {"length_penalty": {"coef": 0.1, "overlong": 0.5, "buffer": 40}}
     task = Task("t", "p", "f", "train", ())
-    shaping = Shaping(Config.model_validate({"rollout": rollout, "algo": algo}))
+    shaping = Shaping(Config.model_validate({"algo": algo}).algo, 100)
     (first, second) = shaping.on_rollout_end(episode("a", 70), task)
     assert (first.name, first.value, first.weight) == (
         "overlong",
@@ -260,7 +261,7 @@ def test_shaping_is_reward_parts() -> None:
     assert (second.name, second.value, second.weight) == ("length_penalty", -0.7, 0.1)
     cut = shaping.on_rollout_end(episode("a", 5, StopReason.LENGTH), task)[0]
     assert cut.value == -1.0 and "cut" in cut.detail
-    assert Shaping(Config()).on_rollout_end(episode("a", 70), task) == []
+    assert Shaping(Config().algo, 100).on_rollout_end(episode("a", 70), task) == []
 
 
 async def test_length_terms_are_stored_and_train(tmp_path: Path, model: Path) -> None:
@@ -304,8 +305,8 @@ def test_overlong_masking() -> None:
     assert [str(found[e.id]) for e in group] == [
         "trained",
         "trained",
-        "skipped:overlong",
+        "skipped:limit: it ran out of tokens (algo.skip.overlong)",
         "trained",
     ]
     alone = decide([[group[0], group[2]]], drift={}, mask_overlong=True)
-    assert [str(fact) for fact in alone.values()] == ["skipped:group_too_small", "skipped:overlong"]
+    assert [*alone.values()] == [Fact.SKIPPED_GROUP_TOO_SMALL, Fact.SKIPPED_OVERLONG]

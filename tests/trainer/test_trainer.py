@@ -140,7 +140,7 @@ async def test_without_spread_nothing_is_trained_and_an_alert_reports_it(
         }
         run = await trainer.train()
         assert (run.status, run.step, run.error) == ("stopped", 1, "no_signal")
-        assert {e.fact for e in episodes_of(trainer.store, run)} == {"skipped:zero_variance"}
+        assert {e.fact for e in episodes_of(trainer.store, run)} == {Fact.SKIPPED_ZERO_VARIANCE}
         assert "no_signal" in [alert["name"] for alert in trainer.store.journal.alerts(run.id)]
         assert trainer.store.runs.steps(run.id)[0]["frac_reward_zero_std"] == 1.0
         after = trainer.loaded.model.state_dict()
@@ -160,10 +160,12 @@ async def test_errors_are_masked_and_counted(tmp_path: Path, model: Path) -> Non
             bad = [e for e in episodes if e.task_id.endswith("0")]
             good = [e for e in episodes if not e.task_id.endswith("0")]
             assert len(bad) == len(good) == 4
-            assert {(e.outcome, e.fact) for e in bad} == {(Outcome.ENV_ERROR, "skipped:env_error")}
+            assert {(e.outcome, e.fact) for e in bad} == {
+                (Outcome.ENV_ERROR, "skipped:fault: env_error")
+            }
             assert all("the grader broke" in e.error for e in bad)
             metrics = trainer.store.runs.steps(run.id)[step - 1]
-            assert metrics["outcomes/env_error"] == metrics["facts/skipped:env_error"] == 4
+            assert metrics["outcomes/env_error"] == metrics["facts/skipped:fault"] == 4
             assert metrics["reward"] == pytest.approx(
                 np.mean([e.reward for e in good])
             )  # never a zero
@@ -332,7 +334,8 @@ async def test_a_template_that_cannot_be_appended_to_is_refused_or_accepted(
         async with trainer_of(tmp_path, model, model=changed):
             pass
     assert (
-        "model.append_only=true" in refused.value.hint and refused.value.message.count("begin") == 1
+        "model.chat.append_only=true" in refused.value.hint
+        and refused.value.message.count("begin") == 1
     )
     changed |= {"append_only": True}
     algo = {"drop_zero_variance": False}
@@ -529,7 +532,7 @@ async def test_more_steps_and_evaluations_can_be_asked_for(tmp_path: Path, model
     asking = Asking(
         tmp_path / "runs" / "agentrl.db",
         ("set", {"key": "train.steps", "value": 3}),
-        ("set", {"key": "train.eval_every", "value": 2}),
+        ("set", {"key": "train.eval.every", "value": 2}),
     )
     train = {"eval_tasks": 3, "eval_samples": 1}
     async with trainer_of(tmp_path, model, [asking], train=train) as trainer:

@@ -104,7 +104,7 @@ class AgentAttempt(Attempt):
                 hint="Leave out --no-tools.",
             )
         self.runner, self.spec = runner, spec
-        self.agent_timeout = spec.timeout or self.limits.episode_timeout
+        self.agent_timeout = spec.timeout or self.limits.timeout.episode
         self.given: float | None = None
         """The reward that the agent gave, or that the episode has without one."""
 

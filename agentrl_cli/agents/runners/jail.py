@@ -53,7 +53,7 @@ class JailedRunner(CommandRunner):
                 f"agent.sandbox: no jail starts here: {problem}", hint=launch.explain("ns", problem)
             )
         self._limits: Limits = Limits(
-            **{name: getattr(config, name) for name in Limits.__dataclass_fields__}
+            **{name: getattr(config.limits, name) for name in Limits.__dataclass_fields__}
         )
         self._ready = -1
 

@@ -27,6 +27,7 @@ from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import OnTurn, Session, Trace
 from agentrl_cli.agents.gateway.sessions import TRACE, Sessions
 from agentrl_cli.agents.serve.models import ServedModel, ServedModels, SharedEngine
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ModelError
 from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
@@ -38,7 +39,7 @@ from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
 if TYPE_CHECKING:
-    from agentrl_cli.config import Config
+    from agentrl_cli.config import Config, RolloutConfig
     from agentrl_cli.inference.policy import LocalPolicy
     from agentrl_cli.policies.load import Loaded
     from agentrl_cli.store import Store
@@ -106,7 +107,12 @@ class Adapters:
     """
 
     def __init__(
-        self, loaded: Loaded, policy: LocalPolicy, config: Config, base: Path, store: Store | None
+        self,
+        loaded: Loaded,
+        policy: LocalPolicy,
+        config: PolicySettings,
+        base: Path,
+        store: Store | None,
     ) -> None:
         self._model, self._folder, self._name = loaded.model, loaded.folder, loaded.name
         self._decode = loaded.chat.tokenizer.decode
@@ -131,7 +137,7 @@ class Adapters:
             raise ModelError(
                 "Adapters are served without CUDA graphs.", hint="--set rollout.cuda_graphs=off"
             )
-        folder = model_folder(spec, self._config, base=self._base, store=self._store)
+        folder = model_folder(spec, self._config.model, base=self._base, store=self._store)
         self._check(spec, folder)
         name = f"adapter{next(self._numbers)}"
         self._model = put_adapter(self._model, folder, name)
@@ -225,14 +231,18 @@ async def open_server(
             db.parent.mkdir(parents=True, exist_ok=True)
             store = stack.enter_context(Store.open(db, readonly=not record))
         # Fixed slots belong to a training: a session that is idle would keep one.
-        config = config.model_copy(update={"deterministic": False})
+        config = config.replace(deterministic=False)
         loaded = load_policy(spec, config, base=base, store=store)
         recorder, run = None, ""
         if record:
             assert store is not None
             recorder, run = stack.enter_context(_recording(store, config, loaded))
         local = loaded.policy if isinstance(loaded.policy, LocalPolicy) else None
-        holder = Adapters(loaded, local, config, base, store) if local is not None else None
+        holder = (
+            Adapters(loaded, local, PolicySettings.of(config), base, store)
+            if local is not None
+            else None
+        )
         engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
         stack.push_async_callback(engine.close)
         load, unload = (holder.load, holder.unload) if holder else (None, None)
@@ -240,7 +250,7 @@ async def open_server(
         for given in adapters:
             name, _, path = given.rpartition("=")
             await models.add(name or path, path)
-        maker = _maker(models, engine, loaded, config, recorder, watch)
+        maker = _maker(models, engine, loaded, config.rollout, recorder, watch)
         sessions = Sessions(maker, recorder.end if recorder else None)
         stack.push_async_callback(sessions.close)
         routes = list(_routes(models, base, store))
@@ -276,12 +286,12 @@ def _maker(
     models: ServedModels,
     engine: SharedEngine,
     loaded: Loaded,
-    config: Config,
+    rollout: RolloutConfig,
     recorder: Recorder | None,
     watch: Watch | None,
 ) -> Any:
     """Opens a session for a key that a client brought."""
-    sampling = config.rollout.sampling()
+    sampling = rollout.sampling()
 
     def make(key: str) -> Session:
         length = engine.policy.context_length

@@ -33,7 +33,7 @@ ALWAYS_WRITTEN = (
     "rollout.group_size",
     "train.steps",
     "train.lr",
-    "train.eval_every",
+    "train.eval.every",
     "seed",
 )
 """Settings that agentrl.yaml shows even at their defaults, since people change them first."""

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "max_new_tokens": 96,
         "max_tokens": 768,
     },
-    "train": {"steps": 60, "lr": 3.0e-4, "token_budget": 4096, "eval_every": 20},
+    "train": {"steps": 60, "lr": 3.0e-4, "token_budget": 4096, "eval": 20},
 }
 
 

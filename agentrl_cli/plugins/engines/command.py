@@ -71,7 +71,7 @@ async def _serve(context: Context, port: int) -> None:
     from agentrl_cli.plugins.engines.server import KEY, run_server
 
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
-    folder = model_folder(context.config.model.name, context.config, base=context.project)
+    folder = model_folder(context.config.model.name, context.config.model, base=context.project)
     log = context.runs / "logs" / f"engine-{os.getpid()}.log"
     serving = asyncio.ensure_future(ending.wait())
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -88,11 +88,12 @@ async def _serve(context: Context, port: int) -> None:
     remote = server.config.remote
     ended: asyncio.Future[Any] = server.failed
     try:
-        echo(remote.url)
+        echo(remote.address)
         narrate(f"export {KEY}={os.environ[KEY]}")
         narrate(
-            f"agentrl train --set remote.backend=vllm --set remote.url={remote.url} --set remote.model={remote.model}"
-            f" --set remote.api_key_env={KEY} --set remote.processed_logprobs=true"
+            f"agentrl train --set remote.backend=vllm --set remote.url={remote.address}"
+            f" --set remote.model={remote.model}"
+            f" --set remote.api_key_env={KEY} --set remote.backend.processed_logprobs=true"
         )
         if server.development:
             narrate(

@@ -222,7 +222,7 @@ async def run_server(
     if not _vllm(env).is_file():
         hint = "Make it: agentrl engine install. engine.env names another one."
         raise EnvironmentProblem(f"There is no vLLM in {env}.", hint=hint)
-    if config.remote.backend != "vllm":
+    if config.remote.backend.name != "vllm":
         raise ConfigError("engine.start starts a vLLM server.", hint="Set remote.backend: vllm.")
     if port and _in_use(port):
         raise EnvironmentProblem(
@@ -234,12 +234,11 @@ async def run_server(
     url = f"http://127.0.0.1:{port}"
     given = {
         "url": f"{url}/v1",
-        "urls": [],
         "model": _name(config),
         "api_key_env": KEY,
-        "processed_logprobs": True,
+        "backend": {"processed_logprobs": True},
     }
-    meant = config.model_copy(update={"remote": config.remote.model_copy(update=given)})
+    meant = config.replace(remote=given)
     server = Server(meant, command_of(config, env, folder, port), _variables(config, key), url, log)
     try:
         await server.open()
@@ -259,7 +258,7 @@ async def start_for_run(
     from agentrl_cli.models.load import model_folder
 
     print("Starting a vLLM server for this run …", file=sys.stderr, flush=True)
-    folder = model_folder(config.model.name, config, base=base)
+    folder = model_folder(config.model.name, config.model, base=base)
     async with run_server(config, folder, logs / f"engine-{os.getpid()}.log") as server:
         yield server
 
@@ -291,7 +290,7 @@ def command_of(config: Config, env: Path, folder: Path, port: int) -> list[str]:
                 hint="Lower adapter.r.",
             )
         options += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", str(rank)]
-    if config.remote.sleep:
+    if config.remote.backend.sleep:
         options.append("--enable-sleep-mode")
     return [str(_vllm(env)), "serve", str(folder), *options, *engine.options]
 
@@ -307,7 +306,7 @@ def _variables(config: Config, key: str) -> dict[str, str]:
     found.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     if config.adapter.enabled:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if config.remote.sleep or not config.adapter.enabled:
+    if config.remote.backend.sleep or not config.adapter.enabled:
         found["VLLM_SERVER_DEV_MODE"] = "1"
     return found
 

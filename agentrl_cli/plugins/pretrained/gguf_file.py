@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_cli.commands.common import narrate
-from agentrl_cli.config import Config
+from agentrl_cli.config import ModelConfig
 from agentrl_cli.errors import MissingDependency, ModelError
 from agentrl_cli.errors import writing as disk_writing
 from agentrl_cli.models.adapter import short
@@ -21,7 +21,7 @@ DIGITS = {"smollm"}
 """Pre-tokenizers that split every digit off, of which transformers reads the rest alone."""
 
 
-def find_model(name: str, config: Config, base: Path) -> Path | None:
+def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     """Return the folder of the model in a GGUF file, converted first if it is not in the cache.
 
     None if `name` is not such a file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl_cli.config import Config
+from agentrl_cli.config import ModelConfig
 from agentrl_cli.errors import MissingDependency, ModelError
 from agentrl_cli.models.adapter import short
 
@@ -12,7 +12,7 @@ PREFIX = "modelscope:"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "tokenizer*"]
 
 
-def find_model(name: str, config: Config, base: Path) -> Path | None:
+def find_model(name: str, config: ModelConfig, base: Path) -> Path | None:
     """Return the folder of a ModelScope model in its package's cache, downloaded first. None for other names."""
     if not name.startswith(PREFIX):
         return None
@@ -21,13 +21,12 @@ def find_model(name: str, config: Config, base: Path) -> Path | None:
     except ImportError as error:
         hint = "pip install modelscope"
         raise MissingDependency(f"{name} needs the package modelscope.", hint=hint) from error
-    settings = config.model
     try:
         found = snapshot_download(
             name.removeprefix(PREFIX),
-            revision=settings.revision,
-            local_files_only=settings.offline,
-            allow_patterns=[*WANTED, *(["*.py"] * settings.trust_remote_code)],
+            revision=config.revision,
+            local_files_only=config.offline,
+            allow_patterns=[*WANTED, *(["*.py"] * config.trust_remote_code)],
         )
     except Exception as error:  # its errors have no common base
         raise ModelError(

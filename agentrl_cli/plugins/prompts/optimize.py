@@ -106,7 +106,7 @@ def _tasks(runtime: Runtime, plan: Plan) -> dict[str, list[Task]]:
     settings = runtime.config
     train = pack.tasks(settings.task.split_train, families=settings.task.families)
     splits = pack.splits()
-    name = settings.train.eval_split
+    name = settings.train.eval.split
     if name in splits and name != settings.task.split_train:
         validation = spread(pack.tasks(name), plan.validation)
     else:

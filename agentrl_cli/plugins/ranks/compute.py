@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.errors import ConfigError, RunFailed
 from agentrl_cli.learning.compute import Compute, MicroBatch, StepResult, StepSpec, TokenScores
 from agentrl_cli.learning.distill import Teacher
@@ -126,7 +126,7 @@ class Replica(Compute):
     def __init__(
         self,
         model: nn.Module,
-        config: Config,
+        config: LearnerSettings,
         reference: nn.Module | None,
         ranks: Ranks,
         *,

@@ -99,8 +99,8 @@ def _conflicts(config: Config, ranks: RanksConfig, gpus: int) -> list[tuple[obje
             "With adapter.enabled every rank has the base: set ranks.shard: none, or train all weights (--full).",
         ),
         (
-            full and config.train.optimizer != "adamw",
-            f"ranks.shard: full cannot spread the state of train.optimizer: {config.train.optimizer}",
+            full and config.train.optimizer.name != "adamw",
+            f"ranks.shard: full cannot spread the state of train.optimizer: {config.train.optimizer.name}",
             "Use train.optimizer: adamw, or ranks.shard: none.",
         ),
         (

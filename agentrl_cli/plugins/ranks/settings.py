@@ -50,9 +50,9 @@ class RanksConfig(Section):
 
 def check(config: Config) -> None:
     """Raise ValueError for an algorithm that works in one process."""
-    if config.algo.ref_ema and config.section(RanksConfig).size > 1:
+    if config.algo.kl.ref_ema and config.section(RanksConfig).size > 1:
         raise ValueError(
-            "algo.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average"
+            "algo.kl.ref_ema works in one process: leave out --gpus, --ranks and --nodes, or the average"
         )
 
 
@@ -62,7 +62,7 @@ def is_sharded(config: Config) -> bool:
     if ranks.size == 1 or ranks.shard == "none":
         return False
     return ranks.shard == "full" or (
-        not config.adapter.enabled and config.train.optimizer == "adamw"
+        not config.adapter.enabled and config.train.optimizer.name == "adamw"
     )
 
 
@@ -70,4 +70,4 @@ def loading_settings(config: Config, device: str = "") -> Config:
     """Return the settings by which a rank loads the model: float32 if it is sharded, whatever it is computed in."""
     dtype = "float32" if is_sharded(config) else config.model.dtype
     changes = {"dtype": dtype, "device": device or config.model.device}
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
+    return config.replace(model=changes)

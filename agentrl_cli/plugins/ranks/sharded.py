@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.learning.forward import Logprobs, logprobs, way_of
 from agentrl_cli.learning.packing import Packed
 from agentrl_cli.models.adapter import transformer
@@ -63,7 +64,11 @@ class Sharded(Replica):
                 way_of(transformer(one))  # tried while the weights are whole
         sharded = None if reference is None else shard(reference, self.mesh, dtype)
         super().__init__(
-            shard(model, self.mesh, dtype), config, sharded, ranks, checkpoint=checkpoint
+            shard(model, self.mesh, dtype),
+            LearnerSettings.of(config),
+            sharded,
+            ranks,
+            checkpoint=checkpoint,
         )
 
     def share(self, state: Mapping[str, Any] | None = None) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli._version import __version__
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings, MemorySettings, PolicySettings
 from agentrl_cli.errors import ConfigError, EnvironmentProblem, RunFailed
 from agentrl_cli.plugins.ranks.places import Place, count_given, parse_address, require_possible
 from agentrl_cli.plugins.ranks.processes import (
@@ -78,8 +79,8 @@ class Team:
 
         folder, model = needed_folder(loaded), loaded.model
         options = {
-            "checkpoint": checkpoints(config, folder, model),
-            "aside": sets_aside(config, folder, model),
+            "checkpoint": checkpoints(MemorySettings.of(config), folder, model),
+            "aside": sets_aside(MemorySettings.of(config), folder, model),
         }
         self._await_all()
         device = device_of(config, self.place)
@@ -221,21 +222,25 @@ def make_replica(
     from agentrl_cli.trainer.compute import frozen_reference
 
     torch.manual_seed(config.seed)
-    reference = frozen_reference(config, folder, own)
+    reference = frozen_reference(MemorySettings.of(config), folder, own)
     if is_sharded(config):
         from agentrl_cli.plugins.ranks.sharded import Sharded
 
         return Sharded(own, config, reference, ranks, whole=whole, checkpoint=checkpoint)
     from agentrl_cli.plugins.ranks.compute import Replica
 
-    return Replica(own, config, reference, ranks, checkpoint=checkpoint, aside=aside)
+    return Replica(
+        own, LearnerSettings.of(config), reference, ranks, checkpoint=checkpoint, aside=aside
+    )
 
 
 def load_trainee(config: Config, device: str, folder: Path, name: str, base: Path) -> nn.Module:
     """Return the model that is trained, loaded to a device."""
     from agentrl_cli.policies.load import load_weights
 
-    return load_weights(folder, name, loading_settings(config, device), base=base, trainable=True)
+    return load_weights(
+        folder, name, PolicySettings.of(loading_settings(config, device)), base=base, trainable=True
+    )
 
 
 def versions() -> dict[str, str]:
@@ -326,7 +331,7 @@ def join_as(place: Place, children: Sequence[Child] = ()) -> None:
     config, folder, base = Config.model_validate(settings), Path(given), Path(project)
     if not folder.is_dir():  # another machine, whose project or cache is elsewhere
         base = Path.cwd()
-        folder = model_folder(config.model.name, config, base=base)
+        folder = model_folder(config.model.name, config.model, base=base)
     own = load_trainee(config, "cpu" if is_sharded(config) else str(device), folder, name, base)
     ranks.collect((socket.gethostname(), fingerprint(own)))
     follow(make_replica(config, folder, own, ranks, **options))

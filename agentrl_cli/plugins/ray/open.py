@@ -96,11 +96,10 @@ def make_setup(
     name = spec or config.model.name
     where = str(loaded.folder) if "@" in name and loaded.folder is not None else name
     # A worker's model is not trained: it keeps no copy to sample from.
-    rollout = config.rollout.model_copy(update={"async_staleness": 0})
     threads = torch.get_num_threads()
     if not config.deterministic:  # deterministic: the same arithmetic as here
         threads = max(1, threads // cluster.workers)
-    own = config.model_copy(update={"rollout": rollout})
+    own = config.replace(rollout={"async_staleness": 0})
     # Servers have the weights: a worker loads none.
     return Setup(own, base, where, trainable and not served, threads)
 

@@ -214,7 +214,9 @@ class Service:
         async with self._in_order:
             rollout = self._rollout.with_(recorder=Relay(number, self._emit), **variant)
         if shaped:
-            hooks = [*rollout.context.hooks.hooks, Shaping(self.setup.config)]
+            own = self.setup.config
+            shaping = Shaping(own.algo, own.rollout.max_tokens)
+            hooks = [*rollout.context.hooks.hooks, shaping]
             rollout = rollout.with_(hooks=HookList(hooks))
         packs = rollout.context.packs
         if job.task.pack not in packs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any
 
 from agentrl_cli.config import Config
@@ -19,17 +20,17 @@ UNSUPPORTED = {
     "rollout.async_staleness": 0,
     "algo.epochs": 1,
     "algo.minibatches": 1,
-    "algo.kl_in": "loss",
-    "algo.kl": "k3",
-    "algo.kl_target": None,
-    "algo.kl_unbiased": False,
-    "algo.entropy_target": None,
-    "algo.off_policy_mask": None,
-    "algo.entropy_share": 1.0,
-    "algo.bypass": False,
-    "algo.reject": "none",
-    "algo.ref_ema": 0.0,
-    "rollout.replay_truncation": False,
+    "algo.kl.where": "loss",
+    "algo.kl.estimate": "k3",
+    "algo.kl.target": None,
+    "algo.kl.unbiased": False,
+    "algo.entropy.target": None,
+    "algo.off_policy.mask": None,
+    "algo.entropy.share": 1.0,
+    "algo.off_policy.bypass": False,
+    "algo.off_policy.reject": "none",
+    "algo.kl.ref_ema": 0.0,
+    "rollout.truncation.replay": False,
 }
 """Settings that TRL cannot follow at any other value than these."""
 OWN = {
@@ -62,16 +63,15 @@ def _check_settings(config: Config) -> None:
     """Raise ConfigError for a setting that TRL cannot follow."""
     algo, train = config.algo, config.train
     for key, only in UNSUPPORTED.items():
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
+        value = attrgetter(key)(config)
         if value not in (only, None):
             raise _refuse_option(key, value, only)
     for key, value, known in (
         ("algo.advantage", algo.advantage.name, SCALES),
         ("algo.loss", algo.loss.name, {"ppo_clip": ""}),
         ("algo.aggregation", aggregation_name(algo), LOSS_TYPES),
-        ("train.optimizer", train.optimizer, {"adamw": "", "adamw8bit": ""}),
-        ("algo.correction", algo.correction, {"auto": "", "none": ""}),
+        ("train.optimizer", train.optimizer.name, {"adamw": "", "adamw8bit": ""}),
+        ("algo.off_policy.correction", algo.off_policy.correction, {"auto": "", "none": ""}),
     ):
         if value not in known:
             raise _refuse_option(key, value, " or ".join(known))
@@ -107,8 +107,8 @@ def arguments(config: Config) -> dict[str, Any]:
         "epsilon": getattr(algo.loss, "clip_low", 0.2),
         "epsilon_high": getattr(algo.loss, "clip_high", 0.2),
         "delta": getattr(algo.loss, "clip_dual", None),
-        "beta": algo.kl_coef,
-        "entropy_coef": algo.entropy_coef,
+        "beta": algo.kl.coef,
+        "entropy_coef": algo.entropy.coef,
         "max_grad_norm": train.max_grad_norm,
         "gradient_checkpointing": train.checkpointing == "on",
         **config.section(TrainerConfig).options,
@@ -118,7 +118,7 @@ def arguments(config: Config) -> dict[str, Any]:
         raise ConfigError(
             f"trainer.options: per_device_train_batch_size {size} does not divide the {total} episodes of a step."
         )
-    if algo.entropy_coef:
+    if algo.entropy.coef:
         _require_one_bonus(config, size, total)
     return given | {"gradient_accumulation_steps": total // size}
 
@@ -126,7 +126,7 @@ def arguments(config: Config) -> dict[str, Any]:
 def _require_one_bonus(config: Config, size: int, total: int) -> None:
     """Raise ConfigError where TRL's entropy bonus, a mean over a micro-batch's tokens, is not that of a step."""
     if (name := aggregation_name(config.algo)) != "token_mean":
-        raise _refuse_option("algo.aggregation with algo.entropy_coef", name, "token_mean")
+        raise _refuse_option("algo.aggregation with algo.entropy.coef", name, "token_mean")
     if size < total:
         raise ConfigError(
             f"TRL takes the entropy bonus as a mean over each of the {total // size} micro-batches of {size} episodes,"
@@ -148,10 +148,10 @@ def check(config: Config) -> None:
     require_package("trl", "1.16", "trl", otherwise="set trainer.kind: agentrl")
     arguments(config)
     require_fields(config.section(TrainerConfig).options)
-    if config.algo.kl_coef and config.adapter.path is not None:
+    if config.algo.kl.coef and config.adapter.path is not None:
         raise ConfigError(
-            "With an adapter to start from, TRL's reference is the base without it, and algo.kl_coef is set.",
-            hint="Set algo.kl_coef=0, or trainer.kind: agentrl.",
+            "With an adapter to start from, TRL's reference is the base without it, and algo.kl.coef is set.",
+            hint="Set algo.kl.coef=0, or trainer.kind: agentrl.",
         )
 
 

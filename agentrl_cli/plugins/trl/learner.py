@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings, MemorySettings
 from agentrl_cli.errors import ConfigError, RunFailed, TrainingStopped
 from agentrl_cli.hooks import HookList
 from agentrl_cli.learning.compute import Compute
@@ -55,12 +56,13 @@ class TRLLearner:
     def __init__(self, loaded: Loaded, config: Config, folder: Path) -> None:
         """`folder`: TRL's own, it stays empty unless an option makes TRL write files."""
         kept, model = needed_folder(loaded), loaded.model
+        memory = MemorySettings.of(config)
         self.compute = Compute(
             model,
-            config,
-            checkpoint=checkpoints(config, kept, model),
-            aside=sets_aside(config, kept, model),
-            row_tokens=partial(row_tokens, config, kept, model),
+            LearnerSettings.of(config),
+            checkpoint=checkpoints(memory, kept, model),
+            aside=sets_aside(memory, kept, model),
+            row_tokens=partial(row_tokens, memory, kept, model),
         )
         self.config, self.loaded, self.folder = config, loaded, folder
         self._steps: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
@@ -170,7 +172,7 @@ class TRLLearner:
         ]
         if all(bool(weight.grad.isfinite().all()) for weight in given):
             return
-        if "nan" in self.config.train.stop_on:
+        if "nan" in self.config.train.stop_on.alerts:
             raise TrainingStopped(
                 "nan: the gradient of TRL's loss is not finite; the weights were left as they were.",
                 hint="Lower train.lr or train.max_grad_norm; look at the last episodes with `agentrl replay last`.",

@@ -5,8 +5,8 @@
 | `max_assistant_turns`         | `rollout.max_turns`             |                                             |
 | `max_user_turns`              | `rollout.max_user_turns`        | tool results count as user turns            |
 | `max_parallel_calls`          | `rollout.max_parallel_calls`    | more are refused with a text, not dropped   |
-| `max_tool_response_length`    | `rollout.max_observation_chars` | characters; overrides the limit in tokens   |
-| `tool_response_truncate_side` | `rollout.truncate_side`         | verl names the side that stays, we the other |
+| `max_tool_response_length`    | `rollout.observation.chars`     | characters; overrides the limit in tokens   |
+| `tool_response_truncate_side` | `rollout.observation.cut`       | verl names the side that stays, we the other |
 | `response_length`             | `rollout.response_tokens`       | everything after the prompt                 |
 
 They may be at the top level, under `rollout`, `rollout.multi_turn` or `data`, and under verl's `actor_rollout_ref`.
@@ -22,8 +22,8 @@ NAMES = {
     "max_assistant_turns": "rollout.max_turns",
     "max_user_turns": "rollout.max_user_turns",
     "max_parallel_calls": "rollout.max_parallel_calls",
-    "max_tool_response_length": "rollout.max_observation_chars",
-    "tool_response_truncate_side": "rollout.truncate_side",
+    "max_tool_response_length": "rollout.observation.chars",
+    "tool_response_truncate_side": "rollout.observation.cut",
     "response_length": "rollout.response_tokens",
     "max_response_length": "rollout.response_tokens",
 }
@@ -50,6 +50,6 @@ def translate(layer: Mapping[str, Value]) -> dict[str, Value]:
         if (
             leaf == "max_tool_response_length"
         ):  # a token is nearly always a character or more: only that limit cuts
-            lifted["rollout.max_observation_tokens"] = moved
+            lifted["rollout.observation.tokens"] = moved
         lifted[ours] = moved
     return {**lifted, **out}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from agentrl_cli.config import Config
+from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.errors import ConfigError
 from agentrl_cli.policies.remote.http import Endpoint
 
@@ -25,13 +25,13 @@ class RemotePolicy:
         await self.endpoint.close()
 
 
-def connection(config: Config, url: str = "") -> dict[str, Any]:
+def connection(config: PolicySettings, url: str = "") -> dict[str, Any]:
     """Return the arguments of Endpoint; `url`: one of several servers, whose turns can move to another one.
 
     Raises ConfigError if the address or the API key's variable is missing.
     """
     remote = config.remote
-    if not (url or remote.url):
+    if not (url or remote.address):
         raise ConfigError(
             "remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1."
         )
@@ -42,10 +42,10 @@ def connection(config: Config, url: str = "") -> dict[str, Any]:
             hint="Export it, or set remote.api_key_env to the one that holds the key.",
         )
     return {
-        "url": url or remote.url,
+        "url": url or remote.address,
         "api_key": key,
         "concurrency": config.rollout.concurrency,
-        "timeout": remote.timeout,
-        "retries": min(remote.retries, 1) if url else remote.retries,
-        "patience": 0.0 if url else remote.patience,
+        "timeout": remote.request.timeout,
+        "retries": min(remote.request.retries, 1) if url else remote.request.retries,
+        "patience": 0.0 if url else remote.request.patience,
     }

@@ -247,7 +247,7 @@ class Endpoint:
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(
                 f"{url} did not answer within {self.timeout:g} s.",
-                hint="Raise remote.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
+                hint="Raise remote.request.timeout, or lower rollout.concurrency or rollout.max_new_tokens.",
             )
         return Unreachable(
             f"{url} cannot be reached: {_reason(error)}.",
@@ -289,9 +289,7 @@ def _hint(status: int, tries: int) -> str:
     if status == 404:
         return "remote.model is the name under which the server serves the model; its /v1/models lists them."
     if status >= 500:
-        return (
-            f"Tried {tries} times (remote.retries is {tries - 1}); the server's own log has more."
-        )
+        return f"Tried {tries} times (remote.request.retries is {tries - 1}); the server's own log has more."
     return ""
 
 

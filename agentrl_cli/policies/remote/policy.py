@@ -204,11 +204,11 @@ class HttpPolicy(RemotePolicy):
             wire,
             model=config.remote.model or config.model.name,
             context_length=source.context_length,
-            processed=config.remote.processed_logprobs,
+            processed=config.remote.backend.processed_logprobs,
             lora=config.adapter.enabled,
             vocabulary=vocabulary,
             save=source.save,
-            sync_dir=(source.base / (config.remote.sync_dir or "runs/remote")).resolve(),
+            sync_dir=(source.base / (config.remote.backend.sync_dir or "runs/remote")).resolve(),
             **arguments,
         )
 

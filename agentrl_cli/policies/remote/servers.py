@@ -244,10 +244,10 @@ def _is_lost(error: PolicyError) -> bool:
 def vllm(source: PolicySource) -> Policy:
     """Return a policy on one vLLM server, or on several."""
     policy = _connect(VLLM, source)
-    if source.config.remote.sleep and source.trainable:
+    if source.config.remote.backend.sleep and source.trainable:
         if source.config.rollout.async_staleness:
             raise ConfigError(
-                "remote.sleep and rollout.async_staleness exclude each other: a server asleep does not sample.",
+                "remote.backend.sleep and rollout.async_staleness exclude each other: a server asleep does not sample.",
                 hint="Set one of them to its default.",
             )
         for server in policy.servers():
@@ -264,4 +264,6 @@ def _connect(wire: Wire, source: PolicySource) -> HttpPolicy | Servers:
     remote = source.config.remote
     if not remote.urls:
         return HttpPolicy.of(wire, source)
-    return Servers([HttpPolicy.of(wire, source, url) for url in remote.urls], remote.patience)
+    return Servers(
+        [HttpPolicy.of(wire, source, url) for url in remote.urls], remote.request.patience
+    )

@@ -71,7 +71,11 @@ class OpenAIPolicy(RemotePolicy):
         model, arguments = remote.model or source.config.model.name, connection(source.config)
         length = source.context_length
         return cls(
-            model=model, chat=source.chat, mode=remote.mode, context_length=length, **arguments
+            model=model,
+            chat=source.chat,
+            mode=remote.backend.mode,
+            context_length=length,
+            **arguments,
         )
 
     def observe(

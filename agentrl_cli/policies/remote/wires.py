@@ -1,8 +1,8 @@
 """Wire formats of servers that take and return token ids: how each samples, reports and loads weights.
 
 vLLM reports log-probabilities of the raw logits unless it was started with `--logprobs-mode processed_logprobs`, which
-`remote.processed_logprobs` states. Adapters need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, whole
-weights VLLM_SERVER_DEV_MODE=1 (`/collective_rpc`, whose `reload_weights` takes a path since vLLM 0.14).
+`remote.backend.processed_logprobs` states. Adapters need `--enable-lora` and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True,
+whole weights VLLM_SERVER_DEV_MODE=1 (`/collective_rpc`, whose `reload_weights` takes a path since vLLM 0.14).
 
 SGLang's native API (https://docs.sglang.ai/basic_usage/native_api.html) reports those at the sampling temperature, with
 penalties, before top-p, top-k and min-p. Its answers name the weights that made them, so a server that returned to
@@ -84,7 +84,7 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     if sampling.keep_support:
         raise PolicyError(
             "A server does not report the tokens that it drew from.",
-            hint="Leave out rollout.replay_truncation.",
+            hint="Leave out rollout.truncation.replay.",
         )
     if sampling.allow is not None:
         raise PolicyError("Forced tokens need a local policy.")

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from agentrl_cli.config.renamed import new_key
 from agentrl_cli.errors import UsageError
 from agentrl_cli.reports.run_data import RunData
 from agentrl_cli.tui.common.agent_screen import AgentScreen
 from agentrl_cli.tui.common.dialogs import Choose, Prompt
 
-SETTINGS = {"lr": float, "max_grad_norm": float, "steps": int, "eval_every": int, "save_every": int}
+SETTINGS = {
+    "lr": ("train.lr", float),
+    "max_grad_norm": ("train.max_grad_norm", float),
+    "steps": ("train.steps", int),
+    "eval": ("train.eval.every", int),
+    "save": ("train.save.every", int),
+}
 """The settings that may change during a run, as in `trainer.controls.CHANGEABLE`, and their types."""
 DETAILS = {
     "pause": "The trainer stops after this step and waits; p resumes.",
@@ -53,7 +60,7 @@ class Controls:
                 self._confirm(data, "set", values, detail)
 
         known = f"one of {', '.join(SETTINGS)}"
-        prompt = Prompt("set a knob", "eval_every=20", help=known, check=read_setting)
+        prompt = Prompt("set a knob", "train.eval=20", help=known, check=read_setting)
         self.screen.ask(prompt, confirm)
 
     def leave(self, data: RunData | None) -> None:
@@ -94,14 +101,16 @@ class Controls:
 
 
 def read_setting(text: str) -> dict[str, Any]:
-    """Return `eval_every=20` as a control's values: {"key": "train.eval_every", "value": 20}. Raises UsageError."""
+    """Return `train.eval=20` as a control's values: {"key": "train.eval.every", "value": 20}. Raises UsageError."""
     name, equals, value = text.partition("=")
-    name = name.strip().removeprefix("train.")
+    name, _ = new_key(f"train.{name.strip().removeprefix('train.')}", 0)
+    name = name.removeprefix("train.").removesuffix(".every")
     if name not in SETTINGS or not equals:
         raise UsageError(
             f"There is nothing to set in {text!r}.", hint=f"For example {' or '.join(SETTINGS)}=20."
         )
     try:
-        return {"key": f"train.{name}", "value": SETTINGS[name](value)}
+        key, kind = SETTINGS[name]
+        return {"key": key, "value": kind(value)}
     except ValueError:
         raise UsageError(f"{name} needs a number, not {value.strip()!r}.") from None

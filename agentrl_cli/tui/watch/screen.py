@@ -56,7 +56,7 @@ tab          the next tab                       l       log
 space        freeze or resume                   x       the flagged episodes of this run
 p            pause after this step, or resume   k       checkpoint now
 E            evaluate now                       X       stop after this step and save
-+ -          learning rate × or ÷ 1.5           S       set lr, steps, max_grad_norm, eval_every, save_every
++ -          learning rate × or ÷ 1.5           S       set lr, steps, max_grad_norm, train.eval and save
 C            other trainings' curves, up to four, under these; a chosen one again: away
 / .          find text on the page, the next match; on the overview: which metrics
 f            charts: which metrics; log: which lines; episodes: which ones (o sorts them)

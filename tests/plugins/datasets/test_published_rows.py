@@ -183,7 +183,9 @@ async def test_humanevals_tests_decide_in_the_sandbox() -> None:
         "```python\nprint('passed')\nraise SystemExit\ndef area(r):\n    return 0\n```": 0.0,
         "no code": 0.0,
     }
-    async with await Sandbox.open(SandboxConfig(workers=1, wall=2.0)) as sandbox:
+    async with await Sandbox.open(
+        SandboxConfig(workers=1).replace(limits={"wall": 2.0})
+    ) as sandbox:
         session = await sandbox.session(seed=0)
 
         async def open_session() -> Any:

@@ -68,8 +68,12 @@ async def test_a_server_is_started_for_a_block_and_ends_with_it(tmp_path: Path) 
     config = settings_of(tmp_path, adapter={"enabled": True, "r": 12}, rollout={"max_tokens": 300})
     async with run_server(config, tmp_path / "model", tmp_path / "logs" / "log") as found:
         remote = found.config.remote
-        assert remote.api_key_env == KEY and remote.processed_logprobs and not config.remote.url
-        given = ask(remote.url)
+        assert (
+            remote.api_key_env == KEY
+            and remote.backend.processed_logprobs
+            and not config.remote.url
+        )
+        given = ask(remote.address)
     argv, key = given["argv"], os.environ.pop(KEY)
     assert (
         argv[:2] == ["serve", str(tmp_path / "model")] and key == given["key"] and key not in argv
@@ -88,7 +92,7 @@ async def test_a_server_that_dies_is_named_and_started_again_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with run_server(settings_of(tmp_path), tmp_path / "model", tmp_path / "log") as found:
-        url = found.config.remote.url
+        url = found.config.remote.address
         policy = HttpPolicy(VLLM, url, "base", retries=0)
         policy.endpoint.starting = found.starting
         first = ask(url)["pid"]

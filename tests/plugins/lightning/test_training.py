@@ -220,9 +220,14 @@ def test_verl_settings_are_ours_and_the_rest_is_named(model: Path) -> None:
     given["agentlightning"]["trace_aggregator"]["trajectory_max_response_length"] = 28
     algorithm = agl.VERL(given, trainer_cls=object)
     config = algorithm.settings(10)
-    assert (config.train.steps, config.train.eval_every, config.rollout.max_tokens) == (5, 3, 128)
-    assert (config.algo.kl_coef, config.algo.kl, config.algo.loss.clip_high) == (0.01, "k3", 0.3)  # type: ignore[attr-defined]
-    assert (config.adapter.enabled, config.adapter.r, config.model.parser) == (True, 8, "hermes")
+    assert (config.train.steps, config.train.eval.every, config.rollout.max_tokens) == (5, 3, 128)
+    assert (config.algo.kl.coef, config.algo.kl.estimate) == (0.01, "k3")
+    assert config.algo.loss.clip_high == 0.3  # type: ignore[attr-defined]
+    assert (config.adapter.enabled, config.adapter.r, config.model.chat.parser) == (
+        True,
+        8,
+        "hermes",
+    )
     assert algorithm.ignored == [
         "actor_rollout_ref.model.use_remove_padding",
         "actor_rollout_ref.rollout.gpu_memory_utilization",

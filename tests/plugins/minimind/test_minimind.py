@@ -195,9 +195,9 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
         "--set",
         "rollout.group_size=2",
         "--set",
-        "model.append_only=true",
+        "model.chat.append_only=true",
     ]
-    few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.drop_zero_variance=false"]
+    few += ["--set", "rollout.max_new_tokens=8", "--set", "algo.skip.zero_variance=false"]
     assert main(["train", "--model", str(tmp_path / "tuned"), "--steps", "1", *at, *few]) == 0
     assert main(["eval", "--limit", "1", "-k", "1", *at, *few]) == 0
     assert main(["chat", "--model", str(tmp_path / "tuned"), "--say", "1+1?", "--json", *at]) == 0

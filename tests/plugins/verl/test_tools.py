@@ -257,18 +257,16 @@ def test_verls_keys_become_ours_and_say_so(tmp_path: Path) -> None:
     config, sources = load_config([tmp_path / "a.yaml"], base=tmp_path)
     rollout = config.rollout
     assert (rollout.max_turns, rollout.max_user_turns, rollout.max_parallel_calls) == (3, 2, 1)
-    assert (rollout.max_observation_chars, rollout.max_observation_tokens) == (900, 900)
-    assert (rollout.truncate_side, rollout.response_tokens) == (
+    assert (rollout.observation.chars, rollout.observation.tokens) == (900, 900)
+    assert (rollout.observation.cut, rollout.response_tokens) == (
         "right",
         300,
     )  # verl names the side that stays
     assert sources["rollout.max_turns"] == f"file:{tmp_path}/a.yaml:5 (verl: max_assistant_turns)"
     again, _ = load_config([tmp_path / "a.yaml"], ["rollout.max_assistant_turns=9"], base=tmp_path)
     assert again.rollout.max_turns == 9
-    ours, _ = load_config(
-        [tmp_path / "a.yaml"], ["rollout.max_observation_tokens=50"], base=tmp_path
-    )
-    assert ours.rollout.max_observation_tokens == 50
+    ours, _ = load_config([tmp_path / "a.yaml"], ["rollout.observation.tokens=50"], base=tmp_path)
+    assert ours.rollout.observation.tokens == 50
     with pytest.raises(ConfigError, match=r"a\.yaml:5: unknown key actor_rollout_ref"):
         (tmp_path / "a.yaml").write_text(
             "\n\nactor_rollout_ref:\n  rollout:\n    max_asistant_turns: 3\n"

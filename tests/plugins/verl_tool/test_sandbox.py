@@ -29,7 +29,7 @@ async def test_a_tool_server_holds_calls_to_a_packs_limits_and_to_those_of_a_rol
     with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
         more: dict[str, Any] = {
             "open_session": sandbox.session,
-            "limits": RolloutConfig(max_observation_chars=60),
+            "limits": RolloutConfig().replace(observation={"chars": 60}),
         }
         more["sessions"] = {"quick": {"wall": 0.4}, "other": {"wall": 2.5}}
         server = Trajectories([as_tool("run_python")], journal, **more)

@@ -82,11 +82,10 @@ class GRPO(Algorithm):
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("Training needs a train_dataset with tasks.")
         trainer, config = self.get_trainer(), self.settings(len(train_dataset))
-        rollout = {"concurrency": trainer.n_runners}
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+        config = config.replace(rollout={"concurrency": trainer.n_runners})
         items = {config.task.split_train: _rows(train_dataset)}
         if val_dataset is not None and len(val_dataset):
-            items[config.train.eval_split] = _rows(val_dataset)
+            items[config.train.eval.split] = _rows(val_dataset)
         pack = DatasetPack(
             self.name,
             Path(),

@@ -3,8 +3,8 @@
 | verl | here |
 | --- | --- |
 | `algorithm.adv_estimator` | `algo.advantage` |
-| `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef` | `algo.kl_in: reward`, `algo.kl_coef` |
-| `actor.use_kl_loss`, `kl_loss_coef`, `kl_loss_type` | `algo.kl_in: loss`, `algo.kl_coef`, `algo.kl` |
+| `algorithm.use_kl_in_reward`, `algorithm.kl_ctrl.kl_coef` | `algo.kl.where: reward`, `algo.kl.coef` |
+| `actor.use_kl_loss`, `kl_loss_coef`, `kl_loss_type` | `algo.kl.where: loss`, `algo.kl.coef`, `algo.kl.estimate` |
 | `data.train_batch_size`, `rollout.n` | `rollout.prompts_per_step`, `rollout.group_size` |
 | `data.max_response_length` | `rollout.max_new_tokens`; with `max_prompt_length` `rollout.max_tokens` |
 | `actor.ppo_mini_batch_size`, `ppo_epochs` | `algo.minibatches`, `algo.epochs` |
@@ -36,13 +36,13 @@ ACTOR, ROLLOUT, MODEL = (
 SAME = {
     f"{ROLLOUT}.n": "rollout.group_size",
     f"{ROLLOUT}.temperature": "rollout.temperature",
-    f"{ROLLOUT}.top_p": "rollout.top_p",
+    f"{ROLLOUT}.top_p": "rollout.truncation.top_p",
     "data.train_batch_size": "rollout.prompts_per_step",
     "data.max_response_length": "rollout.max_new_tokens",
     f"{ACTOR}.optim.lr": "train.lr",
-    f"{ACTOR}.optim.weight_decay": "train.weight_decay",
+    f"{ACTOR}.optim.weight_decay": "train.optimizer.weight_decay",
     f"{ACTOR}.grad_clip": "train.max_grad_norm",
-    f"{ACTOR}.entropy_coeff": "algo.entropy_coef",
+    f"{ACTOR}.entropy_coeff": "algo.entropy.coef",
     f"{ACTOR}.ppo_epochs": "algo.epochs",
     f"{ACTOR}.loss_agg_mode": "algo.aggregation",
     f"{MODEL}.path": "model.name",
@@ -141,11 +141,11 @@ def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     if bounds:
         out["algo.loss"] = {"name": "ppo_clip", **bounds}
     if (top_k := given.get(f"{ROLLOUT}.top_k")) is not None:
-        out["rollout.top_k"] = max(0, top_k)
+        out["rollout.truncation.top_k"] = max(0, top_k)
     if (warmup := given.get(f"{ACTOR}.optim.lr_warmup_steps")) is not None:
-        out["train.warmup_steps"] = max(0, warmup)
+        out["train.schedule.warmup_steps"] = max(0, warmup)
     if syntax := given.get(f"{ROLLOUT}.multi_turn.format"):
-        out["model.parser"] = syntax
+        out["model.chat.parser"] = syntax
     if rank := given.get(f"{MODEL}.lora_rank"):
         out |= {"adapter.enabled": True, "adapter.r": rank}
     if (recompute := given.get(f"{MODEL}.enable_gradient_checkpointing")) is not None:
@@ -156,15 +156,15 @@ def translate(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
 def _kl(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("algorithm.use_kl_in_reward"):
         return {
-            "algo.kl_in": "reward",
-            "algo.kl_coef": given.get("algorithm.kl_ctrl.kl_coef", 0.001),
+            "algo.kl.where": "reward",
+            "algo.kl.coef": given.get("algorithm.kl_ctrl.kl_coef", 0.001),
         }
     if not given.get(f"{ACTOR}.use_kl_loss"):
-        return {"algo.kl_coef": 0.0}
+        return {"algo.kl.coef": 0.0}
     kind = given.get(f"{ACTOR}.kl_loss_type", "low_var_kl")
     return {
-        "algo.kl_coef": given.get(f"{ACTOR}.kl_loss_coef", 0.001),
-        "algo.kl": KL.get(kind, kind),
+        "algo.kl.coef": given.get(f"{ACTOR}.kl_loss_coef", 0.001),
+        "algo.kl.estimate": KL.get(kind, kind),
     }
 
 
@@ -192,9 +192,9 @@ def _steps(given: Mapping[str, Any], tasks: int) -> dict[str, Any]:
     if small and batch:
         out["algo.minibatches"] = max(1, batch // small)
     if (save := given.get("trainer.save_freq")) is not None and save > 0:
-        out["train.save_every"] = save
+        out["train.save.every"] = save
     if (test := given.get("trainer.test_freq")) is not None:
-        out["train.eval_every"] = max(0, test)
+        out["train.eval.every"] = max(0, test)
     named = given.get("trainer.logger")
     loggers = [named] if isinstance(named, str) else list(named or ())
     if known := [name for name in loggers if name in LOGGERS]:
