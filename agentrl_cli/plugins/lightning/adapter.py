@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Generic, TypedDict, TypeVar
 
-from agentrl_cli.plugins.lightning.emitter import get_reward_value
+from agentrl_cli.plugins.lightning.emitter import (
+    find_reward_spans,
+    get_reward_value,
+    is_reward_span,
+)
 from agentrl_cli.plugins.lightning.semconv import (
     AGL_OPERATION,
     AGL_REWARD,
@@ -57,40 +61,26 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
 
     def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
         """Return the calls in the order of the spans. Raises ValueError unless messages are a list."""
-        found: list[OpenAIMessages] = []
-        for span in source:
-            parts = {
-                name: _read_nested(span.attributes, f"gen_ai.{name}")
-                for name in ("prompt", "completion", "request", "response")
-            }
-            if not any(parts.values()):
-                continue
-            for name in ("prompt", "completion"):
-                if not isinstance(parts[name] or [], list):
-                    raise ValueError(f"Extracted {name} from trace is not a list: {parts[name]}")
-            messages = [
-                _message(item) for item in [*(parts["prompt"] or []), *(parts["completion"] or [])]
-            ]
-            traced = [
-                _call(_read_nested(child.attributes, "tool"))
-                for child in source
-                if child.parent_id == span.span_id
-            ]
-            calls = [call for call in traced if call]
-            if calls and messages:
-                messages[-1]["tool_calls"] = calls
-            functions = (
-                (parts["request"] or {}).get("functions")
-                if isinstance(parts["request"], dict)
-                else None
-            )
-            found.append(
-                {
-                    "messages": messages,
-                    "tools": [_tool(item) for item in functions] if functions else None,
-                }
-            )
-        return found
+        return [call for span in source if (call := self._call(span, source)) is not None]
+
+    def _call(self, span: Span, spans: Sequence[Span]) -> OpenAIMessages | None:
+        names = ("prompt", "completion", "request", "response")
+        prompt, completion, request, response = (
+            _read_nested(span.attributes, f"gen_ai.{name}") for name in names
+        )
+        if not (prompt or completion or request or response):
+            return None
+        for name, held in (("prompt", prompt or []), ("completion", completion or [])):
+            if not isinstance(held, list):
+                raise ValueError(f"Extracted {name} from trace is not a list: {held}")
+        messages = [_message(item) for item in [*(prompt or []), *(completion or [])]]
+        children = [child for child in spans if child.parent_id == span.span_id]
+        traced = [held for child in children if (held := _read_nested(child.attributes, "tool"))]
+        if traced and messages:  # a tracer has put each call into a span of its own
+            messages[-1]["tool_calls"] = [_tool_call(held) for held in traced]
+        functions = request.get("functions") if isinstance(request, dict) else None
+        tools = [_tool(item) for item in functions] if functions else None
+        return {"messages": messages, "tools": tools}
 
 
 def _message(held: dict[str, Any]) -> dict[str, Any]:
@@ -110,12 +100,8 @@ def _message(held: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _call(held: Any) -> dict[str, Any] | None:
-    """Return a call that a tracer has put into a span of its own."""
-    if not isinstance(held, dict) or not held:
-        return None
-    call = held["call"]
-    function = {"name": held["name"], "arguments": held["parameters"]}
+def _tool_call(held: dict[str, Any]) -> dict[str, Any]:
+    call, function = held["call"], {"name": held["name"], "arguments": held["parameters"]}
     return {"id": call["id"], "type": call["type"], "function": function}
 
 
@@ -154,15 +140,9 @@ class TracerTraceToTriplet(TraceToTripletBase):
         _skip_empty_token_spans: bool = False,
     ) -> None:
         """`repair_hierarchy`: a span without a parent belongs to the shortest other one that lasts at least as long."""
-        self.repair_hierarchy, self.llm_call_match, self.agent_match = (
-            repair_hierarchy,
-            llm_call_match,
-            agent_match,
-        )
-        self.exclude_llm_call_in_reward, self.reward_match = (
-            exclude_llm_call_in_reward,
-            RewardMatchPolicy(reward_match),
-        )
+        self.repair_hierarchy, self.llm_call_match = repair_hierarchy, llm_call_match
+        self.agent_match, self.reward_match = agent_match, RewardMatchPolicy(reward_match)
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
         self._skip_empty_token_spans = _skip_empty_token_spans
 
     def adapt(self, source: Sequence[Any], /) -> list[Triplet]:
@@ -178,14 +158,15 @@ class TracerTraceToTriplet(TraceToTripletBase):
         calls: list[tuple[Span, Triplet]] = []
         seen: set[str] = set()
         for span in spans:
-            agent = self._agent(span, above)
-            if (
-                not re.search(self.llm_call_match, span.name)
-                or agent is None
-                or self._in_reward(span, above)
+            around = list(_around(span, above))
+            if not re.search(self.llm_call_match, span.name) or (
+                self.exclude_llm_call_in_reward and any(map(_is_reward, around))
             ):
                 continue
-            made = triplet(span, agent)
+            agent = next((name for outer in around if (name := agent_name(outer))), None)
+            if self.agent_match is not None and not re.search(self.agent_match, agent or ""):
+                continue
+            made = triplet(span, agent or "*")
             answer = made.metadata["response_id"]
             if answer in seen or (self._skip_empty_token_spans and not made.response["token_ids"]):
                 continue
@@ -216,45 +197,18 @@ class TracerTraceToTriplet(TraceToTripletBase):
                 above[span.span_id] = min(around, key=_length)
         return above
 
-    def _agent(self, span: Span, above: dict[str, Span]) -> str | None:
-        """Return the agent that a call is of: the nearest that is named around it; None if it is not wanted."""
-        while (outer := above.get(span.span_id)) is not None:
-            if name := agent_name(outer):
-                return (
-                    name if self.agent_match is None or re.search(self.agent_match, name) else None
-                )
-            span = outer
-        return "*" if self.agent_match is None else None
-
-    def _in_reward(self, span: Span, above: dict[str, Span]) -> bool:
-        if not self.exclude_llm_call_in_reward:
-            return False
-        while (outer := above.get(span.span_id)) is not None:
-            named = outer.attributes.get(LightningSpanAttributes.OPERATION_NAME.value)
-            if get_reward_value(outer) is not None or (
-                outer.name == AGL_OPERATION and named == AGL_REWARD
-            ):
-                return True
-            span = outer
-        return False
-
     def _rewards(
         self, spans: Sequence[Span], calls: Sequence[Span], above: dict[str, Span]
     ) -> dict[str, float]:
         """Span id of a call → its reward."""
         found: dict[str, float] = {}
-        for span in spans:
-            value = get_reward_value(span)
-            if value is None:
-                continue
+        for span in find_reward_spans(spans):
             before = [call for call in calls if (call.end_time or 0) <= (span.start_time or 0)]
             if self.reward_match is RewardMatchPolicy.FIRST_SIBLING:
-                before = [
-                    call for call in before if above.get(call.span_id) is above.get(span.span_id)
-                ]
-            free = [call for call in before if call.span_id not in found]
-            if free:
-                found[free[-1].span_id] = value
+                beside = above.get(span.span_id)
+                before = [call for call in before if above.get(call.span_id) is beside]
+            if free := [call for call in before if call.span_id not in found]:
+                found[free[-1].span_id] = get_reward_value(span) or 0.0
         return found
 
 
@@ -267,13 +221,9 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         found: list[Triplet] = []
         seen: set[str] = set()
         for span in spans:
-            if (value := get_reward_value(span)) is not None:
-                last = next(
-                    (index for index in reversed(range(len(found))) if found[index].reward is None),
-                    None,
-                )
-                if last is not None:
-                    found[last] = found[last].model_copy(update={"reward": value})
+            if is_reward_span(span):
+                if free := [made for made in found if made.reward is None]:
+                    free[-1].reward = get_reward_value(span)
             elif span.name in (LLM_CALL, "raw_gen_ai_request", "litellm_request"):
                 made = triplet(span, "*")
                 answer = made.metadata["response_id"]
@@ -320,20 +270,27 @@ def agent_name(span: Span) -> str | None:
     return named
 
 
+def _around(span: Span, above: dict[str, Span]) -> Iterator[Span]:
+    """Yield the spans around one, the innermost first."""
+    while (outer := above.get(span.span_id)) is not None:
+        yield outer
+        span = outer
+
+
+def _is_reward(span: Span) -> bool:
+    named = span.attributes.get(LightningSpanAttributes.OPERATION_NAME.value)
+    return is_reward_span(span) or (span.name == AGL_OPERATION and named == AGL_REWARD)
+
+
 def _ids(held: dict[str, Any], *keys: str) -> list[int]:
-    """Token ids under the first of some keys; a proxy writes text, and a list of lists."""
+    """Return the token ids under the first of some keys; a proxy writes text, and a list of lists."""
     for key in keys:
         value = held.get(key)
         value = json.loads(value) if isinstance(value, str) else value
-        value = (
-            value[0] if isinstance(value, list) and value and isinstance(value[0], list) else value
-        )
-        if (
-            isinstance(value, (list, tuple))
-            and value
-            and all(isinstance(id_, int) for id_ in value)
-        ):
-            return list(value)
+        if isinstance(value, list | tuple) and value:
+            ids = list(value[0]) if isinstance(value[0], list) else list(value)
+            if ids and all(isinstance(id_, int) for id_ in ids):
+                return ids
     return []
 
 

@@ -21,8 +21,14 @@ from agentrl_cli.plugins.lightning.semconv import (
     LightningSpanAttributes,
     RewardPydanticModel,
 )
-from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields, StatusCode, TraceStatus
-from agentrl_cli.plugins.lightning.tracer import DummyTracer, Recording, Tracer, get_active_tracer
+from agentrl_cli.plugins.lightning.spans import (
+    Span,
+    SpanCoreFields,
+    SpanRecordingContext,
+    StatusCode,
+    TraceStatus,
+)
+from agentrl_cli.plugins.lightning.tracer import DummyTracer, Tracer, get_active_tracer
 from agentrl_cli.plugins.lightning.utils.otel import (
     check_attributes_sanity,
     filter_and_unflatten_attributes,
@@ -74,23 +80,16 @@ def emit_reward(
 
     Raises TypeError, ValueError, RuntimeError.
     """
-    if isinstance(reward, dict):
-        wrong = {key: value for key, value in reward.items() if not isinstance(value, (int, float))}
-        for key, value in wrong.items():
-            raise ValueError(f"Reward value must be a number, got: {type(value)} for key {key}")
-        if primary_key is None:
-            raise ValueError(
-                "When emitting a multi-dimensional reward as a dict, primary_key must be provided."
-            )
-        if primary_key not in reward:
-            raise ValueError(
-                f"Primary key '{primary_key}' not found in reward dict keys: {list(reward)}"
-            )
-        named = {primary_key: reward[primary_key], **reward}
-    elif isinstance(reward, (int, float)):
-        named = {"primary": reward}
-    else:
+    if not isinstance(reward, (dict, int, float)):
         raise TypeError(f"Reward must be a number, got: {type(reward)}")
+    named = reward if isinstance(reward, dict) else {"primary": reward}
+    for key, value in named.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"Reward value must be a number, got: {type(value)} for key {key}")
+    if isinstance(reward, dict):
+        if primary_key not in reward:
+            raise ValueError(f"primary_key must be one of {list(reward)}, not {primary_key!r}.")
+        named = {primary_key: reward[primary_key], **reward}
     dimensions = [{"name": name, "value": float(value)} for name, value in named.items()]
     return emit_annotation(
         {NAMES.REWARD.value: dimensions, **(attributes or {})}, propagate=propagate
@@ -211,7 +210,7 @@ class OperationContext:
     def __init__(self, name: str, attributes: dict[str, Any], propagate: bool = True) -> None:
         self.name, self.propagate = name, propagate
         self.initial_attributes = sanitize_attributes(flatten_attributes(attributes))
-        self._recording: Recording | None = None
+        self._recording: SpanRecordingContext | None = None
 
     def __enter__(self) -> OperationContext:
         self._open = _tracer(self.propagate).operation_context(self.name, self.initial_attributes)

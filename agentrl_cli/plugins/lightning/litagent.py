@@ -148,30 +148,24 @@ class FunctionalLitAgent(LitAgent[T]):
         return inspect.iscoroutinefunction(self._rollout_func)
 
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """Call the function. Raises RuntimeError for a coroutine function."""
-        if self.is_async():
-            raise RuntimeError(f"{self._rollout_func} is asynchronous. Use rollout_async instead.")
+        """Call the function."""
         return self._rollout_func(task, **self._arguments_for(resources, rollout))
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> Any:
-        """Await the function. Raises RuntimeError for another function."""
-        if not self.is_async():
-            raise RuntimeError(f"{self._rollout_func} is synchronous. Use rollout instead.")
-        return await self._rollout_func(task, **self._arguments_for(resources, rollout))
+        """Await the function."""
+        return await self.rollout(task, resources, rollout)
 
     def _arguments_for(self, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
         """Return the arguments that the function names. Raises ValueError if a resource is missing."""
         found: dict[str, Any] = {"rollout": rollout} if "rollout" in self._names else {}
         for name, kind in (("llm", LLM), ("prompt_template", PromptTemplate)):
             if name in self._names:
-                first = next(
-                    (value for value in resources.values() if isinstance(value, kind)), None
-                )
-                if first is None:
+                some = [value for value in resources.values() if isinstance(value, kind)]
+                if not some:
                     raise ValueError(
                         f"No {kind.__name__} resource found in the provided resources."
                     )
-                found[name] = first
+                found[name] = some[0]
         if isinstance(found.get("llm"), ProxyLLM) and self._strip_proxy:
             if not isinstance(rollout, AttemptedRollout):
                 raise ValueError(
@@ -182,42 +176,34 @@ class FunctionalLitAgent(LitAgent[T]):
 
 
 def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
-    """`(task, llm[, rollout])` as an agent."""
-    return _make_agent(func, "llm", strip_proxy)
+    """`(task, llm[, rollout])` as an agent. Raises ValueError for another signature."""
+    if func is None:
+        return functools.partial(llm_rollout, strip_proxy=strip_proxy)
+    _require(func, "llm")
+    return FunctionalLitAgent(func, strip_proxy=strip_proxy)
 
 
 def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
-    """`(task, prompt_template[, rollout])` as an agent."""
-    return _make_agent(func, "prompt_template", True)
+    """`(task, prompt_template[, rollout])` as an agent. Raises ValueError for another signature."""
+    if func is None:
+        return prompt_rollout
+    _require(func, "prompt_template")
+    return FunctionalLitAgent(func)
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent[Any]:
     """`(task, …)` as an agent; its arguments follow from the names of its parameters. Raises NotImplementedError."""
-    for wanted in ("llm", "prompt_template"):
-        if not _wrong(func, wanted):
-            return FunctionalLitAgent(func)
-    raise NotImplementedError(
-        f"Function signature {inspect.signature(func)} does not match any known agent patterns."
-        " Expected signatures: (task, llm[, rollout]) or (task, prompt_template[, rollout])."
-    )
+    try:
+        _require(func, "llm", "prompt_template")
+    except ValueError as error:
+        raise NotImplementedError(str(error)) from error
+    return FunctionalLitAgent(func)
 
 
-def _make_agent(func: Callable[..., Any] | None, wanted: str, strip_proxy: bool) -> Any:
-    if func is None:
-        return functools.partial(_make_agent, wanted=wanted, strip_proxy=strip_proxy)
-    if problem := _wrong(func, wanted):
-        raise ValueError(problem)
-    return FunctionalLitAgent(func, strip_proxy=strip_proxy)
-
-
-def _wrong(func: Callable[..., Any], wanted: str) -> str:
-    names = list(inspect.signature(func).parameters)
-    if len(names) < 2:
-        return f"Function {func} must have at least 2 parameters."
-    if names[0] != "task":
-        return f"Function {func} must be a positional parameter called 'task'."
-    return (
-        ""
-        if wanted in names
-        else f"Function {func} must have a positional parameter called '{wanted}'."
-    )
+def _require(func: Callable[..., Any], *one_of: str) -> None:
+    """Raise ValueError unless a function takes the task first, and one of these."""
+    signature = inspect.signature(func)
+    names = list(signature.parameters)
+    if names[:1] != ["task"] or not set(one_of) & set(names):
+        text = " or ".join(f"(task, {name}[, rollout])" for name in one_of)
+        raise ValueError(f"The signature of {func} is {signature}; an agent's is {text}.")

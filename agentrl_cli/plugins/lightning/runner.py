@@ -166,8 +166,7 @@ class LitAgentRunner(Runner[T]):
         given = None if resources is None else (await store.add_resources(resources)).resources_id
         started = await store.start_rollout(input, mode, given, worker_id=self.get_worker_id())
         reward = await self._attempt(started)
-        found = await store.get_rollout_by_id(started.rollout_id)
-        assert found is not None
+        found = await store.get_rollout_by_id(started.rollout_id) or started
         found._reward = reward
         return found
 
@@ -198,8 +197,7 @@ class LitAgentRunner(Runner[T]):
             raise
         finally:
             await self._call("on_rollout_end", rollout, spans)
-            if type(agent).on_rollout_end is not LitAgent.on_rollout_end:
-                agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
+            agent.on_rollout_end(rollout.input, rollout, self, self._tracer)
             await store.update_attempt(
                 rollout.rollout_id,
                 rollout.attempt.attempt_id,
@@ -241,14 +239,11 @@ class LitAgentRunner(Runner[T]):
             return spans
         if isinstance(result, (bool, int, float)):
             result = [emit_reward(float(result), propagate=False)]
-        if not isinstance(result, list):
-            raise TypeError(
-                f"A rollout returns None, a number or a list of spans, not {type(result).__name__}."
-            )
+        items = result if isinstance(result, list) else [result]
         where = (rollout.rollout_id, rollout.attempt.attempt_id)
-        numbers = await store.get_many_span_sequence_ids([where] * len(result))
+        numbers = await store.get_many_span_sequence_ids([where] * len(items))
         added = [
-            _as_span(item, *where, number) for item, number in zip(result, numbers, strict=True)
+            _as_span(item, *where, number) for item, number in zip(items, numbers, strict=True)
         ]
         await store.add_many_spans(added)
         return [*spans, *added]
@@ -264,18 +259,13 @@ class LitAgentRunner(Runner[T]):
             "rollout": rollout,
         }
         given |= {"spans": list(spans or ()), "task": rollout.input}
-        for hook in self._hooks:
-            method = getattr(hook, event, None)
-            if method is None:
-                continue
+        for method in [getattr(hook, event) for hook in self._hooks if hasattr(hook, event)]:
             try:
                 answer = method(**_select_arguments(method, given))
                 if inspect.isawaitable(answer):
                     await answer
             except Exception:  # noqa: BLE001 - a hook's error ends no rollout, and is logged
-                _LOG.exception(
-                    "the hook %s.%s failed; the rollout continues", type(hook).__name__, event
-                )
+                _LOG.exception("the hook %s failed; the rollout continues", method.__qualname__)
 
     async def _beats(self, store: LightningStore) -> None:
         while True:
@@ -286,11 +276,9 @@ class LitAgentRunner(Runner[T]):
 def _select_arguments(method: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a method names; all but the task if it takes any."""
     parameters = inspect.signature(method).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {
-            name: value for name, value in given.items() if name != "task" or name in parameters
-        }
-    return {name: value for name, value in given.items() if name in parameters}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    names = {*parameters, *(given.keys() - {"task"} if takes_any else ())}
+    return {name: value for name, value in given.items() if name in names}
 
 
 def _as_span(item: Any, rollout_id: str, attempt_id: str, number: int) -> Span:
@@ -302,9 +290,8 @@ def _as_span(item: Any, rollout_id: str, attempt_id: str, number: int) -> Span:
         )
     if hasattr(item, "get_span_context"):
         return Span.from_opentelemetry(item, rollout_id, attempt_id, number)
-    raise TypeError(
-        f"A rollout returns None, a number or a list of spans; in the list is {type(item).__name__}."
-    )
+    kind = type(item).__name__
+    raise TypeError(f"A rollout returns None, a number, or a list of spans, not {kind}.")
 
 
 async def _sleep(seconds: float, event: Any) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from enum import Enum, StrEnum
+from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+T = TypeVar("T", int, bool)
 AGENTLIGHTNING = "agentlightning"
 AGL_ANNOTATION = "agentlightning.annotation"
 AGL_MESSAGE = "agentlightning.message"
@@ -85,9 +87,6 @@ class LinkPydanticModel(BaseModel):
     value_match: str
 
 
-TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
-
-
 LightningEnvVar = Enum(
     "LightningEnvVar",
     {
@@ -112,22 +111,24 @@ def resolve_int_env_var(
     env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
 ) -> int | None:
     """Return it as a number. Raises ValueError."""
-    text = os.environ.get(env_var.value)
-    if override is not None or text is None:
-        return override if override is not None else fallback
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{env_var.value} must be an integer") from error
+    return _resolve(env_var, override, fallback, int)
 
 
 def resolve_bool_env_var(
     env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
 ) -> bool | None:
     """Return it as yes or no. Raises ValueError."""
-    text = os.environ.get(env_var.value)
+    return _resolve(env_var, override, fallback, bool)
+
+
+def _resolve(
+    env_var: LightningEnvVar, override: T | None, fallback: T | None, kind: type[T]
+) -> T | None:
+    text = resolve_str_env_var(env_var)
     if override is not None or text is None:
         return override if override is not None else fallback
-    if text.strip().lower() in TRUE | FALSE:
-        return text.strip().lower() in TRUE
-    raise ValueError(f"{env_var.value} must be one of {sorted(TRUE)} or {sorted(FALSE)}")
+    try:
+        return TypeAdapter(kind).validate_python(text.strip())
+    except ValidationError as error:
+        text = f"{env_var.value} is {text!r}: {error.errors()[0]['msg']}."
+        raise ValueError(text) from error

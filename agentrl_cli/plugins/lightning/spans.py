@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl_cli.plugins.lightning.semconv import AGL_VIRTUAL, LLM_CALL
+from agentrl_cli.plugins.lightning.utils.otel import flatten_attributes, format_exception_attributes
 from agentrl_cli.types import Episode, Message, Tokens, Turn
 from agentrl_cli.types.branches import path_to
 
@@ -27,48 +28,37 @@ TraceState = dict[str, str]
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 
 
-class SpanContext(BaseModel):
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class SpanContext(_Open):
     """Where a span is in its trace."""
 
-    model_config = ConfigDict(extra="allow")
     trace_id: str
     span_id: str
-    is_remote: bool
-    trace_state: TraceState
-
-    @classmethod
-    def from_opentelemetry(cls, src: Any) -> SpanContext:
-        """From OpenTelemetry's own."""
-        ids = {"trace_id": f"{src.trace_id:032x}", "span_id": f"{src.span_id:016x}"}
-        return cls(**ids, is_remote=src.is_remote, trace_state=dict(src.trace_state or {}))
+    is_remote: bool = False
+    trace_state: TraceState = Field(default_factory=dict)
 
 
-class TraceStatus(BaseModel):
+class TraceStatus(_Open):
     """How a span ended."""
 
-    model_config = ConfigDict(extra="allow")
     status_code: StatusCode
     description: str | None = None
 
-    @classmethod
-    def from_opentelemetry(cls, src: Any) -> TraceStatus:
-        """From OpenTelemetry's own."""
-        return cls(status_code=src.status_code.name, description=src.description)
 
-
-class Event(BaseModel):
+class Event(_Open):
     """Something that happened within a span."""
 
-    model_config = ConfigDict(extra="allow")
     name: str
     attributes: Attributes
     timestamp: float | None = None
 
 
-class Link(BaseModel):
+class Link(_Open):
     """A span that this one belongs with."""
 
-    model_config = ConfigDict(extra="allow")
     context: SpanContext
     attributes: Attributes | None = None
 
@@ -76,36 +66,52 @@ class Link(BaseModel):
 class OtelResource(BaseModel):
     """The maker of a span."""
 
-    attributes: Attributes
-    schema_url: str
+    attributes: Attributes = Field(default_factory=dict)
+    schema_url: str = ""
 
 
 class SpanCoreFields(BaseModel):
     """A span that belongs to no attempt yet."""
 
     name: str
-    status: TraceStatus
-    attributes: Attributes
-    start_time: float | None
-    end_time: float | None
+    status: TraceStatus = TraceStatus(status_code="UNSET")
+    attributes: Attributes = Field(default_factory=dict)
+    start_time: float | None = None
+    end_time: float | None = None
 
 
-class SpanRecordingContext(Protocol):
+class SpanRecordingContext(SpanCoreFields):
     """A span that is being recorded."""
 
-    def record_exception(self, exception: BaseException) -> None: ...
+    span_id: str = Field(default_factory=lambda: secrets.token_hex(8))
 
-    def record_attributes(self, attributes: Attributes) -> None: ...
+    def record_attributes(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        self.attributes.update(attributes)
 
-    def record_status(self, status_code: StatusCode, description: str | None = None) -> None: ...
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
+        """Set how it ends."""
+        self.status = TraceStatus(status_code=status_code, description=description)
 
-    def get_recorded_span(self) -> SpanCoreFields: ...
+    def record_exception(self, exception: BaseException) -> None:
+        """Set that it ends by an exception."""
+        self.record_status("ERROR", str(exception))
+        self.record_attributes(format_exception_attributes(exception))
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Add one attribute, by OpenTelemetry's name for that."""
+        self.attributes[key] = value
+
+    def get_recorded_span(self) -> SpanCoreFields:
+        """Return the span. Raises ValueError before its end."""
+        if not self.end_time:
+            raise ValueError("The span has not ended.")
+        return SpanCoreFields(**self.model_dump(exclude={"span_id"}))
 
 
-class Span(BaseModel):
+class Span(_Open):
     """A span of an attempt. Times are seconds since the epoch."""
 
-    model_config = ConfigDict(extra="allow")
     rollout_id: str
     attempt_id: str
     sequence_id: int
@@ -143,11 +149,7 @@ class Span(BaseModel):
     ) -> Span:
         """Return a span with these attributes; ids are made if they are not given."""
         trace, own = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
-        parent = (
-            SpanContext(trace_id=trace, span_id=parent_id, is_remote=False, trace_state={})
-            if parent_id
-            else None
-        )
+        parent = SpanContext(trace_id=trace, span_id=parent_id) if parent_id else None
         return cls(
             rollout_id=rollout_id or "",
             attempt_id=attempt_id or "",
@@ -162,9 +164,9 @@ class Span(BaseModel):
             links=[],
             start_time=start_time,
             end_time=end_time,
-            context=SpanContext(trace_id=trace, span_id=own, is_remote=False, trace_state={}),
+            context=SpanContext(trace_id=trace, span_id=own),
             parent=parent,
-            resource=resource or OtelResource(attributes={}, schema_url=""),
+            resource=resource or OtelResource(),
         )
 
     @classmethod
@@ -192,47 +194,54 @@ class Span(BaseModel):
     def from_opentelemetry(
         cls, src: Any, rollout_id: str, attempt_id: str, sequence_id: int
     ) -> Span:
-        """Makes a span from OpenTelemetry's `ReadableSpan`."""
-        context, parent = src.get_span_context(), src.parent
-        made = cls.from_attributes(
-            attributes=dict(src.attributes or {}),
-            rollout_id=rollout_id,
-            attempt_id=attempt_id,
-            sequence_id=sequence_id,
-            name=src.name,
-            trace_id=f"{context.trace_id if context else 0:032x}",
-            span_id=f"{context.span_id if context else 0:016x}",
-            parent_id=f"{parent.span_id:016x}" if parent else None,
-            start_time=_seconds(src.start_time),
-            end_time=_seconds(src.end_time),
-            status=TraceStatus.from_opentelemetry(src.status),
-            resource=OtelResource(
-                attributes=dict(src.resource.attributes), schema_url=src.resource.schema_url or ""
-            ),
-        )
-        events = [
-            Event(name=e.name, attributes=dict(e.attributes or {}), timestamp=_seconds(e.timestamp))
-            for e in src.events
-        ]
-        links = [
-            Link(
-                context=SpanContext.from_opentelemetry(link.context),
-                attributes=dict(link.attributes or {}) or None,
-            )
-            for link in src.links
-        ]
-        return made.model_copy(
-            update={
-                "events": events,
-                "links": links,
-                "context": SpanContext.from_opentelemetry(context) if context else None,
-                "parent": SpanContext.from_opentelemetry(parent) if parent else None,
+        """Return a span from OpenTelemetry's `ReadableSpan`."""
+        context, parent = _context(src.get_span_context()), _context(src.parent)
+        links = [(_context(link.context), dict(link.attributes or {})) for link in src.links]
+        resource, status = src.resource, src.status
+        return cls.model_validate(
+            {
+                "rollout_id": rollout_id,
+                "attempt_id": attempt_id,
+                "sequence_id": sequence_id,
+                "trace_id": context["trace_id"] if context else f"{0:032x}",
+                "span_id": context["span_id"] if context else f"{0:016x}",
+                "parent_id": parent and parent["span_id"],
+                "name": src.name,
+                "status": {
+                    "status_code": status.status_code.name,
+                    "description": status.description,
+                },
+                "attributes": dict(src.attributes or {}),
+                "events": [
+                    {
+                        "name": event.name,
+                        "attributes": dict(event.attributes or {}),
+                        "timestamp": _seconds(event.timestamp),
+                    }
+                    for event in src.events
+                ],
+                "links": [{"context": at, "attributes": held or None} for at, held in links],
+                "start_time": _seconds(src.start_time),
+                "end_time": _seconds(src.end_time),
+                "context": context,
+                "parent": parent,
+                "resource": {
+                    "attributes": dict(resource.attributes),
+                    "schema_url": resource.schema_url or "",
+                },
             }
         )
 
 
 SpanLike = Span
 """Agent-Lightning also means OpenTelemetry's span by this; `Span.from_opentelemetry` makes one from it."""
+
+
+def _context(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    ids = {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
+    return {**ids, "is_remote": found.is_remote, "trace_state": dict(found.trace_state or {})}
 
 
 def _seconds(timestamp: float | None) -> float | None:
@@ -243,7 +252,7 @@ def _seconds(timestamp: float | None) -> float | None:
 def call_spans(
     turns: Sequence[Turn], tokens: Tokens, model: str, first: int = 0
 ) -> Iterator[SpanCoreFields]:
-    """One span for each sampled turn from index `first` on; `tokens` has the spans of all turns."""
+    """Yield a span for each sampled turn from index `first` on; `tokens` has the spans of all turns."""
     parents = Episode("", "", turns=tuple(turns)).parents
     for index in range(first, len(turns)):
         turn = turns[index]
@@ -251,47 +260,44 @@ def call_spans(
         if turn.role != "assistant" or not len(sampled):
             continue
         before = [turns[other] for other in path_to(parents, index)[:-1]]
-        prompt = [
-            *(id_ for other in before for id_ in tokens.ids[other.start : other.end].tolist())
-        ]
-        prompt += tokens.ids[turn.start : sampled[0]].tolist()
-        ids = tokens.ids[sampled].tolist()
-        attributes: dict[str, Any] = {
-            "gen_ai.request.model": model,
-            "gen_ai.response.model": turn.weights_version,
-            "gen_ai.response.id": f"turn-{index}-{turn.started:.6f}",
-            "prompt_token_ids": prompt,
-            "response_token_ids": ids,
-            "logprobs.content": json.dumps(
-                [{"logprob": value} for value in tokens.logp_sampled[sampled].tolist()]
-            ),
-        }
-        said = [message for other in before for message in other.messages]
-        for name, messages in (("prompt", said), ("completion", turn.messages)):
-            for number, message in enumerate(messages):
-                attributes |= _message_attributes(f"gen_ai.{name}.{number}", message)
+        prompt = [id_ for other in before for id_ in tokens.ids[other.start : other.end].tolist()]
+        asked = [_message(message) for other in before for message in other.messages]
+        said = [_message(message) for message in turn.messages]
         reason = turn.stop_reason.value if turn.stop_reason else ""
-        attributes["gen_ai.completion.0.finish_reason"] = "tool_calls" if turn.calls else reason
-        ended = turn.started + turn.seconds
-        ok = TraceStatus(status_code="OK")
+        said[0]["finish_reason"] = "tool_calls" if turn.calls else reason
+        answer = f"turn-{index}-{turn.started:.6f}"
+        logprobs = [{"logprob": value} for value in tokens.logp_sampled[sampled].tolist()]
         yield SpanCoreFields(
-            name=LLM_CALL, attributes=attributes, start_time=turn.started, end_time=ended, status=ok
+            name=LLM_CALL,
+            attributes={
+                **flatten_attributes({"gen_ai": {"prompt": asked, "completion": said}}),
+                "gen_ai.request.model": model,
+                "gen_ai.response.model": turn.weights_version,
+                "gen_ai.response.id": answer,
+                "prompt_token_ids": prompt + tokens.ids[turn.start : sampled[0]].tolist(),
+                "response_token_ids": tokens.ids[sampled].tolist(),
+                "logprobs.content": json.dumps(logprobs),
+            },
+            start_time=turn.started,
+            end_time=turn.started + turn.seconds,
+            status=TraceStatus(status_code="OK"),
         )
 
 
-def _message_attributes(prefix: str, message: Message) -> Mapping[str, Any]:
-    found = {f"{prefix}.role": message["role"], f"{prefix}.content": message.get("content") or ""}
+def _message(message: Message) -> dict[str, Any]:
+    """Return a message as attributes of a span nest it."""
+    found: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("tool_call_id"):
-        found[f"{prefix}.tool_call_id"] = message["tool_call_id"]
-    for number, call in enumerate(message.get("tool_calls") or ()):
-        function, place = call["function"], f"{prefix}.tool_calls.{number}"
-        arguments = function["arguments"]
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        found |= {
-            f"{place}.id": call.get("id", ""),
-            f"{place}.name": function["name"],
-            f"{place}.arguments": text,
+        found["tool_call_id"] = message["tool_call_id"]
+    calls = [(call.get("id", ""), call["function"]) for call in message.get("tool_calls") or ()]
+    found["tool_calls"] = [
+        {
+            "id": key,
+            "name": function["name"],
+            "arguments": function["arguments"]
+            if isinstance(function["arguments"], str)
+            else json.dumps(function["arguments"], ensure_ascii=False),
         }
+        for key, function in calls
+    ]
     return found

@@ -1,8 +1,8 @@
 """LightningStore: the queue between algorithms and runners, and what attempts leave behind.
 
-The rules are written once, over five tables of records: `InMemoryLightningStore` keeps them as objects,
-`SqliteLightningStore` in the file that also has the runs and episodes (`runs/agentrl.db`), where several processes may
-share it. No method waits for anything while it changes records, so each is atomic.
+`SqliteLightningStore` keeps its records in the file that also has the runs and episodes (`runs/agentrl.db`), where
+several processes may share it; `InMemoryLightningStore` in a file of this process's memory. No method waits for
+anything while it changes records, so each is atomic.
 """
 
 from __future__ import annotations
@@ -14,16 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl_cli.plugins.lightning.records import MemoryRecords, SqliteRecords
+from agentrl_cli.plugins.lightning.records import Records
+from agentrl_cli.plugins.lightning.rules import HEAL, page
 from agentrl_cli.plugins.lightning.spans import Span
-from agentrl_cli.plugins.lightning.store_rules import (
-    HEAL,
-    contains,
-    is_in,
-    page,
-    select_rows,
-    span_key,
-)
 from agentrl_cli.plugins.lightning.types import NamedResources, PaginatedResult, ResourcesUpdate
 from agentrl_cli.plugins.lightning.work_queue import (
     LightningQueue,
@@ -44,6 +37,9 @@ __all__ = [
 class LightningStore(LightningQueue):
     """A store over some records, by default in memory. Unknown ids raise ValueError."""
 
+    def __init__(self, records: Records | None = None, heal: float = HEAL) -> None:
+        super().__init__(Records(":memory:") if records is None else records, heal)
+
     # --- spans -------------------------------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
@@ -53,12 +49,13 @@ class LightningStore(LightningQueue):
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         """Keep spans: a sign of life of their attempts. Returns those that were new."""
         kept = []
-        with self._records.atomic():
+        with self._records.file.transaction():
             for span in spans:
+                key = f"{span.rollout_id}/{span.attempt_id}/{span.span_id}"
                 attempt = self._find_attempt(span.rollout_id, span.attempt_id)
                 self._records.raise_to(span.rollout_id, span.sequence_id)
-                if self._records.get("spans", span_key(span)) is None:
-                    self._records.put("spans", span_key(span), span, span.rollout_id)
+                if self._records.get("spans", key) is None:
+                    self._records.put("spans", key, span, span.rollout_id)
                     kept.append(span)
                     self._alive(attempt)
         return kept
@@ -81,7 +78,7 @@ class LightningStore(LightningQueue):
         self, rollout_attempt_ids: Sequence[tuple[str, str]]
     ) -> Sequence[int]:
         """One such number for each."""
-        with self._records.atomic():
+        with self._records.file.transaction():
             return [self._records.raise_to(rollout_id) for rollout_id, _ in rollout_attempt_ids]
 
     async def query_spans(
@@ -107,18 +104,17 @@ class LightningStore(LightningQueue):
         if attempt_id == "latest":
             latest = self._latest(rollout_id)
             attempt_id = "" if latest is None else latest.attempt_id
-        rows = self._records.select("spans", rollout_id)
+        rows = self._records.select("spans", rollout_id=[rollout_id])
         rows = [span for span in rows if attempt_id is None or span.attempt_id == attempt_id]
         equal = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
-        within = {
+        any_of = {field: None if value is None else [value] for field, value in equal.items()}
+        holding = {
             "trace_id": trace_id_contains,
             "span_id": span_id_contains,
             "parent_id": parent_id_contains,
             "name": name_contains,
         }
-        tests = [is_in(key, None if value is None else [value]) for key, value in equal.items()]
-        tests += [contains(key, value) for key, value in within.items()]
-        return page(select_rows(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
+        return page(rows, any_of, holding, filter_logic, sort_by, sort_order, limit, offset)
 
     # --- resources ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +127,7 @@ class LightningStore(LightningQueue):
     ) -> ResourcesUpdate:
         """Other resources under an id, which are then the latest."""
         now = time.time()
-        with self._records.atomic():
+        with self._records.file.transaction():
             old = self._records.get("resources", resources_id)
             update = ResourcesUpdate(
                 resources_id=resources_id,
@@ -154,15 +150,10 @@ class LightningStore(LightningQueue):
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
         """Versions of the resources."""
-        exact = None if resources_id is None else [resources_id]
-        tests = [is_in("resources_id", exact), contains("resources_id", resources_id_contains)]
-        return page(
-            select_rows(self._records.select("resources"), tests, "and"),
-            sort_by,
-            sort_order,
-            limit,
-            offset,
-        )
+        rows: list[ResourcesUpdate] = self._records.select("resources")
+        any_of = {"resources_id": None if resources_id is None else [resources_id]}
+        holding = {"resources_id": resources_id_contains}
+        return page(rows, any_of, holding, "and", sort_by, sort_order, limit, offset)
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """One version."""
@@ -179,7 +170,7 @@ class InMemoryLightningStore(LightningStore):
 
     def __init__(self, *, thread_safe: bool = True, scan_debounce_seconds: float = HEAL) -> None:
         """`scan_debounce_seconds`: how long attempts may be over their time before that is seen."""
-        super().__init__(MemoryRecords(), scan_debounce_seconds)
+        super().__init__(heal=scan_debounce_seconds)
 
 
 class SqliteLightningStore(LightningStore):
@@ -187,12 +178,11 @@ class SqliteLightningStore(LightningStore):
 
     def __init__(self, path: str | Path = "runs/agentrl.db") -> None:
         """Raises StoreError."""
-        self._sqlite = SqliteRecords(path)
-        super().__init__(self._sqlite)
+        super().__init__(Records(path))
 
     async def close(self) -> None:
         """Write what waits and close the file."""
-        self._sqlite.store.close()
+        self._records.file.close()
 
 
 class LightningStoreThreaded(LightningStore):

@@ -1,28 +1,28 @@
 """A LightningStore over HTTP: a server around a store, and a client that is a store.
 
-    POST /v1/agl/{method} {"arguments": …}      200 {"result": …}, or 4xx {"error": TYPE, "message": …}
+    POST /v1/agl/{method} {"args": […], "kwargs": {…}}      200 the result as JSON, or 4xx {"error": TYPE, "message": …}
 
-Arguments and results travel as the annotations of the method say, so that both sides have the same; values that JSON
-cannot hold are refused. Off the loopback AGENTRL_TOKEN is the bearer token of both sides.
+The annotations of the method say what both sides make of the JSON; values that JSON cannot hold are refused. Off the
+loopback AGENTRL_TOKEN is the bearer token of both sides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import httpx2
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import ConfigDict, TypeAdapter, validate_call
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agentrl_cli.agents.gateway.http import (
@@ -34,46 +34,25 @@ from agentrl_cli.agents.gateway.http import (
     listening,
 )
 from agentrl_cli.agents.gateway.request import RequestError
-from agentrl_cli.plugins.lightning import types, work_queue
+from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.plugins.lightning.store import LightningStore
-from agentrl_cli.plugins.lightning.store_rules import given_only
 
 TOKEN = "AGENTRL_TOKEN"
 PORT = 4747
 PATH = "/v1/agl"
-CONNECTING = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts to reach the server. A request that was sent is not repeated: it may have taken effect."""
+RETRIES = 6
+"""Attempts to connect, over 15 s. A request that was sent is not repeated: it may have taken effect."""
 MOST = 64 * 2**20
 """Bytes of a request."""
-LOCAL = {"add_otel_span", "close"}
-"""Methods that a client runs itself."""
 METHODS = {
-    name: inspect.signature(method)
+    name: method
     for name, method in inspect.getmembers(LightningStore, inspect.iscoroutinefunction)
-    if name[0] != "_" and name not in LOCAL
+    if name[0] != "_" and name != "add_otel_span"
 }
+"""The methods that a client asks its server for."""
 ERRORS: dict[str, type[Exception]] = {
-    "ValueError": ValueError,
-    "RuntimeError": RuntimeError,
-    "TypeError": TypeError,
+    one.__name__: one for one in (ValueError, RuntimeError, TypeError)
 }
-KINDS = {**vars(types), **vars(work_queue), "Unset": None, "LightningStoreStatistics": Any}
-"""Names in the annotations of a store's methods. An argument that is unset is not sent."""
-
-
-@cache
-def form_of(method: str, name: str = "return") -> TypeAdapter[Any]:
-    """Return the form of an argument of a store's method, or of its result, between objects and JSON."""
-    hints = get_type_hints(getattr(LightningStore, method), KINDS)
-    return TypeAdapter(hints[name])
-
-
-def to_wire(method: str, name: str, value: Any) -> Any:
-    """Return a value as JSON holds it. Raises ValueError if it cannot."""
-    try:
-        return form_of(method, name).dump_python(value, mode="json", serialize_as_any=True)
-    except PydanticSerializationError as error:
-        raise ValueError(f"The {name} of {method} cannot be sent to a store: {error}") from error
 
 
 class LightningStoreServer(LightningStore):
@@ -84,12 +63,8 @@ class LightningStoreServer(LightningStore):
     ) -> None:
         """Raises ValueError for an address off the loopback without a token."""
         super().__init__(store._records)
-        self.store, self._host, self._port = (
-            store,
-            host or "127.0.0.1",
-            PORT if port is None else port,
-        )
-        self._token = os.environ.get(TOKEN, "")
+        self.store, self._host = store, host or "127.0.0.1"
+        self._port, self._token = PORT if port is None else port, os.environ.get(TOKEN, "")
         if not is_loopback(self._host) and not self._token:
             raise ValueError(f"{self._host} can be reached from other machines: set {TOKEN}.")
         self._exit = contextlib.AsyncExitStack()
@@ -108,35 +83,27 @@ class LightningStoreServer(LightningStore):
 
     async def run_forever(self) -> None:
         """Answer requests until cancelled."""
-        await self.start()
-        try:
+        async with self._exit:
+            await self.start()
             await asyncio.Event().wait()
-        finally:
-            await self.stop()
 
-    async def _answer(self, request: Request) -> Response:
-        name = request.path_params["method"]
-        if self._token and not is_token(
-            self._token, bearer(request.headers.get("authorization", ""))
-        ):
-            return _error_response("ValueError", "The token is missing or wrong.", 401)
+    async def _answer(self, request: Request) -> JSONResponse:
+        name, given = request.path_params["method"], request.headers.get("authorization", "")
+        if self._token and not is_token(self._token, bearer(given)):
+            return _refuse("ValueError", "The token is missing or wrong.", 401)
         if name not in METHODS:
-            return _error_response("ValueError", f"A store has no method {name!r}.", 404)
+            return _refuse("ValueError", f"A store has no method {name!r}.", 404)
         try:
-            sent = dict((await json_body(request, MOST)).get("arguments") or {})
-            given = {key: form_of(name, key).validate_python(one) for key, one in sent.items()}
-            result = await getattr(self.store, name)(**given)
-            return JSONResponse({"result": to_wire(name, "return", result)})
-        except RequestError as error:
-            return _error_response("ValueError", error.message, error.status)
-        except (ValidationError, KeyError, AttributeError) as error:
-            return _error_response("ValueError", f"{name}: {error}", 400)
-        except tuple(ERRORS.values()) as error:
-            return _error_response(
-                next(kind for kind, one in ERRORS.items() if isinstance(error, one)),
-                str(error),
-                400,
+            sent = await json_body(request, MOST)
+            call = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(
+                getattr(self.store, name)
             )
+            return JSONResponse(to_jsonable_python(await call(*sent["args"], **sent["kwargs"])))
+        except RequestError as error:
+            return _refuse("ValueError", error.message, error.status)
+        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            kinds = [kind for kind, one in ERRORS.items() if isinstance(error, one)]
+            return _refuse([*kinds, "ValueError"][0], str(error), 400)
 
 
 class LightningStoreClient(LightningStore):
@@ -145,10 +112,13 @@ class LightningStoreClient(LightningStore):
     def __init__(self, server_address: str, *, request_timeout: float | None = None) -> None:
         """`request_timeout`: seconds for an answer; None waits, as `wait_for_rollouts` may."""
         self.server_address = server_address.rstrip("/")
-        self._timeout = httpx2.Timeout(request_timeout, connect=5.0)
         token = os.environ.get(TOKEN, "")
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
+        self._client = httpx2.Client(
+            base_url=f"{self.server_address}{PATH}",
+            headers={"authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx2.Timeout(request_timeout, connect=5.0),
+            transport=httpx2.HTTPTransport(retries=RETRIES),
+        )
 
     @property
     def capabilities(self) -> Any:
@@ -156,45 +126,34 @@ class LightningStoreClient(LightningStore):
         return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": False}
 
     async def close(self) -> None:
-        """Close the connections of this event loop."""
-        if (client := self._clients.pop(asyncio.get_running_loop(), None)) is not None:
-            await client.aclose()
+        """Close its connections."""
+        self._client.close()
 
-    async def ask(self, method: str, arguments: Mapping[str, Any]) -> Any:
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the server's store."""
-        # A connection belongs to the event loop that opened it, and each runner has a loop of its own.
-        loop = asyncio.get_running_loop()
-        if (client := self._clients.get(loop)) is None:
-            client = self._clients[loop] = httpx2.AsyncClient(
-                headers=self._headers, timeout=self._timeout, trust_env=False
-            )
-        sent = {name: to_wire(method, name, value) for name, value in arguments.items()}
-        url, body = f"{self.server_address}{PATH}/{method}", {"arguments": sent}
-        for pause in (*CONNECTING, None):
-            try:
-                answer = await client.post(url, json=body)
-                break
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                if pause is None:
-                    raise ConnectionError(
-                        f"No store answers at {self.server_address}: {error}"
-                    ) from error
-                await asyncio.sleep(pause)
-            except httpx2.HTTPError as error:
-                raise ConnectionError(
-                    f"The store at {self.server_address} did not answer: {error}"
-                ) from error
         try:
+            sent = to_jsonable_python({"args": args, "kwargs": kwargs})
+        except PydanticSerializationError as error:
+            raise ValueError(f"An argument of {method} cannot be sent: {error}") from error
+        try:  # in a thread: each runner has an event loop of its own, and they share the connections
+            answer = await in_thread(self._client.post, f"/{method}", json=sent)
             said = answer.json()
             if answer.is_success:
-                return form_of(method).validate_python(said["result"])
-            kind, message = ERRORS.get(said["error"], RuntimeError), said["message"]
-        except (KeyError, TypeError, ValueError) as problem:
+                return _result_of(method).validate_python(said)
+            kind, message = ERRORS[said["error"]], said["message"]
+        except httpx2.HTTPError as error:
+            text = f"No store answers at {self.server_address}: {error}"
+            raise ConnectionError(text) from error
+        except (KeyError, TypeError, ValueError) as error:
             text = (
                 f"{self.server_address} is not a store: its answer has status {answer.status_code}."
             )
-            raise ConnectionError(text) from problem
+            raise ConnectionError(text) from error
         raise kind(message)
+
+
+for _name in METHODS:
+    setattr(LightningStoreClient, _name, functools.partialmethod(LightningStoreClient.ask, _name))
 
 
 @contextlib.contextmanager
@@ -216,20 +175,10 @@ def serving(store: LightningStore, host: str, port: int) -> Iterator[None]:
         loop.close()
 
 
-def _error_response(kind: str, message: str, status: int) -> Response:
+@functools.cache
+def _result_of(method: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(METHODS[method])["return"])
+
+
+def _refuse(kind: str, message: str, status: int) -> JSONResponse:
     return JSONResponse({"error": kind, "message": message}, status)
-
-
-def _remote(name: str, signature: inspect.Signature) -> Any:
-    async def method(self: LightningStoreClient, *args: Any, **kwargs: Any) -> Any:
-        given = dict(signature.bind(self, *args, **kwargs).arguments)
-        given.pop("self")
-        return await self.ask(name, given_only(given))
-
-    method.__name__, method.__doc__ = name, getattr(LightningStore, name).__doc__
-    method.__signature__ = signature  # type: ignore[attr-defined]
-    return method
-
-
-for _name, _signature in METHODS.items():
-    setattr(LightningStoreClient, _name, _remote(_name, _signature))

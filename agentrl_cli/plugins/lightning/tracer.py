@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-
-from pydantic import Field
 
 from agentrl_cli.agents.emit import CURRENT
 from agentrl_cli.plugins.lightning.semconv import LightningEnvVar, resolve_bool_env_var
@@ -25,12 +24,12 @@ from agentrl_cli.plugins.lightning.spans import (
     OtelResource,
     Span,
     SpanCoreFields,
+    SpanRecordingContext,
     StatusCode,
     TraceStatus,
     call_spans,
 )
 from agentrl_cli.plugins.lightning.types import ParallelWorkerBase
-from agentrl_cli.plugins.lightning.utils.otel import format_exception_attributes
 
 _LOG = logging.getLogger(__name__)
 FLUSH = 0.5
@@ -52,23 +51,16 @@ class Trace:
     def add(self, core: SpanCoreFields, span_id: str = "", parent_id: str | None = None) -> None:
         """Append a span after the model calls before it."""
         self.look()
-        ids = {
-            "rollout_id": self.rollout_id,
-            "attempt_id": self.attempt_id,
-            "trace_id": self.trace_id,
-        }
-        origin = {f"agentlightning.{name}": ids[name] for name in ("rollout_id", "attempt_id")}
+        ids: dict[str, Any] = {"rollout_id": self.rollout_id, "attempt_id": self.attempt_id}
+        origin = {f"agentlightning.{name}": value for name, value in ids.items()}
         made = Span.from_attributes(
             **ids,
-            name=core.name,
-            attributes=core.attributes,
-            start_time=core.start_time,
-            end_time=core.end_time,
-            status=core.status,
+            **dict(core),
+            trace_id=self.trace_id,
             span_id=span_id or None,
             parent_id=parent_id,
             sequence_id=len(self.spans) + 1,
-            resource=OtelResource(attributes=origin, schema_url=""),
+            resource=OtelResource(attributes=origin),
         )
         self.spans.append(made)
         if resolve_bool_env_var(LightningEnvVar.AGL_EMITTER_DEBUG, fallback=False):
@@ -80,59 +72,23 @@ class Trace:
         if call is None or call.recorded is None:
             return
         turns, tokens = call.recorded()
-        new, self.calls = turns[self.calls :], len(turns)
-        for span in call_spans(turns, tokens, call.model, first=self.calls - len(new)):
+        seen, self.calls = self.calls, len(turns)
+        for span in call_spans(turns, tokens, call.model, first=seen):
             self.add(span)
 
     async def flush(self, store: Any) -> None:
         """Write new spans to the store, with their sequence ids."""
         self.look()
         # Counted before the first await: the periodic writer and the end of the trace may flush at once.
-        new, start = self.spans[self.written :], self.written
+        new = self.spans[self.written :]
         if store is None or not new or not self.rollout_id:
             return
         self.written += len(new)
-        ids = await store.get_many_span_sequence_ids(
-            [(self.rollout_id, self.attempt_id)] * len(new)
-        )
-        numbered = [
-            span.model_copy(update={"sequence_id": id_}) for span, id_ in zip(new, ids, strict=True)
-        ]
-        self.spans[start : start + len(new)] = numbered
-        await store.add_many_spans(numbered)
-
-
-class Recording(SpanCoreFields):
-    """A span that is being recorded."""
-
-    status: TraceStatus = TraceStatus(status_code="UNSET")
-    attributes: Attributes = Field(default_factory=dict)
-    start_time: float | None = Field(default_factory=time.time)
-    end_time: float | None = None
-    span_id: str = Field(default_factory=lambda: secrets.token_hex(8))
-
-    def record_attributes(self, attributes: Attributes) -> None:
-        """Add attributes."""
-        self.attributes.update(attributes)
-
-    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
-        """Set how it ends."""
-        self.status = TraceStatus(status_code=status_code, description=description)
-
-    def record_exception(self, exception: BaseException) -> None:
-        """It ends by an exception."""
-        self.record_status("ERROR", str(exception))
-        self.record_attributes(format_exception_attributes(exception))
-
-    def set_attribute(self, key: str, value: Any) -> None:
-        """OpenTelemetry's name for one attribute."""
-        self.attributes[key] = value
-
-    def get_recorded_span(self) -> SpanCoreFields:
-        """Return the span. Raises ValueError before its end."""
-        if not self.end_time:
-            raise ValueError("The span has not ended.")
-        return SpanCoreFields(**self.model_dump(exclude={"span_id"}))
+        where = (self.rollout_id, self.attempt_id)
+        ids = await store.get_many_span_sequence_ids([where] * len(new))
+        for span, sequence_id in zip(new, ids, strict=True):
+            span.sequence_id = sequence_id
+        await store.add_many_spans(new)
 
 
 _TRACE: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default=None)
@@ -167,10 +123,8 @@ class Tracer(ParallelWorkerBase):
         """Everything inside belongs to one attempt. Raises ValueError inside another one."""
         if _ACTIVE.get() is not None:
             raise ValueError("An active tracer is already set. Cannot set a new one.")
-        trace, where = (
-            Trace(rollout_id or "", attempt_id or ""),
-            store if store is not None else self._store,
-        )
+        trace = Trace(rollout_id or "", attempt_id or "")
+        where = store if store is not None else self._store
         _TRACE.set(trace)  # kept after the end, for get_last_trace
         token = _ACTIVE.set(self)
         writer = asyncio.create_task(_keep_writing(trace, where))
@@ -184,8 +138,7 @@ class Tracer(ParallelWorkerBase):
 
     def get_last_trace(self) -> list[Span]:
         """Return the spans of the running or last trace."""
-        trace = _TRACE.get()
-        if trace is None:
+        if (trace := _TRACE.get()) is None:
             return []
         trace.look()
         return list(trace.spans)
@@ -202,8 +155,8 @@ class Tracer(ParallelWorkerBase):
         core = SpanCoreFields(
             name=name, attributes=attributes or {}, start_time=at, end_time=at, status=ended
         )
-        if self._keeps and (trace := _running()) is not None:
-            trace.add(core, parent_id=_PARENT.get())
+        if self._keeps:
+            _add(core, parent_id=_PARENT.get())
         return core
 
     @contextlib.contextmanager
@@ -213,10 +166,12 @@ class Tracer(ParallelWorkerBase):
         attributes: Attributes | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
-    ) -> Iterator[Recording]:
+    ) -> Iterator[SpanRecordingContext]:
         """Yield a span around what runs inside."""
         began, above = start_time or time.time(), _PARENT.get()
-        recording = Recording(name=name, attributes=dict(attributes or {}), start_time=began)
+        recording = SpanRecordingContext(
+            name=name, attributes=dict(attributes or {}), start_time=began
+        )
         token = _PARENT.set(recording.span_id)
         try:
             yield recording
@@ -226,30 +181,23 @@ class Tracer(ParallelWorkerBase):
         finally:
             _PARENT.reset(token)
             recording.end_time = end_time or time.time()
-            if (trace := _running()) is not None:
-                trace.add(recording.get_recorded_span(), recording.span_id, above)
+            _add(recording.get_recorded_span(), recording.span_id, above)
 
     def start_as_current_span(
         self, name: str, attributes: Attributes | None = None
-    ) -> contextlib.AbstractContextManager[Recording]:
+    ) -> contextlib.AbstractContextManager[SpanRecordingContext]:
         """OpenTelemetry's name for `operation_context`."""
         return self.operation_context(name, attributes)
 
     def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function in a trace of its own."""
+        return asyncio.run(self.trace_run_async(func, *args, **kwargs))
 
-        async def run() -> Any:
-            async with self.trace_context(name=func.__name__):
-                return func(*args, **kwargs)
-
-        return asyncio.run(run())
-
-    async def trace_run_async(
-        self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Await a coroutine function in a trace of its own."""
+    async def trace_run_async(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Await a coroutine function, or call another one, in a trace of its own."""
         async with self.trace_context(name=func.__name__):
-            return await func(*args, **kwargs)
+            answer = func(*args, **kwargs)
+            return await answer if inspect.isawaitable(answer) else answer
 
     def get_langchain_handler(self) -> Any:
         """None: the gateway records the calls of LangChain's models as those of any client."""
@@ -277,12 +225,8 @@ class AgentOpsTracer(Tracer):
     def __init__(
         self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True
     ) -> None:
+        """The arguments have no effect."""
         super().__init__()
-        self.agentops_managed, self.instrument_managed, self.daemon = (
-            agentops_managed,
-            instrument_managed,
-            daemon,
-        )
 
 
 class DummyTracer(Tracer):
@@ -292,9 +236,10 @@ class DummyTracer(Tracer):
     _keeps = False
 
 
-def _running() -> Trace | None:
-    """Return the trace that spans belong to now; after its end it is kept for `get_last_trace` alone."""
-    return _TRACE.get() if _ACTIVE.get() is not None else None
+def _add(core: SpanCoreFields, span_id: str = "", parent_id: str | None = None) -> None:
+    """Add a span to the running trace; one that has ended is kept for `get_last_trace` alone."""
+    if _ACTIVE.get() is not None and (trace := _TRACE.get()) is not None:
+        trace.add(core, span_id, parent_id)
 
 
 def get_active_tracer() -> Tracer | None:

@@ -13,14 +13,19 @@ import logging
 import multiprocessing
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agentrl_cli.plugins.lightning.adapter import TracerTraceToTriplet
-from agentrl_cli.plugins.lightning.algorithm.base import BATCH, Algorithm, Baseline, FastAlgorithm
+from agentrl_cli.plugins.lightning.algorithm.base import (
+    BATCH,
+    Algorithm,
+    Baseline,
+    FastAlgorithm,
+    rows,
+)
 from agentrl_cli.plugins.lightning.algorithm.training import GRPO
 from agentrl_cli.plugins.lightning.litagent import LitAgent
 from agentrl_cli.plugins.lightning.runner import LitAgentRunner, Runner
@@ -35,8 +40,8 @@ from agentrl_cli.plugins.lightning.store_http import PORT, LightningStoreClient,
 from agentrl_cli.plugins.lightning.tracer import OtelTracer, Tracer
 from agentrl_cli.plugins.lightning.types import Hook, NamedResources
 
-AlgorithmBundle = Callable[[LightningStore, "ExecutionEvent"], Awaitable[None]]
-RunnerBundle = Callable[[LightningStore, int, "ExecutionEvent"], Awaitable[None]]
+AlgorithmBundle = Callable[[LightningStore, "ExecutionEvent"], Coroutine[Any, Any, None]]
+RunnerBundle = Callable[[LightningStore, int, "ExecutionEvent"], Coroutine[Any, Any, None]]
 
 
 class ExecutionEvent(Protocol):
@@ -99,43 +104,33 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         """Run both; the first error stops all and is raised. A Ctrl-C, too."""
         stop, errors = threading.Event(), []
 
-        def run(make: Callable[[], Awaitable[None]], last: bool) -> None:
-            async def whole() -> None:
-                await make()
-
+        def run(name: str, part: Coroutine[Any, Any, None]) -> None:
             try:
-                asyncio.run(whole())
+                asyncio.run(part)
             except BaseException as error:  # noqa: BLE001 - raised by the caller's thread below
                 errors.append(error)
-                stop.set()
-            if last:
+            if errors or name == "algorithm":
                 stop.set()
 
-        parts: list[tuple[str, Callable[[], Awaitable[None]], bool]] = []
+        parts = []
         if self.role in ("algorithm", "both"):
-            parts.append(("algorithm", lambda: algorithm(store, stop), True))
+            parts.append(("algorithm", algorithm(store, stop)))
         if self.role in ("runner", "both"):
-            parts += [
-                (f"runner-{n}", partial(runner, store, n, stop), False)
-                for n in range(self.n_runners)
-            ]
+            parts += [(f"runner-{n}", runner(store, n, stop)) for n in range(self.n_runners)]
         main = next((part for part in parts if part[0].startswith(self.main_thread)), parts[0])
         threads = [
-            threading.Thread(target=run, args=part[1:], name=part[0], daemon=True)
+            threading.Thread(target=run, args=part, name=part[0], daemon=True)
             for part in parts
             if part is not main
         ]
         for thread in threads:
             thread.start()
         try:
-            run(*main[1:])
+            run(*main)
         finally:
-            if main[2]:
-                stop.set()
             for thread in threads:
-                thread.join(
-                    None if thread.name == "algorithm" and not errors else self.join_timeout
-                )
+                forever = thread.name == "algorithm" and not errors
+                thread.join(None if forever else self.join_timeout)
         if errors:
             raise errors[0]
 
@@ -283,18 +278,13 @@ class Trainer:
                 "Trainer.dev() requires an algorithm that inherits from FastAlgorithm."
                 f" Received {type(algorithm).__name__}."
             )
-        first = _first(train_dataset, BATCH)
-        held = _first(val_dataset, BATCH - len(first or ()))
+        first = rows(train_dataset, BATCH)
+        held = None if val_dataset is None else rows(val_dataset, BATCH - len(first))
         self._execute(algorithm, first, held)
 
     def _take(self, agent: Any, train_dataset: Any) -> Any:
         """Set the agent; returns the training data. Raises TypeError without an agent."""
-        if (
-            agent is not None
-            and not isinstance(agent, LitAgent)
-            and self.agent is not None
-            and train_dataset is None
-        ):
+        if self.agent is not None and train_dataset is None and not isinstance(agent, LitAgent):
             agent, train_dataset = None, agent
         self.agent = agent if agent is not None else self.agent
         if not isinstance(self.agent, LitAgent):
@@ -328,14 +318,10 @@ class Trainer:
                 await answer
 
         async def work(store: LightningStore, worker_id: int, event: Any) -> None:
-            runner = copy.copy(self.runner)
-            runner.init(agent=self.agent, hooks=self.hooks)
-            runner.init_worker(worker_id, store)
-            try:
+            runner, agent = copy.copy(self.runner), self.agent
+            given = {"agent": agent, "store": store, "hooks": self.hooks, "worker_id": worker_id}
+            with runner.run_context(**given):
                 await runner.iter(event=event)
-            finally:
-                runner.teardown_worker(worker_id)
-                runner.teardown()
 
         self.strategy.execute(learn, work, self.store)
 
@@ -366,9 +352,3 @@ def build_component(
     if spec is not None and not isinstance(spec, expected_type):
         raise TypeError(f"{type(spec).__name__} is not a {expected_type.__name__}.")
     return spec
-
-
-def _first(dataset: Any, count: int) -> list[Any] | None:
-    return (
-        None if dataset is None else [dataset[index] for index in range(min(count, len(dataset)))]
-    )

@@ -5,22 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-from agentrl_cli.plugins.lightning.records import KINDS
-from agentrl_cli.plugins.lightning.store_rules import (
-    ENDED,
-    QUEUED,
-    UNSET,
-    Rules,
-    Unset,
-    contains,
-    given_only,
-    idle,
-    is_in,
-    page,
-    select_rows,
-)
+from typing_extensions import TypedDict
+
+from agentrl_cli.plugins.lightning.rules import ENDED, NO_WORK, QUEUED, UNSET, Rules, Unset, page
 from agentrl_cli.plugins.lightning.types import (
     Attempt,
     AttemptedRollout,
@@ -49,16 +38,8 @@ class LightningStoreCapabilities(TypedDict, total=False):
     otlp_traces: bool
 
 
-class LightningStoreStatistics(TypedDict, total=False):
-    """How much is in a store."""
-
-    name: str
-    total_rollouts: int
-    total_attempts: int
-    total_spans: int
-    total_resources: int
-    total_workers: int
-    uptime: float
+LightningStoreStatistics = dict[str, Any]
+"""`name`, `uptime`, and `total_rollouts`, `total_attempts`, `total_spans` …"""
 
 
 class LightningQueue(Rules):
@@ -76,8 +57,8 @@ class LightningQueue(Rules):
 
     async def statistics(self) -> LightningStoreStatistics:
         """Return how much it holds."""
-        counts = {f"total_{kind}": self._records.count(kind) for kind in KINDS}
-        return {"name": type(self).__name__, "uptime": time.time() - self._began, **counts}  # type: ignore[typeddict-item]
+        counts = {f"total_{kind}": count for kind, count in self._records.counts().items()}
+        return {"name": type(self).__name__, "uptime": time.time() - self._began, **counts}
 
     def otlp_traces_endpoint(self) -> str:
         """Raises NotImplementedError: spans are added by the runner and the gateway."""
@@ -95,11 +76,11 @@ class LightningQueue(Rules):
         worker_id: str | None = None,
     ) -> AttemptedRollout:
         """Return a rollout whose first attempt begins now, past the queue."""
-        with self._records.atomic():
-            request = EnqueueRolloutRequest(
-                input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
-            )
-            return self._attempt(self._new(request), worker_id)
+        request = EnqueueRolloutRequest(
+            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata
+        )
+        with self._records.file.transaction():
+            return self._attempt(self._new(request).rollout_id, worker_id)
 
     async def enqueue_rollout(
         self,
@@ -119,33 +100,32 @@ class LightningQueue(Rules):
         self, rollouts: Sequence[EnqueueRolloutRequest]
     ) -> Sequence[Rollout]:
         """Queue rollouts for runners, in order."""
-        with self._records.atomic():
+        with self._records.file.transaction():
             return [self._new(request) for request in rollouts]
 
     async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
         """Take the rollout that waits longest; None if none does."""
-        found = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id)
-        return found[0] if found else None
+        return next(iter(await self.dequeue_many_rollouts(worker_id=worker_id)), None)
 
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None
     ) -> Sequence[AttemptedRollout]:
         """Take at most so many."""
         self._heal()
-        with self._records.atomic():
-            queued = self._records.select("rollouts", status=QUEUED, limit=max(0, limit))
-            taken = [self._attempt(rollout, worker_id) for rollout in queued]
+        with self._records.file.transaction():
+            queued = self._records.select("rollouts", max(0, limit), status=QUEUED)
+            taken = [self._attempt(rollout.rollout_id, worker_id) for rollout in queued]
             if worker_id is not None:
                 now = time.time()
-                self._worker(worker_id, last_dequeue_time=now, **({} if taken else idle(now)))
+                idle = {} if taken else {"status": "idle", "last_idle_time": now, **NO_WORK}
+                self._worker(worker_id, last_dequeue_time=now, **idle)
             return taken
 
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None
     ) -> AttemptedRollout:
         """Return a further attempt at a rollout."""
-        with self._records.atomic():
-            return self._attempt(self._rollout(rollout_id), worker_id)
+        return self._attempt(rollout_id, worker_id)
 
     async def update_rollout(
         self,
@@ -158,7 +138,8 @@ class LightningQueue(Rules):
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
         """Change the given fields."""
-        given = dict(
+        return self._change(
+            rollout_id,
             input=input,
             mode=mode,
             resources_id=resources_id,
@@ -166,8 +147,6 @@ class LightningQueue(Rules):
             config=config,
             metadata=metadata,
         )
-        with self._records.atomic():
-            return self._change(self._rollout(rollout_id), **given_only(given))
 
     async def update_attempt(
         self,
@@ -179,14 +158,14 @@ class LightningQueue(Rules):
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Attempt:
         """Change the given fields; the rollout's status follows that of its last attempt."""
-        given = dict(
+        return self._change_attempt(
+            rollout_id,
+            attempt_id,
             status=status,
             worker_id=worker_id,
             last_heartbeat_time=last_heartbeat_time,
             metadata=metadata,
         )
-        with self._records.atomic():
-            return self._update_attempt(rollout_id, attempt_id, given_only(given))
 
     async def query_rollouts(
         self,
@@ -204,15 +183,13 @@ class LightningQueue(Rules):
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
         """Return rollouts with their last attempts. `status` and `rollout_ids` are the old names of two filters."""
         self._heal()
-        states = status_in if status_in is not None else status
-        ids = rollout_id_in if rollout_id_in is not None else rollout_ids
-        tests = [
-            is_in("status", states),
-            is_in("rollout_id", ids),
-            contains("rollout_id", rollout_id_contains),
-        ]
+        any_of = {
+            "status": status if status_in is None else status_in,
+            "rollout_id": rollout_ids if rollout_id_in is None else rollout_id_in,
+        }
         rows = [self._with_attempt(rollout) for rollout in self._records.select("rollouts")]
-        return page(select_rows(rows, tests, filter_logic), sort_by, sort_order, limit, offset)
+        holding = {"rollout_id": rollout_id_contains}
+        return page(rows, any_of, holding, filter_logic, sort_by, sort_order, limit, offset)
 
     async def query_attempts(
         self,
@@ -225,9 +202,8 @@ class LightningQueue(Rules):
     ) -> PaginatedResult[Attempt]:
         """Return the attempts at a rollout."""
         self._heal()
-        return page(
-            self._records.select("attempts", rollout_id), sort_by, sort_order, limit, offset
-        )
+        rows: list[Attempt] = self._records.select("attempts", rollout_id=[rollout_id])
+        return page(rows, {}, {}, "and", sort_by, sort_order, limit, offset)
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """Return a rollout with its last attempt."""
@@ -248,11 +224,10 @@ class LightningQueue(Rules):
         while True:
             self._heal()
             found = [self._records.get("rollouts", id_) for id_ in rollout_ids]
-            ended = [
-                rollout for rollout in found if rollout is not None and rollout.status in ENDED
-            ]
-            known = sum(rollout is not None for rollout in found)
-            if len(ended) == known or (deadline is not None and time.monotonic() >= deadline):
+            known = [rollout for rollout in found if rollout is not None]
+            ended = [rollout for rollout in known if rollout.status in ENDED]
+            late = deadline is not None and time.monotonic() >= deadline
+            if late or len(ended) == len(known):
                 return [self._with_attempt(rollout) for rollout in ended]
             await asyncio.sleep(POLL)
 
@@ -270,9 +245,9 @@ class LightningQueue(Rules):
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         """Return the runners that were heard of."""
-        tests = [is_in("status", status_in), contains("worker_id", worker_id_contains)]
-        rows = select_rows(self._records.select("workers"), tests, filter_logic)
-        return page(rows, sort_by, sort_order, limit, offset)
+        rows: list[Worker] = self._records.select("workers")
+        any_of, holding = {"status": status_in}, {"worker_id": worker_id_contains}
+        return page(rows, any_of, holding, filter_logic, sort_by, sort_order, limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         """Return one of them; None if unknown."""
@@ -283,6 +258,5 @@ class LightningQueue(Rules):
         self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET
     ) -> Worker:
         """Return a sign of life of a runner."""
-        with self._records.atomic():
-            stats = given_only({"heartbeat_stats": heartbeat_stats})
-            return self._worker(worker_id, last_heartbeat_time=time.time(), **stats)
+        now = time.time()
+        return self._worker(worker_id, last_heartbeat_time=now, heartbeat_stats=heartbeat_stats)

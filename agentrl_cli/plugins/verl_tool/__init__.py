@@ -8,7 +8,6 @@ OFFERS = {
         "chat.parsers.verl_tool": "plugins.verl_tool.parser",
         "servers.tool_server": "plugins.verl_tool",
         "tools.remote": "plugins.verl_tool.client",
-        "tools.remote_answers": "plugins.verl_tool.answers",
     },
     "subcommands": {"tools serve": f"{HERE}.command:serve"},
     "examples": {

@@ -30,20 +30,28 @@ from agentrl_cli.errors import (
     NotFound,
     UsageError,
 )
-from agentrl_cli.plugins.verl_tool import bodies
+from agentrl_cli.plugins.verl_tool.bodies import (
+    CallsBody,
+    NamesBody,
+    ObserveBody,
+    OpenBody,
+    read,
+    task_data,
+)
 from agentrl_cli.plugins.verl_tool.parser import PARSER as VERL_TOOL
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
 from agentrl_cli.types import new_id
 
 if TYPE_CHECKING:
     from aiohttp import web
+    from pydantic import BaseModel
 
 MAX_BODY = 64 * 1024 * 1024
 """Maximum bytes of a request."""
 
 BOXED = r"\boxed{"
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
 Route = Callable[["web.Request"], Awaitable["web.Response"]]
 
 
@@ -84,28 +92,28 @@ class ToolServer:
 
     # -- the typed protocol -----------------------------------------------------------------------------------------
 
-    async def open(self, body: Mapping[str, Any]) -> Any:
-        trajectory = bodies.text(body, "trajectory") if "trajectory" in body else new_id()
-        names = await self.trajectories.open(trajectory, bodies.spec(body))
-        schemas = [self.trajectories.tools[name].schema for name in names]
+    async def open(self, body: OpenBody) -> Any:
+        trajectory = body.trajectory or new_id()
+        spec = body.model_dump(exclude={"trajectory"}, exclude_unset=True)
+        names = await self.trajectories.open(trajectory, spec)
         return {
             "trajectory": trajectory,
-            "tools": schemas,
+            "tools": [self.trajectories.tools[name].schema for name in names],
             "opening": await self.trajectories.opening(trajectory),
         }
 
-    async def call(self, body: Mapping[str, Any]) -> Any:
-        calls = [bodies.call(item) for item in bodies.items(body, "calls")]
-        with self._slots(len(calls)):
-            return {"results": await asyncio.gather(*map(self._answer, calls))}
+    async def call(self, body: CallsBody) -> Any:
+        with self._slots(len(body.calls)):
+            return {"results": await asyncio.gather(*map(self._answer, body.calls))}
 
-    async def rewards(self, body: Mapping[str, Any]) -> Any:
-        names = [str(name) for name in bodies.items(body, "trajectories")]
+    async def rewards(self, body: NamesBody) -> Any:
+        names = body.trajectories
         return {"rewards": {name: await self.trajectories.rewards(name) for name in names}}
 
-    async def close(self, body: Mapping[str, Any]) -> Any:
-        names = [str(name) for name in bodies.items(body, "trajectories")]
-        return {"closed": [name for name in names if await self.trajectories.close(name)]}
+    async def close(self, body: NamesBody) -> Any:
+        return {
+            "closed": [name for name in body.trajectories if await self.trajectories.close(name)]
+        }
 
     @contextlib.contextmanager
     def _slots(self, count: int) -> Iterator[None]:
@@ -137,19 +145,12 @@ class ToolServer:
 
     # -- verl-tool's --------------------------------------------------------------------------------------------------
 
-    async def observe(self, body: Mapping[str, Any]) -> Any:
+    async def observe(self, body: ObserveBody) -> Any:
         """Handles verl-tool's batch of actions: texts with tool calls, each for one trajectory."""
-        started = time.perf_counter()
-        names, actions = bodies.items(body, "trajectory_ids"), bodies.items(body, "actions")
-        fields = bodies.fields(body, len(names))
-        if not names or not len(names) == len(actions) == len(fields):
-            raise UsageError(
-                "trajectory_ids, actions and extra_fields must have the same length, at least 1."
-            )
-        with self._slots(len(names)):
-            rows = await asyncio.gather(
-                *map(self._observe, map(str, names), map(str, actions), fields)
-            )
+        started, fields = time.perf_counter(), body.fields()
+        names, actions = map(str, body.trajectory_ids), map(str, body.actions)
+        with self._slots(len(fields)):
+            rows = await asyncio.gather(*map(self._observe, names, actions, fields))
         return {
             "observations": [row[0] for row in rows],
             "dones": [row[1] for row in rows],
@@ -169,7 +170,7 @@ class ToolServer:
         if not field.get("key"):  # the id begins again after a finish; with a key it may be a retry
             self.trajectories.journal.forget_closed(name)
         if not self.trajectories.journal.is_known(name):
-            await self.trajectories.open(name, {"task": {"data": bodies.task_data(field)}})
+            await self.trajectories.open(name, {"task": {"data": task_data(field)}})
         schemas = [tool.schema for tool in self.trajectories.tools.values()]
         # Actions may be long: read in a thread.
         parsed = await asyncio.to_thread(parse_text, action, self._parser, schemas)
@@ -199,11 +200,11 @@ class ToolServer:
         extra |= {"reward": sum(rewards)} if rewards else {}
         return ({"obs": text, **extra} if extra else text), done, True
 
-    async def health(self, _: Mapping[str, Any]) -> Any:
+    async def health(self) -> Any:
         """Return the answer to verl-tool's `/health`, with the tools' names only for authorized clients."""
-        return {**await self.pulse({}), "tools": list(self.trajectories.tools)}
+        return {**await self.pulse(), "tools": list(self.trajectories.tools)}
 
-    async def pulse(self, _: Mapping[str, Any]) -> Any:
+    async def pulse(self) -> Any:
         """Return the answer to `/health` for any client."""
         return {
             "status": "draining" if self.draining else "healthy",
@@ -215,7 +216,7 @@ class ToolServer:
             "uptime_seconds": time.monotonic() - self._since,
         }
 
-    async def schemas(self, _: Mapping[str, Any]) -> Any:
+    async def schemas(self) -> Any:
         return {"tools": [tool.schema for tool in self.trajectories.tools.values()]}
 
     def metrics(self) -> str:
@@ -258,16 +259,12 @@ class ToolServer:
                 return _problem(401, UsageError("The token is missing or wrong."))
             return web.Response(text=self.metrics(), content_type="text/plain")
 
-        posts: dict[str, Handler] = {
-            "/v1/open": self.open,
-            "/v1/call": self.call,
-            "/v1/rewards": self.rewards,
-            "/v1/close": self.close,
-            "/get_observation": self.observe,
-        }
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_guard(names)])
-        for path, handler in posts.items():
-            app.router.add_post(path, self._route(handler))
+        app.router.add_post("/v1/open", self._route(self.open, OpenBody))
+        app.router.add_post("/v1/call", self._route(self.call, CallsBody))
+        app.router.add_post("/v1/rewards", self._route(self.rewards, NamesBody))
+        app.router.add_post("/v1/close", self._route(self.close, NamesBody))
+        app.router.add_post("/get_observation", self._route(self.observe, ObserveBody))
         app.router.add_get("/v1/tools", self._route(self.schemas))
         app.router.add_get("/health", self._route(self.health, everyone=self.pulse))
         app.router.add_get("/metrics", metrics)
@@ -278,18 +275,18 @@ class ToolServer:
             self._token, bearer(request.headers.get("Authorization", ""))
         )
 
-    def _route(self, handler: Handler, *, everyone: Handler | None = None) -> Route:
-        """Wraps a handler of JSON objects as an aiohttp handler; AgentRL errors become JSON with a fitting status.
+    def _route(
+        self,
+        handler: Handler,
+        body: type[BaseModel] | None = None,
+        *,
+        everyone: Handler | None = None,
+    ) -> Route:
+        """Wraps a handler of bodies as an aiohttp handler; AgentRL errors become JSON with a fitting status.
 
         `everyone`: the answer without a token; by default, that the token is missing.
         """
         from aiohttp import web
-
-        async def answer(request: web.Request) -> web.Response:
-            started = time.perf_counter()
-            response = await handle_request(request)
-            response.headers["X-Process-Time"] = f"{time.perf_counter() - started:.6f}"
-            return response
 
         async def handle_request(request: web.Request) -> web.Response:
             known = self._is_allowed(request)
@@ -300,15 +297,20 @@ class ToolServer:
                 hint = "Try again after its restart."
                 return _problem(503, Busy("The tool server is shutting down.", hint=hint))
             try:
-                body = bodies.json_object(await request.read()) if request.method == "POST" else {}
-                return web.json_response(
-                    await (handler if known or everyone is None else everyone)(body)
-                )
+                given = [] if body is None else [read(body, await request.read())]
+                answer = handler if known or everyone is None else everyone
+                return web.json_response(await answer(*given))
             except AgentRLError as error:
                 kind = next(kind for kind in STATUSES if isinstance(error, kind))
                 return _problem(STATUSES[kind], error)
 
-        return answer
+        async def timed(request: web.Request) -> web.Response:
+            started = time.perf_counter()
+            response = await handle_request(request)
+            response.headers["X-Process-Time"] = f"{time.perf_counter() - started:.6f}"
+            return response
+
+        return timed
 
 
 def _guard(names: Collection[str] | None) -> Any:

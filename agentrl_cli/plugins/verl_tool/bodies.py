@@ -1,86 +1,86 @@
-"""Validates a tool server's requests. Invalid ones raise UsageError, which the server answers with 400."""
+"""The bodies of a tool server's requests and answers. Those that cannot be used raise UsageError and ValueError."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrl_cli.errors import UsageError
-from agentrl_cli.plugins.verl_tool.trajectories import Call
-from agentrl_cli.types.plain import parse_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl_cli.errors import EnvError, SandboxFault, UsageError
+from agentrl_cli.plugins.verl_tool.trajectories import Call, Text
+from agentrl_cli.types import ToolResult, ToolSchema
+
+M = TypeVar("M", bound=BaseModel)
+FAULTS = {"sandbox_error": SandboxFault, "env_error": EnvError, "usage_error": EnvError}
 
 
-def json_object(data: bytes) -> Mapping[str, Any]:
-    """Return a request's body as a JSON object."""
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class TaskBody(_Body):
+    """A trajectory's task."""
+
+    data: dict[str, Any] = {}
+    prompt: list[dict[str, Any]] = []
+    pack: str = ""
+    family: str = ""
+    split: str = ""
+
+
+class OpenBody(_Body):
+    """`/v1/open`; all but the id is the trajectory's spec."""
+
+    trajectory: Text | None = None
+    tools: list[str] | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    task: TaskBody | None = None
+
+
+class CallsBody(_Body):
+    """`/v1/call`."""
+
+    calls: list[Call]
+
+
+class NamesBody(_Body):
+    """`/v1/rewards` and `/v1/close`."""
+
+    trajectories: list[str]
+
+
+class ObserveBody(_Body):
+    """`/get_observation`: the body's other lists are further fields of each action."""
+
+    trajectory_ids: list[Any] = Field(min_length=1)
+    actions: list[Any]
+    extra_fields: list[dict[str, Any] | None] | None = None
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Return the fields of each action.
+
+        Null flags, and fields that are not lists, are ignored, as verl-tool does.
+        """
+        found = [dict(one or {}) for one in self.extra_fields or [{}] * len(self.actions)]
+        if not len(self.trajectory_ids) == len(self.actions) == len(found):
+            raise UsageError("trajectory_ids, actions and extra_fields must have the same length.")
+        for key, values in (self.model_extra or {}).items():
+            if isinstance(values, list):
+                for one, value in zip(found, values, strict=False):
+                    one[key] = value
+        return found
+
+
+def read(model: type[M], data: bytes) -> M:
+    """Return a request's body. Raises UsageError."""
     try:
-        body = parse_json(data)
-    except ValueError as error:
-        raise UsageError(f"The body is not usable JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise UsageError("The body must be a JSON object.")
-    return body
-
-
-def items(body: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the list under a key."""
-    value = body.get(key)
-    if not isinstance(value, list):
-        raise UsageError(f"`{key}` must be a list.")
-    return value
-
-
-def text(body: Mapping[str, Any], key: str) -> str:
-    """Return the text under a key."""
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"`{key}` must be a non-empty text.")
-    return value
-
-
-def spec(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trajectory's spec: the body of `/v1/open` without its id."""
-    tools, seed, task = body.get("tools"), body.get("seed", 0), body.get("task") or {}
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(name, str) for name in tools)
-    ):
-        raise UsageError("`tools` must be a list of names.")
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise UsageError("`seed` must be an integer from 0 to 2^63 - 1.")
-    if not isinstance(task, dict) or not isinstance(task.get("data", {}), dict):
-        raise UsageError(
-            "`task` must be an object with `data`, `prompt`, `pack`, `family` and `split`."
-        )
-    prompt = task.get("prompt", [])
-    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        raise UsageError("The task's `prompt` must be a list of messages.")
-    return {key: value for key, value in body.items() if key != "trajectory"}
-
-
-def call(item: Any) -> Call:
-    """One entry of `calls`."""
-    if not isinstance(item, dict) or not isinstance(item.get("arguments"), dict):
-        raise UsageError(
-            "A call is an object with `trajectory`, `key`, `name` and an object `arguments`."
-        )
-    return Call(text(item, "trajectory"), text(item, "key"), text(item, "name"), item["arguments"])
-
-
-def fields(body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """verl-tool's `extra_fields`, one object for each of `count` actions; the body's other lists are merged in.
-
-    Null flags, and fields that are not lists, are ignored, as verl-tool does.
-    """
-    given = body.get("extra_fields")
-    found = [{} for _ in range(count)] if given in (None, []) else items(body, "extra_fields")
-    if not all(one is None or isinstance(one, dict) for one in found):
-        raise UsageError("`extra_fields` must be a list of objects.")
-    found = [dict(one or {}) for one in found]
-    for key in body.keys() - {"trajectory_ids", "actions", "extra_fields"}:
-        if not isinstance(body[key], list):  # null flags, and fields about the request as a whole
-            continue
-        for one, value in zip(found, items(body, key), strict=False):
-            one[key] = value
-    return found
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise UsageError(f"The body cannot be used: {first_problem(error)}.") from error
 
 
 def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,3 +88,77 @@ def task_data(field: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in field.items() if key not in ("finish", "is_last_step", "key")
     }
+
+
+# --- answers: a 200 may be a proxy's page. Unchecked, it would be an observation that the model is trained on. --------
+
+
+class Function(_Body):
+    """A tool's function, of which only the name is looked at."""
+
+    name: str
+
+
+class Offered(_Body):
+    """One tool of the server."""
+
+    function: Function
+
+
+class ToolsAnswer(_Body):
+    """Answer of `/v1/tools`."""
+
+    tools: list[Offered]
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        """The schemas as they were sent."""
+        return [tool.model_dump() for tool in self.tools]
+
+
+class OpenAnswer(_Body):
+    """Answer of `/v1/open`."""
+
+    opening: list[str] = []
+    """Text that tools add to the task's prompt."""
+
+
+class Fault(_Body):
+    """A call that could not be made."""
+
+    fault: str
+    message: str = ""
+
+
+class Result(BaseModel):
+    """A call's result, and the shared state of the tools."""
+
+    model_config = ConfigDict(**_Body.model_config | {"extra": "forbid"}, val_json_bytes="base64")
+    result: ToolResult
+    state: dict[str, Any]
+
+
+class CallAnswer(_Body):
+    """Answer of `/v1/call` for one call."""
+
+    results: list[Result | Fault] = Field(min_length=1, max_length=1)
+
+    def result(self) -> Result:
+        """Return the result. Raises EnvError or SandboxFault for a fault."""
+        [found] = self.results
+        if isinstance(found, Fault):
+            raise FAULTS.get(found.fault, EnvError)(found.message)
+        return found
+
+
+class RewardsAnswer(_Body):
+    """Answer of `/v1/rewards`."""
+
+    rewards: dict[str, dict[str, float | None]]
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a body, and where it is."""
+    problem = error.errors(include_url=False)[0]
+    place = ".".join(map(str, problem["loc"]))
+    return f"`{place}`: {problem['msg']}" if place else problem["msg"]

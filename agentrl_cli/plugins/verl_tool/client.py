@@ -10,14 +10,22 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from pydantic import RootModel, ValidationError
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, MissingDependency
-from agentrl_cli.plugins.verl_tool import answers
+from agentrl_cli.plugins.verl_tool.bodies import (
+    CallAnswer,
+    M,
+    OpenAnswer,
+    RewardsAnswer,
+    ToolsAnswer,
+    first_problem,
+)
 from agentrl_cli.plugins.verl_tool.settings import ToolServerConfig
 from agentrl_cli.tasks import Pack
 from agentrl_cli.tools.base import Tool, ToolContext
@@ -25,8 +33,6 @@ from agentrl_cli.types import ToolResult, ToolSchema, new_id
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-
-T = TypeVar("T")
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 """Statuses after which a request is retried."""
@@ -43,27 +49,18 @@ class RemoteServer:
         self._base = base
         self.patience = patience
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to an idempotent request, with retries. Raises EnvError if none arrives in time."""
-        return await self._request("POST", path, body, dict)
-
-    async def ask(
-        self, path: str, body: Mapping[str, Any], read: Callable[[answers.Answer], T]
-    ) -> T:
-        """Return `read` of the answer; if that raises ValueError, the request is sent again."""
-        return await self._request("POST", path, body, read)
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the answer to an idempotent request, as JSON. Raises EnvError if none arrives in time."""
+        return (await self.ask("POST", path, RootModel[dict[str, Any]], body)).root
 
     async def schemas(self) -> list[ToolSchema]:
-        """Return the schemas of the server's tools, by name."""
-        return await self._request("GET", "/v1/tools", None, answers.schemas)
+        """Return the schemas of the server's tools."""
+        return (await self.ask("GET", "/v1/tools", ToolsAnswer)).schemas
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        read: Callable[[answers.Answer], T],
-    ) -> T:
+    async def ask(
+        self, method: str, path: str, model: type[M], body: Mapping[str, Any] | None = None
+    ) -> M:
+        """Return the answer to an idempotent request, with retries, also for one that is not as the model says."""
         from aiohttp import ClientError
 
         loop = asyncio.get_running_loop()
@@ -72,7 +69,7 @@ class RemoteServer:
             try:
                 async with self._session.request(method, self._base + path, json=body) as response:
                     if response.status == 200:
-                        return read(answers.read_object(await response.read()))
+                        return model.model_validate_json(await response.read())
                     said = f"{response.status}: {_message(await response.text())}"
                     if response.status not in AGAIN:
                         kind = ConfigError if response.status == 401 else EnvError
@@ -82,8 +79,8 @@ class RemoteServer:
                         )
             except (ClientError, TimeoutError, OSError) as error:
                 said = str(error) or type(error).__name__
-            except ValueError as error:
-                said, tries = str(error), tries + 1
+            except ValidationError as error:
+                said, tries = first_problem(error), tries + 1
                 if tries >= TRIES:
                     sent = f"The tool server at {self._base} sent what cannot be used"
                     raise EnvError(f"{sent}: {said}; tried {tries} times.") from error
@@ -150,7 +147,7 @@ class _Trajectory:
     """An episode at the server, shared by its tools."""
 
     id: str = field(default_factory=new_id)
-    opened: asyncio.Task[list[str]] | None = None
+    opened: asyncio.Task[OpenAnswer] | None = None
     calls: int = 0
     users: int = 0
     read: bool = False
@@ -180,7 +177,7 @@ class RemoteTool(Tool):
         if self.opens and not ctx.remote.read:
             ctx.remote.read = True
             await self._open_once(ctx)
-            ctx.opening += ctx.remote.opened.result()
+            ctx.opening += ctx.remote.opened.result().opening
         return ctx
 
     async def execute(self, state: Any, arguments: dict[str, Any]) -> ToolResult:
@@ -193,16 +190,18 @@ class RemoteTool(Tool):
             "name": self.name,
             "arguments": arguments,
         }
-        result, now = await self._server.ask("/v1/call", {"calls": [call]}, answers.result)
-        ctx.state.update(now)
-        return result
+        answer = await self._server.ask("POST", "/v1/call", CallAnswer, {"calls": [call]})
+        found = answer.result()
+        ctx.state.update(found.state)
+        return found.result
 
     async def reward(self, state: Any) -> float | None:
         trajectory: _Trajectory = state.remote
         if trajectory.opened is None:
             return None
-        read = partial(answers.reward, trajectory=trajectory.id, name=self.name)
-        return await self._server.ask("/v1/rewards", {"trajectories": [trajectory.id]}, read)
+        names = {"trajectories": [trajectory.id]}
+        answer = await self._server.ask("POST", "/v1/rewards", RewardsAnswer, names)
+        return answer.rewards.get(trajectory.id, {}).get(f"tool:{self.name}")
 
     async def release(self, state: Any) -> None:
         trajectory: _Trajectory = state.remote
@@ -225,7 +224,7 @@ class RemoteTool(Tool):
                 "tools": self._names,
             }
             trajectory.opened = asyncio.create_task(
-                self._server.ask("/v1/open", spec, answers.opening)
+                self._server.ask("POST", "/v1/open", OpenAnswer, spec)
             )
         await asyncio.shield(trajectory.opened)
         return trajectory

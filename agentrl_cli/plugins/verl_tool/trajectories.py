@@ -14,7 +14,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl_cli.config import RolloutConfig
 from agentrl_cli.envs.tool_env import ToolEnv, as_env_error, tool_env
@@ -23,6 +25,7 @@ from agentrl_cli.plugins.verl_tool.journal import Entry, Journal
 from agentrl_cli.tools import Tool, refuse
 from agentrl_cli.types import Task, ToolCall, ToolResult
 
+Text = Annotated[str, Field(min_length=1)]
 CACHE = 4096
 """Maximum number of cached answers of pure tools."""
 
@@ -31,9 +34,9 @@ CACHE = 4096
 class Call:
     """One call as received. `key` is the caller's idempotency key."""
 
-    trajectory: str
-    key: str
-    name: str
+    trajectory: Text
+    key: Text
+    name: Text
     arguments: Mapping[str, Any]
 
 
@@ -75,12 +78,11 @@ class Trajectories:
         return len(self._live)
 
     async def open(self, trajectory: str, spec: Mapping[str, Any]) -> list[str]:
-        """Open a trajectory; returns its tools' names. Raises UsageError for an invalid spec."""
+        """Open a trajectory; returns its tools' names. Raises NotFound for an unknown tool, UsageError."""
         names = [str(name) for name in spec.get("tools") or self.tools]
         for name in names:
             if name not in self.tools:
                 raise NotFound.of("tool", name, self.tools)
-        _task(trajectory, spec)
         self.journal.open(trajectory, {**spec, "tools": names})
         return names
 
@@ -242,10 +244,6 @@ class Trajectories:
 def _task(trajectory: str, spec: Mapping[str, Any]) -> Task:
     """Return the task of a spec, under the trajectory's id."""
     row = spec.get("task") or {}
-    if not isinstance(row, Mapping) or not isinstance(row.get("data", {}), Mapping):
-        raise UsageError(
-            "A trajectory's task is an object with `data`, `prompt`, `pack`, `family` and `split`."
-        )
     pack, family, split = (str(row.get(key, "")) for key in ("pack", "family", "split"))
     return Task(
         trajectory, pack, family, split, tuple(row.get("prompt", ())), dict(row.get("data", {}))

@@ -21,6 +21,7 @@ import pytest
 from agentrl_cli.chat.parsers import load_parser
 from agentrl_cli.errors import ConfigError, EnvError, NotFound, UsageError
 from agentrl_cli.plugins.verl_tool.app import Busy, ToolServer, _read_boxed
+from agentrl_cli.plugins.verl_tool.bodies import CallsBody
 from agentrl_cli.plugins.verl_tool.client import connect, remote_tools
 from agentrl_cli.plugins.verl_tool.journal import Journal
 from agentrl_cli.plugins.verl_tool.trajectories import Call, Trajectories
@@ -325,9 +326,9 @@ async def test_too_many_calls_are_sent_away_and_come_back(tmp_path: Path) -> Non
             await asyncio.sleep(0.01)
         assert server.active == 2
         with pytest.raises(Busy):
-            await server.call({"calls": calls[:1]})
+            await server.call(CallsBody(calls=[bump("5")]))
         with pytest.raises(UsageError, match="limit is 2"):
-            await server.call({"calls": calls})
+            await server.call(CallsBody(calls=[bump(str(n)) for n in range(5)]))
         tally.hold.set()
         texts = [(await task)["results"][0]["result"]["text"] for task in waiting]
         assert sorted(texts) == ["1", "2", "3", "4", "5"] and tally.ran == 5

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from agentrl_cli.agents.gateway.messages import arguments_of
 from agentrl_cli.plugins.lightning.adapter import TraceToMessages
-from agentrl_cli.plugins.lightning.algorithm.base import Algorithm
+from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, rows
 from agentrl_cli.plugins.lightning.algorithm.training import plain
 from agentrl_cli.plugins.lightning.emitter import find_final_reward
 from agentrl_cli.plugins.lightning.types import NamedResources, PromptTemplate, Rollout, RolloutMode
@@ -58,10 +58,8 @@ class APO(Algorithm, Generic[T]):
         """`async_openai_client`: its `chat.completions.create` is awaited. `_poml_trace` has no effect."""
         self.async_openai_client = async_openai_client
         self.gradient_model, self.apply_edit_model = gradient_model, apply_edit_model
-        self.diversity_temperature, self.rollout_batch_timeout = (
-            diversity_temperature,
-            rollout_batch_timeout,
-        )
+        self.diversity_temperature = diversity_temperature
+        self.rollout_batch_timeout, self.seed = rollout_batch_timeout, seed
         self.size = {
             "beam_width": beam_width,
             "branch_factor": branch_factor,
@@ -70,20 +68,16 @@ class APO(Algorithm, Generic[T]):
             "val_batch_size": val_batch_size,
             "run_initial_validation": run_initial_validation,
         }
-        self.seed = seed
         self._best: tuple[float, PromptTemplate] | None = None
 
     def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
         """Return the first template of the initial resources, and its name. Raises ValueError if there is none."""
-        resources = self.get_initial_resources()
-        if resources is None:
-            raise ValueError(
-                "initial_resources are not set for APO: Trainer(initial_resources={name: PromptTemplate})."
-            )
-        for name, resource in resources.items():
+        for name, resource in (self.get_initial_resources() or {}).items():
             if isinstance(resource, PromptTemplate):
                 return name, resource
-        raise ValueError("No prompt template resource found in initial_resources")
+        raise ValueError(
+            "APO needs a prompt in initial_resources: Trainer(initial_resources={name: PromptTemplate})."
+        )
 
     def get_adapter(self) -> TraceToMessages:
         """Return the trainer's, if it is one of messages; else a new one."""
@@ -100,15 +94,10 @@ class APO(Algorithm, Generic[T]):
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Search. Raises ValueError without data or template, RunFailed if the client's model writes no usable text."""
         name, template = self.get_seed_prompt_template()
-        if (
-            train_dataset is None
-            or val_dataset is None
-            or not len(train_dataset)
-            or not len(val_dataset)
-        ):
+        train = [Item(value, "train") for value in rows(train_dataset)]
+        held = [Item(value, "val") for value in rows(val_dataset)]
+        if not train or not held:
             raise ValueError("APO needs a train_dataset and a val_dataset with items.")
-        train = [Item(train_dataset[index], "train") for index in range(len(train_dataset))]
-        held = [Item(val_dataset[index], "val") for index in range(len(val_dataset))]
         search = resolve("searches", {}, "apo")
         await search(
             _Queue(self, name, template), {name: template.template}, train, held, **self.size

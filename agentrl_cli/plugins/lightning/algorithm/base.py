@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
-from agentrl_cli.plugins.lightning.types import NamedResources
+from agentrl_cli.plugins.lightning.types import NamedResources, RolloutMode
 
 _LOG = logging.getLogger(__name__)
 BATCH = 10
@@ -90,21 +90,16 @@ class FunctionalAlgorithm(Algorithm):
 
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> Any:
         """Call the function. Raises TypeError for a dataset that it does not take."""
-        data = {"train_dataset": train_dataset, "val_dataset": val_dataset}
-        for name, value in data.items():
+        given = {"train_dataset": train_dataset, "val_dataset": val_dataset}
+        for name, value in given.items():
             if value is not None and name not in self._names:
                 raise TypeError(
                     f"{name} is provided but not supported by the algorithm function: {self._function}"
                 )
-        parts: dict[str, Callable[[], Any]] = {
-            "store": self.get_store,
-            "adapter": self.get_adapter,
-            "llm_proxy": self.get_llm_proxy,
-            "initial_resources": self.get_initial_resources,
-        }
-        given = {name: get() for name, get in parts.items() if name in self._names}
+        for name in self._names & {"store", "adapter", "llm_proxy", "initial_resources"}:
+            given[name] = getattr(self, f"get_{name}")()
         return self._function(
-            **given, **{name: value for name, value in data.items() if name in self._names}
+            **{name: value for name, value in given.items() if name in self._names}
         )
 
 
@@ -132,66 +127,45 @@ class Baseline(FastAlgorithm):
         """`train_split`: share of the tasks to train on without a `val_dataset`. Raises ValueError."""
         if not 0.0 < train_split < 1.0:
             raise ValueError("train_split must be between 0 and 1.")
-        self.n_epochs, self.train_split, self.polling_interval = (
-            n_epochs,
-            train_split,
-            polling_interval,
-        )
+        self.n_epochs, self.train_split = n_epochs, train_split
         self.max_queue_length, self.span_verbosity = max_queue_length, span_verbosity
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Queue the tasks, at most `max_queue_length` at a time, and wait for each."""
-        store = self.get_store()
+        store, proxy = self.get_store(), self.get_llm_proxy()
         resources = dict(self.get_initial_resources() or {})
-        if self.get_llm_proxy() is not None and not resources:
-            resources["main_llm"] = self.get_llm_proxy().as_resource()
+        if proxy is not None and not resources:
+            resources["main_llm"] = proxy.as_resource()
         if resources or await store.get_latest_resources() is None:
             await store.add_resources(resources)
-        train = (
-            []
-            if train_dataset is None
-            else [train_dataset[index] for index in range(len(train_dataset))]
-        )
-        held = (
-            [] if val_dataset is None else [val_dataset[index] for index in range(len(val_dataset))]
-        )
+        train, held = rows(train_dataset), rows(val_dataset)
         if val_dataset is None:
-            cut = max(1, int(len(train) * self.train_split)) if train else 0
+            cut = max(1, int(len(train) * self.train_split))
             train, held = train[:cut], train[cut:]
-        tasks = [("train", task) for task in train] + [("val", task) for task in held]
-        waiting: list[str] = []
-        for mode, task in tasks * self.n_epochs:
-            while len(waiting) >= self.max_queue_length:
-                waiting = await self._harvest(waiting)
-            waiting.append((await store.enqueue_rollout(task, mode)).rollout_id)
-        while waiting:
-            waiting = await self._harvest(waiting)
+        room = asyncio.Semaphore(self.max_queue_length)
 
-    async def _harvest(self, waiting: list[str]) -> list[str]:
-        """Log the rollouts that have ended; returns the others."""
-        ended = await self.get_store().wait_for_rollouts(rollout_ids=waiting, timeout=0)
-        for rollout in ended:
-            await self._log(rollout)
-        if not ended:
-            await asyncio.sleep(min(self.polling_interval, 0.05))
-        return [name for name in waiting if name not in {rollout.rollout_id for rollout in ended}]
+        async def attempt(mode: RolloutMode, task: Any) -> None:
+            async with room:
+                queued = await store.enqueue_rollout(task, mode)
+                [ended] = await store.wait_for_rollouts(rollout_ids=[queued.rollout_id])
+                await self._log(ended)
+
+        for _ in range(self.n_epochs):
+            waiting = [attempt("train", task) for task in train]
+            await asyncio.gather(*waiting, *(attempt("val", task) for task in held))
 
     async def _log(self, rollout: Any) -> None:
-        spans = await self.get_store().query_spans(rollout.rollout_id, "latest")
-        _LOG.info(
-            "[Rollout %s] %s after %d attempts",
-            rollout.rollout_id,
-            rollout.status,
-            rollout.attempt.sequence_id,
-        )
+        name, attempts = rollout.rollout_id, rollout.attempt.sequence_id
+        spans = await self.get_store().query_spans(name, "latest")
+        _LOG.info("[Rollout %s] %s after %d attempts", name, rollout.status, attempts)
         for span in spans if self.span_verbosity != "none" else ():
-            shown = (
-                span.attributes if self.span_verbosity == "key_values" else list(span.attributes)
-            )
-            _LOG.info(
-                "[Rollout %s] #%d %s: %s", rollout.rollout_id, span.sequence_id, span.name, shown
-            )
+            whole = self.span_verbosity == "key_values"
+            shown = span.attributes if whole else list(span.attributes)
+            _LOG.info("[Rollout %s] #%d %s: %s", name, span.sequence_id, span.name, shown)
         if self._adapter is not None and spans:
-            _LOG.info(
-                "[Rollout %s] Adapted data: %s", rollout.rollout_id, self._adapter.adapt(spans)
-            )
+            _LOG.info("[Rollout %s] Adapted data: %s", name, self._adapter.adapt(spans))
+
+
+def rows(dataset: Any, most: int | None = None) -> list[Any]:
+    """Return the items of a dataset, the first `most` of them; none of None."""
+    return [] if dataset is None else [dataset[index] for index in range(len(dataset))[:most]]

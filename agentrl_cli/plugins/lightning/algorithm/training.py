@@ -9,6 +9,7 @@ and the LightningStore of the script has the same calls as spans.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import logging
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 
 from agentrl_cli.config import Config, load_config
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.plugins.lightning.algorithm.base import Algorithm
+from agentrl_cli.plugins.lightning.algorithm.base import Algorithm, rows
 from agentrl_cli.plugins.lightning.emitter import find_final_reward
 from agentrl_cli.plugins.lightning.runner import Runner
 from agentrl_cli.plugins.lightning.types import LLM
@@ -83,9 +84,9 @@ class GRPO(Algorithm):
             raise ConfigError("Training needs a train_dataset with tasks.")
         trainer, config = self.get_trainer(), self.settings(len(train_dataset))
         config = config.replace(rollout={"concurrency": trainer.n_runners})
-        items = {config.task.split_train: _rows(train_dataset)}
-        if val_dataset is not None and len(val_dataset):
-            items[config.train.eval.split] = _rows(val_dataset)
+        items = {config.task.split_train: rows(train_dataset)}
+        if held := rows(val_dataset):
+            items[config.train.eval.split] = held
         pack = DatasetPack(
             self.name,
             Path(),
@@ -102,12 +103,12 @@ class GRPO(Algorithm):
         episodes = Episodes(trainer, pack, config)
         spec = AgentSpec("function", Path(), function=trainer.agent_name, target=episodes.play)
         pack = replace(pack, agent=spec)
-        episodes.open()
-        try:
-            narrate = _LOG.info if _LOG.isEnabledFor(logging.INFO) else to_stderr
+        narrate = _LOG.info if _LOG.isEnabledFor(logging.INFO) else to_stderr
+        with contextlib.ExitStack() as stack:
+            for number, runner in enumerate(episodes.runners):
+                given = {"agent": trainer.agent, "store": trainer.store, "hooks": trainer.hooks}
+                stack.enter_context(runner.run_context(**given, worker_id=number))
             self.last = train(config, packs=[pack], project=trainer.project, narrate=narrate)
-        finally:
-            episodes.close()
         self.finish(config, self.last)
 
     def finish(self, config: Config, run: RunRow) -> None:
@@ -119,27 +120,16 @@ class Episodes:
 
     def __init__(self, trainer: Any, pack: DatasetPack, config: Config) -> None:
         self._trainer, self._pack, self._config = trainer, pack, config
-        self._runners: list[Runner[Any]] = [
+        self.runners: list[Runner[Any]] = [
             copy.copy(trainer.runner) for _ in range(trainer.n_runners)
         ]
-
-    def open(self) -> None:
-        """Start the workers."""
-        for number, runner in enumerate(self._runners):
-            runner.init(agent=self._trainer.agent, hooks=self._trainer.hooks)
-            runner.init_worker(number, self._trainer.store)
-
-    def close(self) -> None:
-        """End them."""
-        for number, runner in enumerate(self._runners):
-            runner.teardown_worker(number)
-            runner.teardown()
+        self._free = list(self.runners)
 
     async def play(self, task: Task, base_url: str, api_key: str, model: str) -> float | None:
-        """One episode; returns its final reward, None if there was none."""
-        while not self._runners:
+        """Run one episode; returns its final reward, None if there was none."""
+        while not self._free:
             await asyncio.sleep(0.01)
-        runner, rollout = self._runners.pop(), self._config.rollout
+        runner, rollout = self._free.pop(), self._config.rollout
         try:
             sampling = {"temperature": rollout.temperature, "max_tokens": rollout.max_new_tokens}
             llm = LLM(endpoint=base_url, model=model, api_key=api_key, sampling_parameters=sampling)
@@ -151,11 +141,10 @@ class Episodes:
             )
             if self._pack.rewards:  # the agent's own would replace them
                 return None
-            return find_final_reward(
-                await self._trainer.store.query_spans(ended.rollout_id, "latest")
-            )
+            spans = await self._trainer.store.query_spans(ended.rollout_id, "latest")
+            return find_final_reward(spans)
         finally:
-            self._runners.append(runner)
+            self._free.append(runner)
 
 
 def plain(item: Any) -> Any:
@@ -174,10 +163,6 @@ def _prompt(item: Any) -> str:
             (held[name] for name in TEXTS if isinstance(held.get(name), str) and held[name]), held
         )
     return held if isinstance(held, str) and held else json.dumps(held, ensure_ascii=False)
-
-
-def _rows(dataset: Any) -> list[Any]:
-    return [dataset[index] for index in range(len(dataset))]
 
 
 class MiniGRPO(GRPO):
@@ -207,9 +192,7 @@ class MiniGRPO(GRPO):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         given = {"train": {"steps": steps, "lr": lr}}
         given["rollout"] = {"group_size": group_size, "prompts_per_step": prompts_per_step}
-        self.config: dict[str, dict[str, Any]] = {
-            name: dict(section) for name, section in (config or {}).items()
-        }
+        self.config: dict[str, dict[str, Any]] = dict(config or {})
         for name, section in given.items():
             values = {key: value for key, value in section.items() if value is not None}
             self.config[name] = {**self.config.get(name, {}), **values}
@@ -227,7 +210,8 @@ class MiniGRPO(GRPO):
             for section, held in self.config.items()
             for key, value in held.items()
         }
-        return load_config((), (), os.environ, {**flags, "model.name": name})[0]
+        flags["model.name"] = name
+        return load_config((), (), os.environ, flags)[0]
 
     def finish(self, config: Config, run: RunRow) -> None:
         """Give the script's model the trained weights."""

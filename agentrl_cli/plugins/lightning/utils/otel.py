@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from agentrl_cli.plugins.lightning.semconv import LightningSpanAttributes, LinkPydanticModel
-from agentrl_cli.plugins.lightning.spans import Attributes, Span
 
-T_span = TypeVar("T_span", bound=Span)
 PLAIN = (str, int, float, bool)
 
 
@@ -91,7 +89,7 @@ def filter_and_unflatten_attributes(
     return unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in found.items()})
 
 
-def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> Attributes:
+def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
     """Attributes as a span may have them: anything but a plain value becomes JSON, or with `force` a text."""
     return {key: _sane(value, force) for key, value in attributes.items()}
 
@@ -123,7 +121,7 @@ def check_attributes_sanity(attributes: Mapping[Any, Any]) -> None:
             )
 
 
-def format_exception_attributes(exception: BaseException) -> Attributes:
+def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
     """Return an exception as attributes."""
     trace = "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
     return {
@@ -147,10 +145,8 @@ def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
 
 def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
     """Return attributes that link to the spans with these attributes, or with this `trace_id` or `span_id`."""
-    for key, value in links.items():
-        if not isinstance(value, str):
-            raise ValueError(f"Link value must be a string, got {type(value)} for key {key!r}")
-    found = [{"key_match": key, "value_match": value} for key, value in links.items()]
+    made = [LinkPydanticModel(key_match=key, value_match=value) for key, value in links.items()]
+    found = [link.model_dump() for link in made]
     return flatten_attributes({LightningSpanAttributes.LINK.value: found}, expand_leaf_lists=True)
 
 
@@ -160,11 +156,11 @@ def extract_links_from_attributes(attributes: Mapping[str, Any]) -> list[LinkPyd
     return TypeAdapter(list[LinkPydanticModel]).validate_python(found or [])
 
 
-def query_linked_spans(spans: Sequence[T_span], links: list[LinkPydanticModel]) -> list[T_span]:
+def query_linked_spans(spans: Sequence[Any], links: list[LinkPydanticModel]) -> list[Any]:
     """Return the spans that all links mean."""
 
-    def means(span: Span, link: LinkPydanticModel) -> bool:
-        own = {"trace_id": span.trace_id, "span_id": span.span_id}
-        return bool({**span.attributes, **own}.get(link.key_match) == link.value_match)
+    def values(span: Any) -> dict[str, Any]:
+        return {**span.attributes, "trace_id": span.trace_id, "span_id": span.span_id}
 
-    return [span for span in spans if all(means(span, link) for link in links)]
+    wanted = [(link.key_match, link.value_match) for link in links]
+    return [span for span in spans if all(values(span).get(key) == one for key, one in wanted)]
