@@ -24,11 +24,6 @@ RUNNER: ContextVar[Any] = ContextVar("agentlightning_runner", default=None)
 """The runner of the running attempt."""
 
 
-def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
-    """Whether a method has the signature of 0.1: `(task, rollout_id, resources)`."""
-    return "rollout_id" in inspect.signature(func).parameters
-
-
 class LitAgent(Generic[T]):
     """Override `rollout` or `rollout_async`, or those for training and validation.
 
@@ -58,9 +53,7 @@ class LitAgent(Generic[T]):
         """Return the trainer. Raises ValueError without one."""
         return _alive(self.__dict__.get("_trainer_ref"), "Trainer")
 
-    @property
-    def trainer(self) -> Any:
-        return self.get_trainer()
+    trainer = property(get_trainer)
 
     def set_runner(self, runner: Any) -> None:
         """Called by a runner."""
@@ -70,17 +63,13 @@ class LitAgent(Generic[T]):
         """Return the runner of the running attempt, or the last that was set. Raises ValueError without one."""
         return RUNNER.get() or _alive(self.__dict__.get("_runner_ref"), "Runner")
 
-    @property
-    def runner(self) -> Any:
-        return self.get_runner()
+    runner = property(get_runner)
 
     def get_tracer(self) -> Any:
         """Return the runner's tracer."""
         return self.runner.tracer
 
-    @property
-    def tracer(self) -> Any:
-        return self.get_tracer()
+    tracer = property(get_tracer)
 
     def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
         """Before an attempt. Deprecated: use a Hook."""

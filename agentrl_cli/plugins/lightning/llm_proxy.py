@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class LLMProxy:
         }
         if ignored := [name for name, value in given.items() if value]:
             _LOG.warning("LLMProxy: these arguments have no effect here: %s", ", ".join(ignored))
-        self._task: asyncio.Task[None] | None = None
+        self._exit: contextlib.AsyncExitStack | None = None
         self._address = ""
         self._writing: set[asyncio.Future[None]] = set()
 
@@ -77,7 +78,7 @@ class LLMProxy:
 
     def is_running(self) -> bool:
         """Whether it serves."""
-        return self._task is not None and not self._task.done()
+        return self._exit is not None
 
     async def start(self) -> None:
         """Load the model and listen. Raises ValueError without a store or a single model, AgentRLErrors."""
@@ -87,21 +88,23 @@ class LLMProxy:
             raise ValueError(
                 f"One model is served here, and the model_list has {len(self.model_list)}."
             )
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._serve(ready))
-        # Whichever is first: the address, or the error of a model that could not be loaded.
-        both: set[asyncio.Future[Any]] = {self._task, ready}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
-        self._address = ready.result()
+        from agentrl_cli.agents.serve.server import open_server
+
+        base, name = Path.cwd(), self.model_list[0]["model_name"]
+        config = load_config((), (), None, self._flags())[0]
+        async with contextlib.AsyncExitStack() as stack:
+            opening = open_server(config, base=base, db=default_db(base), watch=self._watch)
+            server = await stack.enter_async_context(opening)
+            server.gateway.models = OneModel(server.models.policy(""), name)
+            serving = listening(server.app({self._host}), self._host, self._port)
+            self._address = await stack.enter_async_context(serving)
+            self._exit = stack.pop_all()
 
     async def stop(self) -> None:
         """End it; running calls are cut off."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        stack, self._exit = self._exit, None
+        if stack is not None:
+            await stack.aclose()
 
     async def restart(self, *, _port: int | None = None) -> None:
         """Stop and start."""
@@ -129,24 +132,8 @@ class LLMProxy:
         )
         if rollout_id is None and attempt_id is None:
             return proxy
-        return LLM(
-            **{
-                **dict(proxy),
-                "resource_type": "llm",
-                "endpoint": proxy.get_base_url(rollout_id, attempt_id),
-            }
-        )
-
-    async def _serve(self, ready: asyncio.Future[str]) -> None:
-        config, name = load_config((), (), None, self._flags())[0], self.model_list[0]["model_name"]
-        from agentrl_cli.agents.serve.server import open_server
-
-        base = Path.cwd()
-        async with open_server(config, base=base, db=default_db(base), watch=self._watch) as server:
-            server.gateway.models = OneModel(server.models.policy(""), name)
-            async with listening(server.app({self._host}), self._host, self._port) as address:
-                ready.set_result(address)
-                await asyncio.get_running_loop().create_future()
+        url = proxy.get_base_url(rollout_id, attempt_id)
+        return LLM(**{**dict(proxy), "resource_type": "llm", "endpoint": url})
 
     def _flags(self) -> dict[str, Any]:
         """Settings for the model that `litellm_params` mean; `api_base` is a server that samples for it."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from agentrl_cli.hooks.threads import in_thread
 from agentrl_cli.plugins.lightning.emitter import emit_reward, find_final_reward
-from agentrl_cli.plugins.lightning.litagent import RUNNER, LitAgent, is_v0_1_rollout_api
+from agentrl_cli.plugins.lightning.litagent import RUNNER, LitAgent
 from agentrl_cli.plugins.lightning.spans import Span, SpanCoreFields
 from agentrl_cli.plugins.lightning.store import LightningStore
 from agentrl_cli.plugins.lightning.tracer import Tracer
@@ -221,7 +221,7 @@ class LitAgentRunner(Runner[T]):
         name = "training_rollout" if rollout.mode == "train" else "validation_rollout"
         method: Any = getattr(agent, f"{name}_async" if agent.is_async() else name)
         given: dict[str, Any] = {"resources": resources, "rollout": rollout}
-        if is_v0_1_rollout_api(method):
+        if "rollout_id" in inspect.signature(method).parameters:  # as in 0.1
             given = {"resources": resources, "rollout_id": rollout.rollout_id}
         if agent.is_async():
             return await method(rollout.input, **given)

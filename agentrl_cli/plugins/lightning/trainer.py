@@ -10,13 +10,13 @@ import copy
 import importlib
 import inspect
 import logging
-import multiprocessing
+import multiprocessing.synchronize
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from agentrl_cli.plugins.lightning.adapter import TracerTraceToTriplet
 from agentrl_cli.plugins.lightning.algorithm.base import (
@@ -44,19 +44,9 @@ AlgorithmBundle = Callable[[LightningStore, "ExecutionEvent"], Coroutine[Any, An
 RunnerBundle = Callable[[LightningStore, int, "ExecutionEvent"], Coroutine[Any, Any, None]]
 
 
-class ExecutionEvent(Protocol):
-    """Set when everything is to end."""
-
-    def set(self) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 ThreadingEvent = threading.Event
+ExecutionEvent = threading.Event | multiprocessing.synchronize.Event
+"""Set when everything is to end."""
 
 
 def MultiprocessingEvent(*, ctx: BaseContext | None = None) -> ExecutionEvent:
@@ -246,11 +236,6 @@ class Trainer:
         self.llm_proxy = build_component(llm_proxy, object, None, {"store": self.store})
         single = isinstance(hooks, Hook) or not isinstance(hooks, Sequence)
         self.hooks = tuple(one for one in ((hooks,) if single else hooks) if one is not None)
-
-    @property
-    def agent_name(self) -> str:
-        """The agent's name for people."""
-        return str(getattr(self.agent, "__name__", type(self.agent).__name__))
 
     def fit(self, agent: Any = None, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
         """Train. If the trainer has its agent, the first argument is the training data.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Generic, Literal, Protocol, SupportsIndex, TypeVar, overload
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr
 
 from agentrl_cli.plugins.lightning.semconv import SpanAttributeNames, SpanNames
 from agentrl_cli.plugins.lightning.spans import (
@@ -31,7 +31,6 @@ from agentrl_cli.plugins.lightning.spans import (
 # ruff: noqa: F401  # the names of spans.py are found here, too
 
 
-T_co = TypeVar("T_co", covariant=True)
 T_item = TypeVar("T_item")
 
 RolloutStatus = Literal[
@@ -103,13 +102,6 @@ class AttemptedRollout(Rollout):
 
     attempt: Attempt
 
-    @model_validator(mode="after")
-    def check_consistency(self) -> AttemptedRollout:
-        """Raises ValueError if the attempt is another rollout's."""
-        if self.attempt.rollout_id != self.rollout_id:
-            raise ValueError("Inconsistent rollout_id between Rollout and Attempt")
-        return self
-
 
 class EnqueueRolloutRequest(BaseModel):
     """A rollout to queue."""
@@ -169,20 +161,16 @@ class ProxyLLM(LLM):
         """
         if rollout_id is None and attempt_id is None:
             return self.endpoint
-        if not (isinstance(rollout_id, str) and isinstance(attempt_id, str)):
+        if rollout_id is None or attempt_id is None:
             raise ValueError("rollout_id and attempt_id must be strings or all be empty")
-        root = self.endpoint.removesuffix("/")
+        root = self.endpoint.rstrip("/")
         version = "/v1" if root.endswith("/v1") else ""
-        return f"{root.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"
+        return f"{root.removesuffix(version)}/rollout/{rollout_id}/attempt/{attempt_id}{version}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """Return the model at the address for this attempt."""
-        return LLM(
-            endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
-            model=self.model,
-            sampling_parameters=self.sampling_parameters,
-            api_key=self.api_key,
-        )
+        url = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        return LLM(**{**dict(self), "resource_type": "llm", "endpoint": url})
 
 
 class PromptTemplate(Resource):
@@ -222,12 +210,8 @@ class ResourcesUpdate(BaseModel):
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-class Dataset(Protocol, Generic[T_co]):
-    """Anything with indices and a length: a list, for instance."""
-
-    def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
-
-    def __len__(self) -> int: ...
+Dataset = Sequence
+"""Anything with indices and a length will do."""
 
 
 class ParallelWorkerBase:
@@ -287,11 +271,7 @@ class PaginatedResult(BaseModel, Sequence[T_item], Generic[T_item]):
     def __len__(self) -> int:
         return len(self.items)
 
-    @overload
-    def __getitem__(self, index: int) -> T_item: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T_item]: ...
-    def __getitem__(self, index: int | slice) -> T_item | Sequence[T_item]:
+    def __getitem__(self, index: Any) -> Any:
         return self.items[index]
 
     def __iter__(self) -> Iterator[T_item]:  # type: ignore[override]

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from typing_extensions import TypedDict
-
 from agentrl_cli.plugins.lightning.rules import ENDED, NO_WORK, QUEUED, UNSET, Rules, Unset, page
 from agentrl_cli.plugins.lightning.types import (
     Attempt,
@@ -29,15 +27,8 @@ POLL = 0.05
 """Seconds between looks for rollouts that ended."""
 
 
-class LightningStoreCapabilities(TypedDict, total=False):
-    """The abilities of a store."""
-
-    thread_safe: bool
-    async_safe: bool
-    zero_copy: bool
-    otlp_traces: bool
-
-
+LightningStoreCapabilities = dict[str, bool]
+"""`thread_safe`, `async_safe`, `zero_copy` (other processes see its records) and `otlp_traces`."""
 LightningStoreStatistics = dict[str, Any]
 """`name`, `uptime`, and `total_rollouts`, `total_attempts`, `total_spans` …"""
 

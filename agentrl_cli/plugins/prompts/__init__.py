@@ -19,5 +19,5 @@ OFFERS = {
     },
     "screens": {"optimize": f"{HERE}.screen:PromptsScreen"},
     "tables": {"prompts": f"{HERE}.store:TABLE"},
-    "searches": {"apo": f"{HERE}.apo:search_by"},
+    "searches": {"apo": f"{HERE}.apo:search"},
 }

@@ -63,17 +63,11 @@ class Beam:
     """Whether the first candidate is scored before the search, so that only a better one replaces it."""
 
 
-async def search_by(
-    given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], **size: Any
-) -> Parts:
-    """Search with the trials of another plugin; `size` are the fields of Beam."""
-    return await search(given, first, train, validation, Beam(**size))
-
-
 async def search(
-    given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], size: Beam
+    given: Trials[T], first: Parts, train: Sequence[T], validation: Sequence[T], **sizes: Any
 ) -> Parts:
-    """Return the best candidate, when the rounds or the budget are at their end."""
+    """Return the best candidate, when the rounds or the budget are at their end; `sizes`: fields of Beam."""
+    size = Beam(**sizes)
     rng = random.Random(given.seed)
     given.add(first, None)
     history = float("-inf")
@@ -115,13 +109,8 @@ async def _child(
     critique = await given.ask(
         CRITIQUE.format(text=parent[name], attempts="\n\n".join(map(_attempt, episodes)))
     )
-    if not critique.strip():
-        return await propose(
-            given, parent, name, EDIT.format(text=parent[name], critique="(nothing)"), block
-        )
-    return await propose(
-        given, parent, name, EDIT.format(text=parent[name], critique=critique), block
-    )
+    edit = EDIT.format(text=parent[name], critique=critique if critique.strip() else "(nothing)")
+    return await propose(given, parent, name, edit, block)
 
 
 def _attempt(episode: Episode) -> str:

@@ -64,7 +64,7 @@ async def optimize(
     status, error = "stopped", "interrupted"
     with runtime.store.claims.hold(run.id, "optimize"):
         try:
-            best = await _method(given, first, tasks, plan)
+            best = await _search(given, first, tasks["train"], tasks["validation"], plan)
             result = await _report(given, first, best, tasks["test"])
             result["written"] = _write(runtime, best, narrate) if write else None
             status, error = "finished", ""
@@ -76,13 +76,19 @@ async def optimize(
     return result
 
 
-async def _method(given: Search, first: Parts, tasks: dict[str, list[Task]], plan: Plan) -> Parts:
+async def _search(
+    given: Search, first: Parts, train: list[Task], validation: list[Task], plan: Plan
+) -> Parts:
     if plan.method == "gepa":
-        return await with_gepa.search(
-            given, first, tasks["train"], tasks["validation"], plan.minibatch
-        )
-    size = apo.Beam(plan.beam, plan.branch, plan.rounds, plan.minibatch, plan.validation)
-    return await apo.search(given, first, tasks["train"], tasks["validation"], size)
+        return await with_gepa.search(given, first, train, validation, plan.minibatch)
+    sizes: dict[str, int] = {
+        "beam_width": plan.beam,
+        "branch_factor": plan.branch,
+        "beam_rounds": plan.rounds,
+        "gradient_batch_size": plan.minibatch,
+        "val_batch_size": plan.validation,
+    }
+    return await apo.search(given, first, train, validation, **sizes)
 
 
 def _first(runtime: Runtime, plan: Plan) -> Parts:

@@ -31,78 +31,59 @@ HIDDEN, HEADS, GROUPS, INNER = 128, 8, 4, 448
 """minimind's 2-layer configuration."""
 
 
-class Norm(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(size) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class Layer(nn.Module):
-    """A block of model_minimind.py, with its names of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        width = HIDDEN // HEADS
-        attention = nn.Module()
-        attention.q_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
-        attention.k_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
-        attention.v_proj = nn.Linear(HIDDEN, GROUPS * width, bias=False)
-        attention.o_proj = nn.Linear(HIDDEN, HIDDEN, bias=False)
-        attention.q_norm, attention.k_norm = Norm(width), Norm(width)
-        self.self_attn = attention
-        self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
-        self.mlp = nn.Module()
-        self.mlp.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.mlp.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
-        self.mlp.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        own: Any = self.self_attn
-        h, n = self.input_layernorm(x), x.shape[1]
-
-        def heads(values: torch.Tensor) -> torch.Tensor:
-            return values.view(1, n, -1, HIDDEN // HEADS).transpose(1, 2)
-
-        def turned(values: torch.Tensor) -> torch.Tensor:
-            first, second = values.chunk(2, -1)
-            return values * cos + torch.cat((-second, first), -1) * sin
-
-        q = turned(own.q_norm(heads(own.q_proj(h))))
-        k = turned(own.k_norm(heads(own.k_proj(h)))).repeat_interleave(HEADS // GROUPS, 1)
-        v = heads(own.v_proj(h)).repeat_interleave(HEADS // GROUPS, 1)
-        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + own.o_proj(out.transpose(1, 2).reshape(1, n, HIDDEN))
-        mlp: Any = self.mlp
-        h = self.post_attention_layernorm(x)
-        out = mlp.down_proj(nn.functional.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
-        summed: torch.Tensor = x + out
-        return summed
+def native_weights(vocabulary: int) -> dict[str, torch.Tensor]:
+    """Weights under model_minimind.py's names, drawn at random."""
+    width, found = HIDDEN // HEADS, {"model.norm.weight": torch.rand(HIDDEN) + 0.5}
+    for layer in ("model.layers.0", "model.layers.1"):
+        for name, out, into in (
+            ("self_attn.q_proj", HIDDEN, HIDDEN),
+            ("self_attn.k_proj", GROUPS * width, HIDDEN),
+            ("self_attn.v_proj", GROUPS * width, HIDDEN),
+            ("self_attn.o_proj", HIDDEN, HIDDEN),
+            ("mlp.gate_proj", INNER, HIDDEN),
+            ("mlp.up_proj", INNER, HIDDEN),
+            ("mlp.down_proj", HIDDEN, INNER),
+        ):
+            found[f"{layer}.{name}.weight"] = torch.randn(out, into) / into**0.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{layer}.{name}.weight"] = torch.rand(HIDDEN) + 0.5
+        for name in ("q_norm", "k_norm"):
+            found[f"{layer}.self_attn.{name}.weight"] = torch.rand(width) + 0.5
+    head = torch.randn(vocabulary, HIDDEN)
+    return {**found, "model.embed_tokens.weight": head, "lm_head.weight": head}
 
 
-class MiniMind(nn.Module):
+def native_logits(weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
     """model_minimind.py's MiniMindForCausalLM, written again: same names, same formulas."""
+    width, length = HIDDEN // HEADS, ids.shape[1]
+    rates = 1.0 / (1e6 ** (torch.arange(0, width, 2).float() / width))
+    angles = torch.outer(torch.arange(length), rates).repeat(1, 2)
 
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(vocabulary, HIDDEN)
-        self.model.layers = nn.ModuleList([Layer(), Layer()])
-        self.model.norm = Norm(HIDDEN)
-        self.lm_head = nn.Linear(HIDDEN, vocabulary, bias=False)
-        self.model.embed_tokens.weight = self.lm_head.weight
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return weights[f"{name}.weight"] * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        width, inner = HIDDEN // HEADS, self.model
-        rates = 1.0 / (1e6 ** (torch.arange(0, width, 2).float() / width))
-        angles = torch.outer(torch.arange(ids.shape[1]), rates).repeat(1, 2)
-        x: Any = inner.embed_tokens(ids)  # type: ignore[operator]
-        for layer in inner.layers:  # type: ignore[union-attr]
-            x = layer(x, angles.cos(), angles.sin())
-        logits: torch.Tensor = self.lm_head(inner.norm(x))  # type: ignore[operator]
-        return logits
+    def heads(name: str, x: torch.Tensor) -> torch.Tensor:
+        return (x @ weights[f"{name}_proj.weight"].T).view(1, length, -1, width).transpose(1, 2)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer in ("model.layers.0", "model.layers.1"):
+        own, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        h = norm(f"{layer}.input_layernorm", x)
+        q = turned(norm(f"{own}.q_norm", heads(f"{own}.q", h)))
+        k = turned(norm(f"{own}.k_norm", heads(f"{own}.k", h)))
+        k, v = (one.repeat_interleave(HEADS // GROUPS, 1) for one in (k, heads(f"{own}.v", h)))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = out.transpose(1, 2).reshape(1, length, HIDDEN)
+        x = x + out @ weights[f"{own}.o_proj.weight"].T
+        h = norm(f"{layer}.post_attention_layernorm", x)
+        inner = nn.functional.silu(h @ weights[f"{mlp}.gate_proj.weight"].T)
+        inner = inner * (h @ weights[f"{mlp}.up_proj.weight"].T)
+        x = x + inner @ weights[f"{mlp}.down_proj.weight"].T
+    return norm("model.norm", x) @ weights["lm_head.weight"].T
 
 
 AGENT: dict[str, Any] = {
@@ -143,7 +124,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (root / "model" / path.name).write_bytes(path.read_bytes())
     vocabulary = json.loads((bundled_model() / "config.json").read_text())["vocab_size"]
     torch.manual_seed(0)
-    torch.save(MiniMind(vocabulary).state_dict(), root / "out" / "agent_128.pth")
+    torch.save(native_weights(vocabulary), root / "out" / "agent_128.pth")
     return root / "out" / "agent_128.pth"
 
 
@@ -153,11 +134,9 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
 
     assert main(["import", "minimind", str(native), str(tmp_path / "hf")]) == 0
     weights = torch.load(native, weights_only=True)
-    own = MiniMind(weights["lm_head.weight"].shape[0])
-    own.load_state_dict(weights)
     ids = torch.arange(5, 45)[None]
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
-    assert torch.allclose(own(ids), other(ids).logits, atol=1e-4)
+    assert torch.allclose(native_logits(weights, ids), other(ids).logits, atol=1e-4)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"conversations": CALLED}) + "\n")
     project = tmp_path / "p"
     assert (
@@ -203,9 +182,12 @@ def test_a_model_is_imported_trained_on_a_file_and_goes_back(native: Path, tmp_p
     assert main(["chat", "--model", str(tmp_path / "tuned"), "--say", "1+1?", "--json", *at]) == 0
     assert main(["merge", "last", str(tmp_path / "merged"), "--project", str(project)]) == 0
     assert main(["import", "minimind", str(tmp_path / "merged"), str(tmp_path / "back.pth")]) == 0
-    own.load_state_dict(torch.load(tmp_path / "back.pth", weights_only=True))
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    back = {name: weight.float() for name, weight in back.items()}
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    assert torch.allclose(own(ids), trained(ids).logits, atol=0.05), "half precision"
+    assert torch.allclose(native_logits(back, ids), trained(ids).logits, atol=0.05), (
+        "half precision"
+    )
 
 
 def test_what_cannot_be_imported_is_named(

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from agentrl_cli.agents.gateway.messages import arguments_of
@@ -21,14 +20,6 @@ from agentrl_cli.types import Episode, Outcome, RewardPart, ToolCall, Turn
 T = TypeVar("T")
 Parts = dict[str, str]
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One item of a dataset."""
-
-    value: Any
-    mode: RolloutMode
 
 
 class APO(Algorithm, Generic[T]):
@@ -94,8 +85,8 @@ class APO(Algorithm, Generic[T]):
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Search. Raises ValueError without data or template, RunFailed if the client's model writes no usable text."""
         name, template = self.get_seed_prompt_template()
-        train = [Item(value, "train") for value in rows(train_dataset)]
-        held = [Item(value, "val") for value in rows(val_dataset)]
+        train = [("train", value) for value in rows(train_dataset)]
+        held = [("val", value) for value in rows(val_dataset)]
         if not train or not held:
             raise ValueError("APO needs a train_dataset and a val_dataset with items.")
         search = resolve("searches", {}, "apo")
@@ -142,7 +133,9 @@ class _Queue:
         )
         return str(answer.choices[0].message.content or "")
 
-    async def evaluate(self, parts: Parts, tasks: Sequence[Item]) -> list[Episode]:
+    async def evaluate(
+        self, parts: Parts, tasks: Sequence[tuple[RolloutMode, Any]]
+    ) -> list[Episode]:
         """Return a rollout for each; one that fails, gives no reward or takes too long counts 0."""
         store = self._algorithm.get_store()
         if (candidate := _id_of(parts)) not in self._versions:
@@ -152,8 +145,8 @@ class _Queue:
             }
             self._versions[candidate] = (await store.add_resources(held)).resources_id
         queued = [
-            await store.enqueue_rollout(task.value, task.mode, self._versions[candidate])
-            for task in tasks
+            await store.enqueue_rollout(value, mode, self._versions[candidate])
+            for mode, value in tasks
         ]
         ids = [rollout.rollout_id for rollout in queued]
         ended = await store.wait_for_rollouts(

@@ -74,7 +74,7 @@ class Algorithm:
 
 
 class FunctionalAlgorithm(Algorithm):
-    """A function as an algorithm; it gets the arguments that its parameters name."""
+    """A function, sync or async, as an algorithm; it gets the arguments that its parameters name."""
 
     def __init__(self, algorithm_func: Callable[..., Any]) -> None:
         self._function = algorithm_func
@@ -103,9 +103,7 @@ class FunctionalAlgorithm(Algorithm):
         )
 
 
-def algo(func: Callable[..., Any]) -> FunctionalAlgorithm:
-    """Return a function, sync or async, as an algorithm."""
-    return FunctionalAlgorithm(func)
+algo = FunctionalAlgorithm
 
 
 class FastAlgorithm(Algorithm):

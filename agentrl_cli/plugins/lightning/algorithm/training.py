@@ -101,7 +101,8 @@ class GRPO(Algorithm):
             items=items,
         )
         episodes = Episodes(trainer, pack, config)
-        spec = AgentSpec("function", Path(), function=trainer.agent_name, target=episodes.play)
+        name = str(getattr(trainer.agent, "__name__", type(trainer.agent).__name__))
+        spec = AgentSpec("function", Path(), function=name, target=episodes.play)
         pack = replace(pack, agent=spec)
         narrate = _LOG.info if _LOG.isEnabledFor(logging.INFO) else to_stderr
         with contextlib.ExitStack() as stack:
