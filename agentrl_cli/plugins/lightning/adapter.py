@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from agentrl_cli.plugins.lightning.emitter import (
     find_reward_spans,
@@ -49,21 +49,14 @@ class TraceAdapter(Adapter[Sequence[Span], T_to], Generic[T_to]):
     """Adapts the spans of an attempt."""
 
 
-class OpenAIMessages(TypedDict):
-    """A conversation and the tools that were offered."""
+class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
+    """For each model call `messages`, its answer included, and the `tools` that were offered, or None."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-
-
-class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
-    """One conversation for each model call, its answer included."""
-
-    def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
+    def adapt(self, source: Sequence[Span], /) -> list[dict[str, Any]]:
         """Return the calls in the order of the spans. Raises ValueError unless messages are a list."""
         return [call for span in source if (call := self._call(span, source)) is not None]
 
-    def _call(self, span: Span, spans: Sequence[Span]) -> OpenAIMessages | None:
+    def _call(self, span: Span, spans: Sequence[Span]) -> dict[str, Any] | None:
         names = ("prompt", "completion", "request", "response")
         prompt, completion, request, response = (
             _read_nested(span.attributes, f"gen_ai.{name}") for name in names

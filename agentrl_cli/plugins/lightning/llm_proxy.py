@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from agentrl_cli.agents.gateway.app import OneModel
 from agentrl_cli.agents.gateway.http import listening
@@ -24,20 +24,13 @@ BACKENDS = {"hosted_vllm": "vllm", "openai": "openai"}
 _LOG = logging.getLogger(__name__)
 
 
-class ModelConfig(TypedDict):
-    """One model: the name that clients use, and `litellm_params` whose `model` is a model's name or folder."""
-
-    model_name: str
-    litellm_params: dict[str, Any]
-
-
 class LLMProxy:
     """The model server of this package under Agent-Lightning's addresses, `/rollout/{id}/attempt/{id}/v1`."""
 
     def __init__(
         self,
         port: int | None = None,
-        model_list: Sequence[ModelConfig] | None = None,
+        model_list: Sequence[Mapping[str, Any]] | None = None,
         store: LightningStore | None = None,
         host: str | None = None,
         litellm_config: Mapping[str, Any] | None = None,
@@ -48,7 +41,10 @@ class LLMProxy:
         middlewares: Sequence[Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> None:
-        """Serves one model. LiteLLM's own arguments have no effect; those that are given are named in the log."""
+        """Serves one model: `model_name`, which clients use, and `litellm_params` whose `model` is a name or folder.
+
+        LiteLLM's own arguments have no effect; those that are given are named in the log.
+        """
         self.store, self.model_list = store, list(model_list or ())
         self._host, self._port = host or "127.0.0.1", port or 0
         given = {
@@ -72,7 +68,7 @@ class LLMProxy:
         """Send the spans there."""
         self.store = store
 
-    def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
+    def update_model_list(self, model_list: Sequence[Mapping[str, Any]]) -> None:
         """Other models, from the next start on."""
         self.model_list = list(model_list)
 

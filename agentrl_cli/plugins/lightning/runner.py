@@ -27,47 +27,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 
-class Runner(ParallelWorkerBase, Generic[T]):
-    """Base of runners."""
-
-    @contextlib.contextmanager
-    def run_context(
-        self,
-        *,
-        agent: LitAgent[T],
-        store: LightningStore,
-        hooks: Sequence[Any] | None = None,
-        worker_id: int | None = None,
-    ) -> Iterator[Runner[T]]:
-        """Runs `init` and `teardown` around the block: for scripts that call `step` themselves."""
-        number = worker_id or 0
-        self.init(agent=agent, hooks=hooks)
-        try:
-            self.init_worker(number, store)
-            try:
-                yield self
-            finally:
-                self.teardown_worker(number)
-        finally:
-            self.teardown()
-
-    async def iter(self, *, event: Any = None) -> None:
-        """Take rollouts until the event is set."""
-        raise NotImplementedError
-
-    async def step(
-        self,
-        input: T,
-        *,
-        resources: NamedResources | None = None,
-        mode: RolloutMode | None = None,
-        event: Any = None,
-    ) -> Rollout:
-        """Run one task at once."""
-        raise NotImplementedError
-
-
-class LitAgentRunner(Runner[T]):
+class LitAgentRunner(ParallelWorkerBase, Generic[T]):
     """Runs a LitAgent: a coroutine in the event loop, a function in a thread of its own."""
 
     def __init__(
@@ -113,6 +73,27 @@ class LitAgentRunner(Runner[T]):
         """Forget agent, store and hooks."""
         self._agent, self._store, self._hooks = None, None, []
         self._tracer.teardown()
+
+    @contextlib.contextmanager
+    def run_context(
+        self,
+        *,
+        agent: LitAgent[T],
+        store: LightningStore,
+        hooks: Sequence[Any] | None = None,
+        worker_id: int | None = None,
+    ) -> Iterator[LitAgentRunner[T]]:
+        """Runs `init` and `teardown` around the block: for scripts that call `step` themselves."""
+        number = worker_id or 0
+        self.init(agent=agent, hooks=hooks)
+        try:
+            self.init_worker(number, store)
+            try:
+                yield self
+            finally:
+                self.teardown_worker(number)
+        finally:
+            self.teardown()
 
     @property
     def tracer(self) -> Tracer:
@@ -271,6 +252,10 @@ class LitAgentRunner(Runner[T]):
         while True:
             await store.update_worker(self.get_worker_id())
             await asyncio.sleep(self._beat)
+
+
+Runner = LitAgentRunner
+"""Runners of the user's own override what they change."""
 
 
 def _select_arguments(method: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -54,19 +54,7 @@ def MultiprocessingEvent(*, ctx: BaseContext | None = None) -> ExecutionEvent:
     return (ctx or multiprocessing).Event()
 
 
-class ExecutionStrategy:
-    """Base: `execute` runs an algorithm and runners until the algorithm has ended."""
-
-    n_runners = 1
-
-    def execute(
-        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore
-    ) -> None:
-        """Raises what either of them raises."""
-        raise NotImplementedError
-
-
-class SharedMemoryExecutionStrategy(ExecutionStrategy):
+class SharedMemoryExecutionStrategy:
     """Threads. `main_thread` is the one of the two that gets this thread."""
 
     alias = "shm"
@@ -123,6 +111,10 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 thread.join(None if forever else self.join_timeout)
         if errors:
             raise errors[0]
+
+
+ExecutionStrategy = SharedMemoryExecutionStrategy
+"""A strategy of the user's own overrides `execute`."""
 
 
 class ClientServerExecutionStrategy(SharedMemoryExecutionStrategy):

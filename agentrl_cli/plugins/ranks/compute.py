@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from agentrl_cli.config.records import LearnerSettings
 from agentrl_cli.errors import ConfigError, RunFailed
@@ -82,15 +83,17 @@ class Ranks:
     def share(self, tree: Any, place: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
         """Return rank 0's nested dicts and lists on every rank; `place` makes of each tensor what is kept."""
         if self.rank == 0:
-            self.send(_map_tree(tree, lambda one: _Shape(one.shape, one.dtype), Tensor))
-            return _map_tree(
-                tree, lambda one: place(self._send_tensor(one.detach().cpu().contiguous())), Tensor
+            self.send(tree_map_only(Tensor, lambda one: _Shape(one.shape, one.dtype), tree))
+            return tree_map_only(
+                Tensor,
+                lambda one: place(self._send_tensor(one.detach().cpu().contiguous())),
+                tree,
             )
         (outline,) = self.receive()
-        return _map_tree(
-            outline,
-            lambda one: place(self._send_tensor(torch.empty(one.shape, dtype=one.dtype))),
+        return tree_map_only(
             _Shape,
+            lambda one: place(self._send_tensor(torch.empty(one.shape, dtype=one.dtype))),
+            outline,
         )
 
     def _send_tensor(self, one: Tensor) -> Tensor:
@@ -104,17 +107,6 @@ class _Shape:
 
     shape: torch.Size
     dtype: torch.dtype
-
-
-def _map_tree(tree: Any, change: Callable[[Any], Any], kind: type) -> Any:
-    """Return nested dicts and lists with every object of a kind changed."""
-    if isinstance(tree, kind):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        return {name: _map_tree(one, change, kind) for name, one in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([_map_tree(one, change, kind) for one in tree])
-    return tree
 
 
 class Replica(Compute):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
 from agentrl_cli.config import Config
 from agentrl_cli.config.records import LearnerSettings
@@ -100,10 +101,13 @@ class Sharded(Replica):
 
     def state(self) -> dict[str, Any]:
         """Return what one process would keep, on rank 0."""
-        return {
-            name: _gather(value, keep=self.ranks.rank == 0)
-            for name, value in super().state().items()
-        }
+
+        def gather(part: DTensor) -> Tensor | None:
+            full = part.full_tensor()  # all ranks take part
+            return full.cpu() if self.ranks.rank == 0 else None
+
+        found: dict[str, Any] = tree_map_only(DTensor, gather, super().state())
+        return found
 
     @torch.no_grad()
     def end(self) -> None:
@@ -158,15 +162,3 @@ def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> Forward:
 
 def _full(one: Tensor) -> Tensor:
     return one.full_tensor() if isinstance(one, DTensor) else one
-
-
-def _gather(tree: Any, *, keep: bool = True) -> Any:
-    """Return nested dicts and lists with whole tensors in the CPU's memory; without `keep` only take part in it."""
-    if isinstance(tree, Mapping):
-        return {name: _gather(one, keep=keep) for name, one in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([_gather(one, keep=keep) for one in tree])
-    if isinstance(tree, DTensor):
-        full = tree.full_tensor()
-        return full.cpu() if keep else None
-    return tree
