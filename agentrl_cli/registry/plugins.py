@@ -60,6 +60,7 @@ PLUGINS: dict[str, str] = {
     "datasets": "agentrl_cli.plugins.datasets:OFFERS",
     "browser": "agentrl_cli.plugins.browser:OFFERS",
     "engines": "agentrl_cli.plugins.engines:OFFERS",
+    "failures": "agentrl_cli.plugins.failures:OFFERS",
     "inspect": "agentrl_cli.plugins.inspect:OFFERS",
     "lightning": "agentrl_cli.plugins.lightning:OFFERS",
     "parsers": "agentrl_cli.plugins.parsers:OFFERS",

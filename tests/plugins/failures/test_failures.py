@@ -1,0 +1,195 @@
+"""Planted failures are distinguished by what they did; scanners tag, and agree with people as far as they do."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from math import comb, isnan
+from pathlib import Path
+
+import pytest
+
+from agentrl_cli.plugins.failures.attempts import ANSWER, Act, Attempt, read_attempts
+from agentrl_cli.plugins.failures.modes import find_modes, generalise
+from agentrl_cli.plugins.failures.scan import agree, load_scanner, scan
+from agentrl_cli.store import RunRow, Store
+from agentrl_cli.types import Episode, Outcome, ToolCall, ToolResult
+from tests.helpers.growth import exponent
+from tests.helpers.train import spawn
+from tests.reports.planted import attempt
+
+KINDS = ("no call", "other tool", "argument", "raises", "loops", "ignores")
+
+
+def planted(rng: random.Random, kind: str, city: str, degrees: int) -> tuple[list[Act], str]:
+    """Return the acts of an attempt at `degrees of city`, and its outcome."""
+
+    def ask(turn: int, name: str, place: str, result: str, error: str = "") -> Act:
+        return Act(turn, name, json.dumps({"city": place, "unit": "C"}), error, result)
+
+    said = Act(4, ANSWER, f"Answer: {degrees}")
+    wrong = Act(4, ANSWER, f"Answer: {degrees + rng.randint(1, 9)}")
+    if kind == "solved":
+        return [ask(2, "weather", city, str(degrees)), said], "solved"
+    if kind == "no call":
+        return [Act(2, ANSWER, f"Answer: {rng.randint(0, 9)}")], "no_calls"
+    if kind == "other tool":
+        return [ask(2, "clock", city, "12:31"), Act(4, ANSWER, "Answer: 12:31")], "failed"
+    if kind == "argument":
+        other = degrees + rng.randint(1, 30)
+        answer = Act(4, ANSWER, f"Answer: {other}")
+        return [ask(2, "weather", city[: rng.randint(1, 3)], str(other)), answer], "failed"
+    if kind == "raises":
+        text = f"KeyError: '{city[: rng.randint(0, 4)]}' (line {rng.randint(1, 99)})"
+        return [ask(2, "weather", city, text, "exception"), wrong], "failed"
+    if kind == "loops":
+        many = [ask(2 * n, "weather", city, str(degrees)) for n in range(rng.randint(3, 6))]
+        return many, rng.choice(["truncated_turns", "truncated_tokens"])
+    return [ask(2, "weather", city, str(degrees)), wrong], "failed"
+
+
+def make(rng: random.Random, failures: int) -> tuple[list[Attempt], dict[str, str]]:
+    """Return attempts at tasks, of which a third is never solved, with that many failures, and their kinds."""
+    attempts: list[Attempt] = []
+    kinds: dict[str, str] = {}
+    number = 0
+    while len(kinds) < failures:
+        task, never = f"p:{number}", number % 3 == 0
+        city, degrees = rng.choice(["Bergen", "Molde", "Oslo", "Narvik"]), rng.randint(-20, 40)
+        for sample in range(8):
+            kind = "solved" if not never and sample < 3 else rng.choice(KINDS)
+            if kind != "solved" and len(kinds) == failures:
+                continue
+            acts, outcome = planted(rng, kind, city, degrees)
+            id = f"{number}-{sample}"
+            attempts.append(Attempt(id, task, "f", number // 5, outcome, "", (), tuple(acts)))
+            if kind != "solved":
+                kinds[id] = kind
+        number += 1
+    return attempts, kinds
+
+
+def adjusted_rand(one: list[str], other: list[str]) -> float:
+    """Hubert and Arabie 1985."""
+    both, rows, columns = Counter(zip(one, other, strict=True)), Counter(one), Counter(other)
+    same, mine, theirs = (
+        sum(comb(n, 2) for n in found.values()) for found in (both, rows, columns)
+    )
+    chance = mine * theirs / comb(len(one), 2)
+    return (same - chance) / ((mine + theirs) / 2 - chance)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_six_planted_kinds_are_distinguished(seed: int) -> None:
+    attempts, kinds = make(random.Random(seed), 200)
+    found = {one.attempt.id: mode.text for mode in find_modes(attempts) for one in mode.failures}
+    assert found.keys() == kinds.keys()
+    score = adjusted_rand([kinds[id] for id in kinds], [found[id] for id in kinds])
+    assert score >= 0.8, Counter((kinds[id], found[id]) for id in kinds)
+
+
+def test_the_cost_grows_with_the_number_of_attempts() -> None:
+    def work(size: int) -> None:
+        assert find_modes(make(random.Random(0), size)[0])
+
+    assert exponent(work, 250) < 1.3
+
+
+def test_the_course_and_the_recovery_are_counted_by_hand() -> None:
+    rng = random.Random(0)
+    rows = [
+        ("solved", 1),
+        ("no call", 1),
+        ("no call", 1),
+        ("solved", 3),
+        ("solved", 3),
+        ("no call", 3),
+    ]
+    attempts = [
+        Attempt(str(n), f"p:{step}", "f", step, outcome, "", (), tuple(acts))
+        for n, (kind, step) in enumerate(rows)
+        for acts, outcome in [planted(rng, kind, "Oslo", 4)]
+    ]
+    (mode,) = find_modes(attempts)
+    assert mode.text == "answers without calling weather"
+    assert mode.course == (2 / 3, 1 / 3)
+    assert mode.recovery == (1 + 1 + 2, 2 + 2 + 2)  # all forks are the first act
+    assert [one.attempt.id for one in mode.examples] == ["1", "5"]
+
+
+def test_errors_of_a_kind_have_the_same_words() -> None:
+    one = "KeyError: 'Bergen' in /home/me/a.py line 12\nmore"
+    assert generalise(one) == generalise("KeyError: 'Oslo' in /tmp/x/b.py line 7")
+    assert generalise("sh: 1: g++-12: not found") == "sh: N: g++-N: not found"
+
+
+def store_of(path: Path, episodes: list[Episode]) -> Store:
+    store = Store.open(path)
+    run = store.runs.add(RunRow("", "r", kind="train", status="finished"))
+    store.episodes.add(one.with_(run_id=run.id, kind="train", group_id=None) for one in episodes)
+    return store
+
+
+RAISED = ToolResult("KeyError: 'Molde'", error="exception")
+
+
+def episodes() -> list[Episode]:
+    call = ToolCall("c", "pallets", {"site": "Molde"}, "{}")
+    return [
+        attempt(1, "Answer: 7", call=call, result=ToolResult("7"), primary=1.0),
+        attempt(2, "Answer: 3", call=call, result=RAISED),
+        attempt(3, "Answer: 8", call=call, result=ToolResult("7")),
+        attempt(4, "I give up", outcome=Outcome.NO_CALLS),
+    ]
+
+
+def test_attempts_are_read_from_a_store(tmp_path: Path) -> None:
+    with store_of(tmp_path / "agentrl.db", episodes()) as store:
+        run = store.runs.get("r")
+        attempts = read_attempts(store, run.id, "train")
+    assert {mode.text for mode in find_modes(attempts)} == {
+        "pallets fails (exception): KeyError: …",
+        "answers otherwise than pallets says",
+        "answers without calling pallets",
+    }
+
+
+async def test_a_scanner_tags_and_is_compared_with_people(tmp_path: Path) -> None:
+    (tmp_path / "scanners.py").write_text(
+        "def gave_up(episode):\n    return 'give up' in episode.turns[-1].messages[-1]['content']\n"
+        "async def bad(episode):\n    raise KeyError(episode.id)\n"
+    )
+    with store_of(tmp_path / "agentrl.db", episodes()) as store:
+        store.marks.tag("e4", "quits")
+        store.marks.tag("e3", "quits")
+        for id in ("e1", "e2"):
+            store.marks.tag(id, "not:quits")
+        rows = store.episodes.rows(store.episodes.ids("", "time"))
+        flagged, failed = await scan(store, rows, *load_scanner("scanners.py:gave_up", tmp_path))
+        assert (flagged, failed) == (["e4"], [])
+        assert "scan:gave_up" in store.episodes.row("e4").tags
+        found = agree(rows, flagged, "quits")
+        assert found is not None
+        assert (found.kappa, found.labelled) == (0.5, 4)  # 3 of 4 agree, 1 of 2 by chance
+        assert found.low < 0 < found.high <= 1
+        assert agree(rows, flagged, "never used") is None
+        never = agree(rows, [row.id for row in rows], "quits")
+        assert never is not None and never.kappa == 0.0
+        flagged, failed = await scan(store, rows, *load_scanner("scanners.py:bad", tmp_path))
+        assert not flagged and len(failed) == 4 and "KeyError" in failed[0][1]
+
+
+def test_the_command_reports_modes_and_flags(tmp_path: Path) -> None:
+    store_of(tmp_path / "agentrl.db", episodes()).close()
+    db = ("--db", str(tmp_path / "agentrl.db"))
+    code, out = spawn(tmp_path, "failures", "--json", *db)
+    report = json.loads(out)
+    assert code == 0 and report["failed"] == 3 and len(report["modes"]) == 3
+    (tmp_path / "s.py").write_text("def long(episode):\n    return len(episode.tokens) > 9\n")
+    scanned = ("failures", "--scan", "s.py:long", "--label", "x", "--json", *db)
+    code, out = spawn(tmp_path, *scanned)
+    assert code == 0 and json.loads(out)["agreement"] is None
+    code, out = spawn(tmp_path, "failures", "--label", "x", *db)
+    assert code == 2 and "--scan" in out
+    assert not isnan(report["modes"][0]["share"])
