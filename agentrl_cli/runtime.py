@@ -148,7 +148,7 @@ async def _start_servers(
 
 async def _require_server(policy: Policy, own: Sequence[Server]) -> None:
     """Raise PolicyError unless the policy's servers answer. `own`: those that this run started and supervises."""
-    from agentrl_cli.policies.remote.base import RemotePolicy
+    from agentrl_cli.policies.remote.http import RemotePolicy
     from agentrl_cli.policies.remote.servers import Servers
 
     if isinstance(policy, (RemotePolicy, Servers)):

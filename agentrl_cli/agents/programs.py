@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import json
 import os
-import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl_cli.errors import EnvError, MissingDependency
+from agentrl_cli.agents.runners.command import TAIL, Tail, end_supervised, start_supervised
+from agentrl_cli.errors import AgentRLError, EnvError, MissingDependency
 from agentrl_cli.registry import resolve
 from agentrl_cli.registry.old_modules import keep_old_names
 from agentrl_cli.types import Task
 
-TAIL = 4000
-"""Characters of a program's stderr that are kept."""
-STARTING = 3600.0
-"""Seconds that a program has to load what it runs. One that ends is noticed at once."""
-LARGEST = 1 << 30
-"""Bytes of an answer."""
 ENDING = 5.0
 """Seconds that a program has to end once its stdin is closed."""
+SHOWN = 600
+"""Characters of a program's stderr that a message repeats."""
 
 
 class ForeignAgent:
@@ -47,7 +45,7 @@ class ForeignAgent:
     """How a user names one to `agentrl init --from`."""
     options_under = ""
     """Key of the options that the options of `--from NAME:PACKAGE?key=value` belong to."""
-    start_seconds = STARTING
+    start_seconds = 3600.0
     """An agent's time counts from its first call: all of a step start at once, and what they run is large."""
 
     def __init__(
@@ -60,8 +58,8 @@ class ForeignAgent:
         score: str = "",
     ) -> None:
         """Name the environment; `python` is the interpreter that has the package; this one without it."""
-        config: dict[str, Any] = {"package": _path_text(package), "task": task, "score": score}
-        config["options"] = dict(options or {})
+        config = {"task": task, "score": score, "options": dict(options or {})}
+        config["package"] = _path_text(package)
         self._started = type(self), _path_text(python) or sys.executable, json.dumps(config)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
@@ -79,7 +77,12 @@ class ForeignAgent:
         return float((await asyncio.wrap_future(asked))["reward"])
 
     def _submit(self, **fields: Any) -> Future[dict[str, Any]]:
-        return asyncio.run_coroutine_threadsafe(_ask(self._started, fields), _loop())
+        """Ask the running program of this configuration, started if there is none."""
+        with _LOCK:
+            program = _RUNNING.get(self._started)
+            if program is None or program.ended is not None:
+                program = _RUNNING[self._started] = _Program(*self._started)
+        return program.ask(fields)
 
 
 def open_program(kind: str, package: str | Path, **options: Any) -> ForeignAgent:
@@ -94,172 +97,127 @@ def _path_text(place: str | Path) -> str:
 
 
 class _Program:
-    """A worker process: requests by number, answers as futures. All of it happens in `_loop()`."""
+    """A worker process: requests by number, answers as futures, which a thread hands out."""
 
-    def __init__(self, kind: type[ForeignAgent], process: asyncio.subprocess.Process) -> None:
-        self.kind, self._process = kind, process
+    def __init__(self, kind: type[ForeignAgent], python: str, config: str) -> None:
+        """Start it. Requests wait until it is ready."""
+        self.ended: AgentRLError | None = None
+        """Why it answers no more requests."""
+        self._kind, self._python = kind, python
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._tail = b""
-        self._first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._errors = asyncio.create_task(self._read_errors())
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def start(cls, kind: type[ForeignAgent], python: str, config: str) -> _Program:
-        """Start one; return it when it is ready. Raises MissingDependency, EnvError."""
-        path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._ready = False
+        self._unsent: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._tail = Tail()
         loop = Path(__file__).with_name("program_loop.py")
-        pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(python, str(loop), str(kind.worker), config),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                limit=LARGEST,
-                env={**os.environ, "PATH": path},
-                start_new_session=True,  # a Ctrl-C is for this process; theirs ends with its stdin
-            )
-        except OSError as error:
-            raise EnvError(f"{python} could not be started: {error.strerror}.") from error
-        made = cls(kind, process)
-        try:
-            first = await asyncio.wait_for(made._first, STARTING)
-        except TimeoutError:
-            first = {"error": f"its program was not ready after {STARTING:g} s."}
-        except asyncio.CancelledError:
-            made._kill()
-            raise
-        if first.get("ready"):
-            return made
-        await made.close()
-        if missing := first.get("missing"):
-            raise MissingDependency(
-                f"{python} has no module {missing}, which {kind.name} needs.",
-                hint=f"{python} -m pip install {kind.needs}, and the package that you name; "
-                "or name the interpreter that has them: --python PATH, or python= in agent.py.",
-            )
-        problem = first.get("error") or "its program ended at once."
-        raise EnvError(f"{kind.name}: {problem}", hint=made._last_words())
+        path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        self._process = start_supervised(
+            [python, str(loop), str(kind.worker), config],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PATH": path},
+        )
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
 
-    @property
-    def is_over(self) -> bool:
-        return self._reading.done()
-
-    async def ask(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request; if this is cancelled, so is the run. Raises EnvError."""
-        if self.is_over:
-            raise self._ending()
+    def ask(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """Return the answer to a request, or its EnvError; if the future is cancelled, so is the run."""
+        future: Future[dict[str, Any]] = Future()
         number = next(self._numbers)
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._asked[number] = future
+            if self.ended is not None:
+                future.set_exception(self.ended)
         self._send({"id": number, **fields})
-        try:
-            answer: dict[str, Any] = await future
-        except asyncio.CancelledError:
-            self._send({"id": number, "do": "cancel"})
-            raise
-        finally:
-            del self._asked[number]
-        if "error" in answer:
-            raise EnvError(f"{self.kind.name}: {answer['error']}")
-        return answer
+        future.add_done_callback(partial(self._forget, number))
+        return future
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the program, and with it every run of it."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        await asyncio.wait([self._reading], timeout=ENDING)
-        self._kill()
-        await asyncio.wait([self._reading], timeout=ENDING)
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._reading.join(ENDING)
+        end_supervised(self._process)
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # with what it started
+    def _forget(self, number: int, future: Future[dict[str, Any]]) -> None:
+        self._asked.pop(number, None)
+        if future.cancelled():
+            self._send({"id": number, "do": "cancel"})
 
-    def _send(self, fields: Mapping[str, Any]) -> None:
+    def _send(self, *requests: Mapping[str, Any]) -> None:
+        """Write requests, and those that came before the program was ready."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(fields).encode() + b"\n")
+        with self._lock, suppress(OSError, ValueError):  # it has ended: `_read` sees that
+            self._unsent += map(dict, requests)
+            while self._ready and self._unsent:
+                self._process.stdin.write(json.dumps(self._unsent.pop(0)).encode() + b"\n")
+                self._process.stdin.flush()
 
-    async def _read(self) -> None:
+    def _read(self) -> None:
         """Hand out the answers; after the last, every request that waits fails."""
         assert self._process.stdout is not None
-        try:
-            async for line in self._process.stdout:
-                answer = json.loads(line)
-                future = self._asked.get(answer["id"]) if self._first.done() else self._first
-                if future is not None and not future.done():  # else it was cancelled
-                    future.set_result(answer)
-        except ValueError as error:
-            if not self._first.done():
-                text = f"the first answer of its program is not JSON: {error}"
-                self._first.set_result({"error": text})
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), ENDING)
-        self._kill()
-        await self._process.wait()
-        await asyncio.wait([self._errors], timeout=ENDING)
-        if not self._first.done():
-            self._first.set_result({})
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(self._ending())
+        reading = threading.Thread(target=self._read_errors, daemon=True)
+        reading.start()
+        first: dict[str, Any] = {"error": "its program ended at once."}
+        with self._process:
+            with suppress(ValueError):
+                for line in self._process.stdout:
+                    answer = json.loads(line)
+                    if not self._ready:
+                        first = answer
+                        self._ready = bool(answer.get("ready"))
+                        self._send()
+                    elif (future := self._asked.get(answer["id"])) is not None:
+                        self._resolve(future, answer)
+            end_supervised(self._process)
+            reading.join(ENDING)
+        with self._lock:
+            self.ended = self._problem(first)
+            waiting = [*self._asked.values()]
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self.ended)
 
-    def _ending(self) -> EnvError:
-        text = f"The program that runs {self.kind.name} has ended.\n{self._last_words()}"
-        return EnvError(text.strip())
+    def _resolve(self, future: Future[dict[str, Any]], answer: dict[str, Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        if "error" in answer:
+            future.set_exception(EnvError(f"{self._kind.name}: {answer['error']}"))
+        else:
+            future.set_result(answer)
 
-    async def _read_errors(self) -> None:
+    def _problem(self, first: Mapping[str, Any]) -> AgentRLError:
+        """Return why the program ended; `first` is its first answer."""
+        said = self._tail.text[-SHOWN:]
+        if self._ready:
+            return EnvError(f"The program that runs {self._kind.name} has ended.\n{said}".strip())
+        if missing := first.get("missing"):
+            return MissingDependency(
+                f"{self._python} has no module {missing}, which {self._kind.name} needs.",
+                hint=f"{self._python} -m pip install {self._kind.needs}, and the package that you name; "
+                "or name the interpreter that has them: --python PATH, or python= in agent.py.",
+            )
+        return EnvError(f"{self._kind.name}: {first['error']}", hint=said)
+
+    def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        while read := await self._process.stderr.read(TAIL):
-            self._tail = (self._tail + read)[-TAIL:]
-
-    def _last_words(self) -> str:
-        return self._tail.decode(errors="replace")[-600:]
+        while data := os.read(self._process.stderr.fileno(), TAIL):
+            self._tail.add(data)
 
 
-_Started = tuple[type[ForeignAgent], str, str]
-_RUNNING: dict[_Started, asyncio.Task[_Program]] = {}
+_RUNNING: dict[tuple[type[ForeignAgent], str, str], _Program] = {}
 """By configuration: one that loads slowly, or hangs, delays no other."""
-_LOOPS: list[asyncio.AbstractEventLoop] = []
 _LOCK = threading.Lock()
 
 
-async def _ask(started: _Started, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the running program of a configuration, started if there is none."""
-    task = _RUNNING.get(started)
-    if task is None or (
-        task.done() and (task.cancelled() or task.exception() or task.result().is_over)
-    ):
-        task = _RUNNING[started] = asyncio.create_task(_Program.start(*started))
-    program = await asyncio.shield(task)
-    return await program.ask(fields)
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all programs, which has a thread of its own."""
-    with _LOCK:
-        if not _LOOPS:
-            _LOOPS.append(asyncio.new_event_loop())
-            thread = threading.Thread(target=_LOOPS[0].run_forever, daemon=True)
-            thread.start()
-            atexit.register(_close, _LOOPS[0], thread)
-        return _LOOPS[0]
-
-
-def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End every program, and the loop."""
-
-    async def end() -> None:
-        for task in _RUNNING.values():
-            task.cancel()  # one that still loads
-        made = await asyncio.gather(*_RUNNING.values(), return_exceptions=True)
-        await asyncio.gather(*(one.close() for one in made if isinstance(one, _Program)))
-
-    asyncio.run_coroutine_threadsafe(end(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+@atexit.register
+def _close() -> None:
+    """End every program, before the interpreter does."""
+    for program in _RUNNING.values():
+        program.close()
 
 
 keep_old_names(__name__)

@@ -27,6 +27,7 @@ from agentrl_cli.rollout.attempt import new_episode
 from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.job import Job, seed_of
 from agentrl_cli.rollout.loop import LoopAttempt
+from agentrl_cli.rollout.recorder import Recorder
 from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import (
@@ -91,7 +92,7 @@ class ShownTranscript(Transcript):
     """A transcript whose turns become events as they are appended."""
 
     def __init__(self, episode: Episode, chat: Chat, emit: Emit) -> None:
-        super().__init__(episode, chat, None)
+        super().__init__(episode, chat, Recorder())
         self.emit = emit
 
     def record(self, turn: Turn, tokens: Tokens) -> None:

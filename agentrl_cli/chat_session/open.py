@@ -29,11 +29,10 @@ from agentrl_cli.errors import (
 )
 from agentrl_cli.paths import PROJECT_FILE, bundled_model, find_project
 from agentrl_cli.policies import Policy, backend_name
-from agentrl_cli.policies.remote.base import RemotePolicy
-from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.http import Endpoint, RemotePolicy
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job, Rollout
-from agentrl_cli.rollout.context import make_env
+from agentrl_cli.rollout.world import make_env
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.store import EpisodeRow, Store, TokenizerRow
 from agentrl_cli.tasks import Pack, load_pack

@@ -51,9 +51,9 @@ from agentrl_cli.errors import AgentRLError, EnvError
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rewards import score
 from agentrl_cli.rollout import Job, Rollout, seed_of
-from agentrl_cli.rollout.context import RolloutContext, make_env
-from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
+from agentrl_cli.rollout.context import RolloutContext
 from agentrl_cli.rollout.loop import LoopAttempt
+from agentrl_cli.rollout.world import make_env, reward_context, weigh, world_parts
 from agentrl_cli.sandbox import Sandbox
 from agentrl_cli.types import AgentState, Episode, Outcome, RewardPart, new_id
 

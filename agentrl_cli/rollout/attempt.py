@@ -14,9 +14,9 @@ from agentrl_cli.hooks.threads import OwnTime, contain
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.rewards import RewardContext, score
 from agentrl_cli.rollout.context import Attempted, RolloutContext
-from agentrl_cli.rollout.grade import reward_context, weigh, world_parts
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.transcript import Transcript
+from agentrl_cli.rollout.world import reward_context, weigh, world_parts
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode, Outcome, RewardPart, new_id
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from agentrl_cli.chat.render import Chat
-from agentrl_cli.config import Config, RolloutConfig
-from agentrl_cli.envs.tool_env import Env, tool_env
+from agentrl_cli.config import Config
+from agentrl_cli.envs.tool_env import Env
 from agentrl_cli.hooks import HookList
-from agentrl_cli.hooks.threads import call, contain
 from agentrl_cli.policies.protocols import Policy
 from agentrl_cli.rollout.job import Job
 from agentrl_cli.rollout.recorder import Recorder
+from agentrl_cli.rollout.world import make_env
 from agentrl_cli.tasks import Pack
 from agentrl_cli.types import Episode
 
@@ -53,8 +53,8 @@ class RolloutContext:
     hooks: HookList
     with_tools: bool
     run: RunRow | None
-    recorder: Recorder | None = None
-    """Where attempts write; None: nothing is stored."""
+    recorder: Recorder = field(default_factory=Recorder)
+    """Where attempts write."""
     workers: Workers | None = None
     """Other processes that make the episodes; None: this one."""
 
@@ -68,34 +68,6 @@ class RolloutContext:
         return await make_env(
             self.config.rollout, pack, job, self.sandbox, with_tools=self.with_tools
         )
-
-
-async def make_env(
-    rollout: RolloutConfig,
-    pack: Pack,
-    job: Job,
-    sandbox: Sandbox | None,
-    *,
-    keep: int = 0,
-    with_tools: bool = True,
-) -> Env:
-    """Return the environment of an episode: the pack's own `make_env(task)` if it has one, else its tools.
-
-    `keep`: number of the sandbox session's checkpoints to keep, so that it can go back.
-    """
-    own = getattr(pack.module, "make_env", None)
-    if own is not None:
-        with contain("make_env"):
-            env: Env = await call(own, job.task)
-            return env
-    return tool_env(
-        rollout,
-        pack.tools_of(job.task) if with_tools else (),
-        job.task,
-        open_session=pack.open_session(sandbox, job.seed, keep=keep),
-        interaction=pack.interaction_of(job.task),
-        seed=job.seed,
-    )
 
 
 @dataclass(frozen=True, slots=True)

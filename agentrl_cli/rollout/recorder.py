@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.chat.drift import Drift
 from agentrl_cli.rollout.job import Job
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from agentrl_cli.store import Store
 
 
-class Recorder(Protocol):
-    """Takes an episode as it is made."""
+class Recorder:
+    """Takes an episode as it is made, and stores nothing."""
 
     def start(self, episode: Episode, split: str, tokenizer: str) -> None:
         """An episode without turns begins; `tokenizer` is its hash."""
@@ -35,7 +35,7 @@ class Recorder(Protocol):
         """The whole episode, with its outcome."""
 
 
-class StoreRecorder:
+class StoreRecorder(Recorder):
     """Writes to a store; turns and ends are committed together with those of other episodes."""
 
     def __init__(self, store: Store) -> None:

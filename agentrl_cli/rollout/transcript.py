@@ -28,7 +28,7 @@ from agentrl_cli.types import (
 class Transcript:
     """The context that the model sees, token by token, with the messages and turns it came from."""
 
-    def __init__(self, episode: Episode, chat: Chat, recorder: Recorder | None) -> None:
+    def __init__(self, episode: Episode, chat: Chat, recorder: Recorder) -> None:
         self.episode = episode
         self.chat = chat
         self.recorder = recorder
@@ -88,8 +88,7 @@ class Transcript:
         self.turns.append(turn)
         self.parts.append(tokens)
         self.ids += tokens.ids.tolist()
-        if self.recorder is not None:
-            self.recorder.turn(self.episode.id, turn, tokens)
+        self.recorder.turn(self.episode.id, turn, tokens)
 
     def restore(self, turns: Sequence[Turn], parts: Sequence[Tokens]) -> None:
         """Continue from exactly these turns and their tokens: a stored episode's, or fewer of its own."""
@@ -121,8 +120,7 @@ class Transcript:
         """Give the last turn a reward that came without a message."""
         if reward is not None and self.turns:
             self.turns[-1] = replace(self.turns[-1], reward=reward)
-            if self.recorder is not None:
-                self.recorder.turn(self.episode.id, self.turns[-1], self.parts[-1])
+            self.recorder.turn(self.episode.id, self.turns[-1], self.parts[-1])
 
     def check(self, new: Sequence[Message], delta_ids: Sequence[int]) -> Drift | None:
         """Return the drift guard at a turn boundary; findings are stored at once. Returns a structural one, if any."""
@@ -137,12 +135,10 @@ class Transcript:
 
     def live(self, state: AgentState, text: str) -> None:
         """Let the screens see what the episode is doing."""
-        if self.recorder is not None:
-            self.recorder.live(self.episode.id, state, self.answers, text)
+        self.recorder.live(self.episode.id, state, self.answers, text)
 
     def start(self, split: str) -> None:
-        if self.recorder is not None:
-            self.recorder.start(self.episode, split, self.chat.tokenizer.hash)
+        self.recorder.start(self.episode, split, self.chat.tokenizer.hash)
 
     def finish(self, outcome: Outcome, error: str, rewards: tuple[RewardPart, ...]) -> Episode:
         """Return the ended episode, stored. The whole conversation is compared with the template's rendering once."""
@@ -162,11 +158,9 @@ class Transcript:
         self._store_drift(
             late
         )  # before its end: whatever kills this process, an episode that has ended is whole
-        if self.recorder is not None:
-            self.recorder.finish(ended)
+        self.recorder.finish(ended)
         return ended
 
     def _store_drift(self, found: Sequence[Drift]) -> None:
-        if self.recorder is not None:
-            for drift in found:
-                self.recorder.drift(self.episode.id, drift)
+        for drift in found:
+            self.recorder.drift(self.episode.id, drift)

@@ -1,4 +1,4 @@
-"""The examples with the packages that they show, and the one of the docs; other tests play their loops with httpx2."""
+"""The examples run, and agent frameworks against the gateway fork no history that they keep."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.rollout import Job
 from agentrl_cli.tasks import Pack, load_pack
 from agentrl_cli.types import Episode, Outcome
+from benchmarks.clients import CLIENTS, Client, fork_trace
 from tests.helpers.gateway import call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -116,3 +117,19 @@ async def test_the_page_about_agents_shows_one_that_runs(tmp_path: Path) -> None
     row: dict[str, Any] = {"id": "a", "prompt": "What is 2 + 2?", "answer": "4"}
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps(row))
     assert (await first(load_pack(tmp_path), ["It is 4."])).outcome is Outcome.SOLVED
+
+
+# Other projects' own deprecations are not this suite's.
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+async def test_a_client_keeps_its_history(client: Client) -> None:
+    if missing := client.missing:
+        pytest.skip(f"{missing} is not installed: pip install 'agentrl-cli[agents]'")
+    trace = await fork_trace(client)
+    assert trace.forks == client.forks
+    assert trace.calls == client.calls and trace.malformed == 0
+    assert [drift for drift in trace.drift if drift.kind == "structural"] == []
+    sampled = [
+        turn for turn in trace.turns if trace.tokens.slice(turn.start, turn.end).trained_mask.any()
+    ]
+    assert len(sampled) == client.calls

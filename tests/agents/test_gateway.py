@@ -1,23 +1,36 @@
-"""The gateway over HTTP: dialects with their errors and streams, who is let in, and clients that go away."""
+"""The gateway over HTTP: dialects, errors, streams, who is let in, what is refused and at what cost, who goes away."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from agentrl_cli.agents.gateway.app import OneModel
+from agentrl_cli.agents.gateway.http import MAX_BODY, ROOM, body_limit
 from agentrl_cli.agents.gateway.sampling import Limits
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
+from agentrl_cli.agents.runners.remote import Board
+from agentrl_cli.agents.serve.server import open_server
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer, Offsets, Tokenizer, overlaps
 from agentrl_cli.errors import PolicyError
+from agentrl_cli.paths import bundled_model
 from agentrl_cli.policies.scripted import ScriptedPolicy
 from agentrl_cli.types import Generation, Sampling
+from tests.agents.test_model_server import ask as ask_server
+from tests.agents.test_model_server import settings
 from tests.helpers.chat import schema
-from tests.helpers.gateway import CHAT, MODEL, World, call, served, world_of
+from tests.helpers.gateway import CHAT, MODEL, World, call, served, session_of, world_of
+from tests.helpers.train import write_model
 
 ADD = schema("add", {"a": "number"})
 HI = [{"role": "user", "content": "Hi."}]
@@ -30,14 +43,18 @@ BODIES: dict[str, dict[str, Any]] = {
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
-async def post(world: World, path: str, body: Any, **more: Any) -> httpx2.Response:
+async def request(world: World, method: str, path: str, **more: Any) -> httpx2.Response:
     """Through the ASGI application, without a socket."""
     transport = httpx2.ASGITransport(app=world.gateway.app)
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://test", timeout=None
     ) as client:
-        given = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return await client.post(path, **given, **more)
+        return await client.request(method, path, **more)
+
+
+async def post(world: World, path: str, body: Any, **more: Any) -> httpx2.Response:
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    return await request(world, "POST", path, **given, **more)
 
 
 def error_of(response: httpx2.Response, path: str) -> str:
@@ -289,11 +306,9 @@ async def test_a_token_or_an_opened_key_lets_in() -> None:
         response = await post(world, f"{base}/chat/completions", body, headers=headers)
         assert response.status_code == status, (base, headers)
     assert world.gateway.sessions.find("unguessable").calls == 2
-    async with httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app=world.gateway.app), base_url="http://test", timeout=None
-    ) as client:
-        assert (await client.get("/v1/models")).status_code == 401
-        assert (await client.get("/e/unguessable/v1/models")).json()["data"][0]["id"] == MODEL
+    assert (await request(world, "GET", "/v1/models")).status_code == 401
+    listed = await request(world, "GET", "/e/unguessable/v1/models")
+    assert listed.json()["data"][0]["id"] == MODEL
 
 
 async def test_an_episode_is_named_by_key_header_or_body() -> None:
@@ -413,3 +428,382 @@ async def test_a_request_of_claude_code_is_read() -> None:
     roles = [turn.role for turn in trace.turns]
     assert roles == ["system", "user", "system", "user", "assistant", "tool", "user", "assistant"]
     assert trace.forks == 0 and events[0]["message"]["usage"]["input_tokens"] > 0
+
+
+@pytest.mark.parametrize("base", ["/v1", "/e/a/v1"])
+async def test_a_route_that_is_not_served_is_named_in_json(base: str) -> None:
+    world = world_of()
+    unserved = "embeddings images/generations audio/speech files batches moderations".split()
+    for method, path in [
+        *(("POST", path) for path in unserved),
+        ("GET", "files"),
+        ("GET", "responses/resp_1"),
+    ]:
+        response = await request(world, method, f"{base}/{path}")
+        assert response.status_code == 404 and f"{method} {base}/{path} is not served" in error_of(
+            response, ""
+        )
+        assert response.json()["error"]["type"] == "not_found_error"
+        assert response.headers["x-should-retry"] == "false"
+    assert (
+        "chat/completions, completions, responses, messages, models"
+        in (await request(world, "GET", "/")).text
+    )
+    assert (
+        "previous_response_id" in (await request(world, "DELETE", f"{base}/responses/resp_1")).text
+    )
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_wrong_method_names_the_right_one(path: str) -> None:
+    response = await request(world_of(), "GET", f"/v1/{path}")
+    assert response.status_code == 405 and response.headers["allow"] == "POST"
+    assert error_of(response, path) == f"GET is not served at /v1/{path}; POST is."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("modalities", ["text", "audio"]),
+        ("modalities", ["audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("web_search_options", {}),
+        ("prediction", {"type": "content", "content": "x"}),
+    ],
+)
+async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, value: Any) -> None:
+    world = world_of()
+    response = await post(world, "/v1/chat/completions", {"messages": HI, field: value})
+    assert response.status_code == 400 and response.json()["error"]["param"] == field
+    assert (
+        await post(world, "/v1/chat/completions", {"messages": HI, "modalities": ["text"]})
+    ).status_code == 200
+
+
+async def test_an_unknown_previous_response_is_reported_as_it_was_sent() -> None:
+    response = await post(
+        world_of(), "/v1/responses", {"input": "Hi.", "previous_response_id": "resp_nope"}
+    )
+    assert response.status_code == 404 and "'resp_nope'" in response.text
+
+
+async def test_functions_are_served_at_both_ends() -> None:
+    """The call comes as `function_call`, its answer as role `function`; a stream says the same; one call an answer."""
+    world = world_of(
+        [f"Let me see.\n{call('add', a=1)}\n{call('add', a=2)}", "Three.", call("add", a=1)]
+    )
+    body: dict[str, Any] = {"messages": HI, "functions": [ADD["function"]], "function_call": "auto"}
+    path = "/e/a/v1/chat/completions"
+    choice = (await post(world, path, body)).json()["choices"][0]
+    said = choice["message"]
+    assert choice["finish_reason"] == "function_call" and "tool_calls" not in said
+    assert said["function_call"] == {"name": "add", "arguments": '{"a": 1}'}
+    body["messages"] = [*HI, said, {"role": "function", "name": "add", "content": "3"}]
+    choice = (await post(world, path, body)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Three.", "stop")
+    streamed = (
+        await post(world, "/e/b/v1/chat/completions", {**body, "messages": HI, "stream": True})
+    ).text
+    chunks = [
+        json.loads(line[6:])["choices"][0]
+        for line in streamed.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert [chunk["delta"] for chunk in chunks if "function_call" in chunk["delta"]] == [
+        {"function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    ]
+    assert chunks[-1]["finish_reason"] == "function_call"
+    trace = await world.end("a")
+    assert trace.forks == 0 and [turn.role for turn in trace.turns] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+
+
+async def test_a_function_can_be_forced_and_forbidden() -> None:
+    world = world_of(lambda key, ids: "No call." if key == "b" else '"a": 1}}\n</tool_call>')
+    body = {"messages": HI, "functions": [ADD["function"]]}
+    forced = await post(
+        world, "/e/a/v1/chat/completions", {**body, "function_call": {"name": "add"}}
+    )
+    assert forced.json()["choices"][0]["message"]["function_call"]["name"] == "add"
+    trace = await world.end("a")
+    last = trace.tokens.slice(trace.turns[-1].start, trace.turns[-1].end)
+    assert 0 < int(last.trained_mask.sum()) < len(last), "the name was forced, and is never trained"
+    none = await post(world, "/e/b/v1/chat/completions", {**body, "function_call": "none"})
+    assert none.json()["choices"][0]["message"]["content"] == "No call."
+    for more, text in (
+        ({"function_call": {"name": "sub"}}, "function_call names 'sub'"),
+        ({"tools": [{"type": "function", "function": ADD["function"]}]}, "tools or functions"),
+        ({"functions": "add"}, "functions must be a list"),
+    ):
+        response = await post(world, "/e/c/v1/chat/completions", {**body, **more})
+        assert response.status_code == 400 and text in response.text
+
+
+@pytest.mark.parametrize(("aliases", "wrong"), [(("gpt-4.1-mini", "claude"), 404), (("*",), 200)])
+async def test_a_server_answers_to_the_names_that_agents_have_built_in(
+    tmp_path: Path, aliases: tuple[str, ...], wrong: int
+) -> None:
+    model = write_model(tmp_path / "model")
+    body = {"messages": HI, "max_tokens": 4}
+    async with open_server(
+        settings(model), base=tmp_path, db=tmp_path / "a.db", aliases=aliases
+    ) as server:
+        listed = [
+            card["id"]
+            for card in (await ask_server(server, "/v1/models", None, "GET")).json()["data"]
+        ]
+        assert listed == [str(model), *(alias for alias in aliases if alias != "*")]
+        for name, status in ((str(model), 200), ("gpt-4.1-mini", 200), ("other", wrong)):
+            response = await ask_server(server, "/v1/chat/completions", {**body, "model": name})
+            assert response.status_code == status, response.text
+            assert status != 200 or response.json()["model"] == name
+            assert (
+                await ask_server(server, f"/v1/models/{name}", None, "GET")
+            ).status_code == status
+        refused = await ask_server(server, f"/v1/models/{listed[-1]}", None, "DELETE")
+        assert refused.status_code == 400 and "the model itself" in refused.text
+        assert MODEL not in listed
+
+
+CONTEXT = 500
+
+
+class Counting(ByteTokenizer):
+    """Counts the characters that are tokenized, and in which threads. `at` is called before each text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters = 0
+        self.threads: set[int] = set()
+        self.at: Any = lambda: None
+
+    def encode_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], Offsets]:
+        self.at()
+        self.characters += len(text)
+        self.threads.add(threading.get_ident())
+        return super().encode_offsets(text, plain)
+
+
+def counted(reply: str = "Hello.") -> tuple[World, Counting]:
+    """A world whose tokenizer counts from here on."""
+    tokenizer = Counting()
+    chat = Chat(tokenizer)
+    policy = ScriptedPolicy(lambda key, ids: reply, tokenizer, context_length=CONTEXT)
+    world = world_of(policy=policy, chat=chat)
+    tokenizer.characters = 0
+    tokenizer.threads.clear()
+    return world, tokenizer
+
+
+async def send(
+    app: Any, path: str, parts: Sequence[bytes], *, breaks: bool = False
+) -> tuple[int, Any, int]:
+    """Status and body of the answer, and how many parts of the request's body were read; with `breaks` the client
+    goes away after them."""
+    read = 0
+
+    async def receive() -> Any:
+        nonlocal read
+        if read < len(parts):
+            read += 1
+            return {
+                "type": "http.request",
+                "body": parts[read - 1],
+                "more_body": breaks or read < len(parts),
+            }
+        if not breaks:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    sent: list[Any] = []
+
+    async def take(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+    }
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    await app({**scope, "query_string": b"", "headers": headers, "scheme": "http"}, receive, take)
+    return (
+        sent[0]["status"],
+        json.loads(b"".join(m.get("body", b"") for m in sent[1:]) or b"null"),
+        read,
+    )
+
+
+async def ask(world: World, path: str, body: Any) -> tuple[int, Any]:
+    return (await send(world.gateway.app, path, [json.dumps(body).encode()]))[:2]
+
+
+LONG: dict[str, Any] = {
+    "chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
+    "completions": lambda text: {"prompt": text},
+    "responses": lambda text: {"input": text},
+    "messages": lambda text: {"max_tokens": 9, "messages": [{"role": "user", "content": text}]},
+    "messages/count_tokens": lambda text: {"messages": [{"role": "user", "content": text}]},
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+async def test_what_a_long_request_costs_does_not_grow_with_it(path: str) -> None:
+    """A request beyond the context is refused with as much tokenized as the context has room for."""
+    costs = []
+    for times in (8, 32, 128):
+        world, tokenizer = counted()
+        status, answer = await ask(world, f"/e/a/v1/{path}", LONG[path]("a " * (CONTEXT * times)))
+        assert status == 400 and f"maximum context length is {CONTEXT} tokens" in str(answer), (
+            answer
+        )
+        costs.append(tokenizer.characters)
+    assert max(costs) <= 2 * 2**14, costs
+
+
+async def test_many_messages_and_long_tools_are_refused_before_they_are_rendered() -> None:
+    hi = {"role": "user", "content": "a"}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d " * 50_000, "parameters": {}},
+    }
+    turns = [{"role": role, "content": "b"} for role in ("user", "system")]
+    for body, words in (
+        ({"messages": [hi] * (CONTEXT + 1)}, "maximum context length"),
+        ({"messages": turns * 40}, "the role changes"),
+        ({"messages": [hi], "tools": [tool]}, "maximum context length"),
+    ):
+        world, tokenizer = counted()
+        status, answer = await ask(world, "/e/a/v1/chat/completions", body)
+        assert status == 400 and words in str(answer) and tokenizer.characters <= 2**14, answer
+
+
+async def test_a_request_that_fits_is_answered_however_it_is_counted() -> None:
+    """Texts with more characters per token than usual are counted, and let through if they fit."""
+    world, tokenizer = counted()
+    text = "<tool_response>" * 120  # one token each
+    status, answer = await ask(world, "/e/a/v1/completions", {"prompt": text, "max_tokens": 5})
+    assert status == 200 and answer["usage"]["prompt_tokens"] == 120, answer
+    assert len(text) < CONTEXT * tokenizer.longest
+
+
+async def test_requests_are_read_beside_the_event_loop() -> None:
+    """`/health` answers while a request is tokenized."""
+    world, tokenizer = counted()
+    loop, reading, healthy = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    here = threading.get_ident()
+
+    def hold() -> None:
+        assert threading.get_ident() != here, "a request is tokenized in the event loop"
+        loop.call_soon_threadsafe(reading.set)
+        healthy.wait()
+
+    tokenizer.at = hold
+    asked = asyncio.create_task(
+        ask(world, "/e/a/v1/chat/completions", LONG["chat/completions"]("Hi."))
+    )
+    held = asyncio.create_task(reading.wait())
+    await asyncio.wait({asked, held}, return_when=asyncio.FIRST_COMPLETED)
+    assert held.done() and (await request(world, "GET", "/health")).is_success
+    tokenizer.at = lambda: None
+    healthy.set()
+    assert (await asked)[0] == 200
+
+
+async def test_answers_are_numbered_in_the_order_in_which_they_were_asked_for() -> None:
+    """The seeds of an episode do not depend on how long its requests take to read."""
+    seeds: dict[str, int] = {}
+
+    class Seeds(ScriptedPolicy):
+        async def generate(self, key: str, ids: Any, sampling: Any, **more: Any) -> Any:
+            seeds[CHAT.decode(ids)[-40:]] = sampling.seed
+            return await super().generate(key, ids, sampling, **more)
+
+    def bodies() -> list[Any]:
+        texts = ["a " * 5000, "b", "c " * 3000, "d"]
+        return [LONG["chat/completions"](text) for text in texts]
+
+    async def play() -> dict[str, int]:
+        seeds.clear()
+        world = world_of(policy=Seeds(lambda key, ids: "x", CHAT.tokenizer))
+        await asyncio.gather(*(ask(world, "/e/a/v1/chat/completions", body) for body in bodies()))
+        return dict(seeds)
+
+    one = await play()
+    assert len(one) == 4 and [await play() for _ in range(3)] == [one] * 3
+
+
+async def test_no_body_is_read_beyond_its_limit() -> None:
+    """A body over the limit is read a little further, for its client to see the answer, and never to its end."""
+    world, _ = counted()
+    session = session_of(["x"], "b")
+    world.gateway.sessions.open(session)
+    part = b" " * 2**16
+    parts = [part] * 1000
+    board = Board(world.gateway.app)
+    most = body_limit(CONTEXT * world.gateway.chat.tokenizer.longest)
+    for app, path, limit in (
+        (world.gateway.app, "/e/a/end", ROOM),
+        (board.app, "/tasks/claim", ROOM),
+        (world.gateway.app, "/v1/chat/completions", most),
+        (world.gateway.app, "/v1/messages/count_tokens", most),
+        (
+            world.gateway.app,
+            "/e/b/v1/chat/completions",
+            body_limit(32_000 * CHAT.tokenizer.longest),
+        ),
+    ):
+        status, answer, read = await send(app, path, parts)
+        assert status == 413 and str(limit) in answer["error"]["message"], (path, answer)
+        assert read == MAX_BODY // len(part) + 1, path
+        status, answer, _ = await send(app, path, parts[: limit // len(part) + 1])
+        assert status == 413, (path, answer)
+    assert session.refused is not None
+    assert (session.refused.calls, session.refused.code) == (0, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/e/a/v1/messages", "/e/a/end", "/v1/messages/count_tokens"]
+)
+async def test_a_client_that_goes_away_while_it_sends_is_no_failure(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = world_of()
+    with caplog.at_level(logging.DEBUG):
+        status, _, _ = await send(world.gateway.app, path, [b'{"messages": [{"role"'], breaks=True)
+    assert status == 499 and not [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    assert len(world.gateway.sessions) == 0
+
+
+def test_a_long_text_is_tokenized_like_a_short_one() -> None:
+    """Long texts go another way through the tokenizer, so that other threads go on."""
+    tokenizer = Tokenizer.load(bundled_model())
+    line = "<|im_start|>user\nWhat is 17 * 3? <tool_call> é 漢\n"
+    once, offsets = tokenizer.encode_offsets(line)
+    times = 2**15 // len(line)
+    ids, found = tokenizer.encode_offsets(line * times)
+    assert ids == once * times
+    assert found == [
+        (start + n * len(line), end + n * len(line)) for n in range(times) for start, end in offsets
+    ]
+    assert tokenizer.longest >= max(
+        len(tokenizer.token_text(id_)) for id_ in range(tokenizer.vocab_size)
+    )
+
+
+def test_overlaps() -> None:
+    ranges = [(2, 4), (6, 6), (8, 10)]
+    for start in range(12):
+        for end in range(start + 1, 13):
+            want = any(a < end and start < b for a, b in ranges)
+            assert overlaps((start, end), ranges) is want, (start, end)

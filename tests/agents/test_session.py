@@ -1,8 +1,9 @@
-"""A session over time: retries, equal requests, clients that leave, and the end of the episode."""
+"""A session over time, and its message tree: what matches, what forks; a branch is exactly what the model saw."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -11,15 +12,15 @@ from agentrl_cli.agents.gateway.dialects import chat
 from agentrl_cli.agents.gateway.request import ModelRequest, RequestError
 from agentrl_cli.agents.gateway.session import Session
 from agentrl_cli.agents.gateway.sessions import Sessions
+from agentrl_cli.agents.gateway.tree import ROOT
 from agentrl_cli.policies.scripted import ScriptedPolicy
-from agentrl_cli.types import Generation
-from tests.helpers.gateway import CHAT, session_of
+from agentrl_cli.types import Generation, Origin
+from tests.helpers.chat import schema
+from tests.helpers.gateway import CHAT, call, session_of
 
-BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}]}
 
-
-def ask(**more: Any) -> ModelRequest:
-    return chat.parse({**BODY, **more})
+def ask(messages: Any = ({"role": "user", "content": "Hi."},), **more: Any) -> ModelRequest:
+    return chat.parse({"messages": list(messages), **more})
 
 
 class Slow(ScriptedPolicy):
@@ -179,3 +180,271 @@ async def test_calls_in_another_syntax_are_named() -> None:
     session = session_of(['[TOOL_CALLS][{"name": "add", "arguments": {}}]'])
     reply = await session.complete(ask(tools=[tool]))
     assert reply.choices[0].finish == "stop" and (await session.seal()).foreign == "mistral"
+
+
+ADD = schema("add", {"a": "number", "b": "number"})
+USER: dict[str, Any] = {"role": "user", "content": "1 + 2?"}
+SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
+
+
+async def say(session: Session, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The assistant's message as the client gets it."""
+    request = ask(messages, **more)
+    message: dict[str, Any] = chat.answer(request, await session.complete(request))["choices"][0][
+        "message"
+    ]
+    return message
+
+
+def branch_text(session: Session, leaf: int) -> str:
+    return CHAT.decode(session.tree.nodes[leaf].ids)
+
+
+async def test_a_conversation_keeps_its_ids_and_renders_only_what_is_new() -> None:
+    # Written with other spaces and key order than any client would: a re-rendering would change the ids.
+    written = '<tool_call>\n{"arguments":{"b":2,"a":1},  "name": "add"}\n</tool_call>'
+    session = session_of([written, "3."])
+    first = await say(session, [SYSTEM, USER], tools=[ADD])
+    sent = first["tool_calls"][0]
+    # The client writes the message in its own way: arguments in another order, an extra key, content as null.
+    sent = {**sent, "index": 0, "function": {"name": "add", "arguments": '{"b": 2,   "a": 1}'}}
+    back = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [sent]}
+    answer = {
+        "role": "tool",
+        "tool_call_id": sent["id"],
+        "content": [{"type": "text", "text": "3"}],
+    }
+    parts = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, USER]
+    assert (await say(session, [*parts, back, answer], tools=[ADD]))["content"] == "3."
+    trace = await session.seal()
+    assert trace.forks == 0 and [turn.parent for turn in trace.turns] == [None] * 5
+    assert [turn.role for turn in trace.turns] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert (
+        written in CHAT.decode(trace.tokens.ids)
+        and CHAT.decode(trace.tokens.ids).count("<tool_call>") == 1
+    )
+    assert [drift.kind for drift in trace.drift] == ["reserialised"]
+    assert trace.turns[3].results[0].text == "3" and trace.turns[2].calls[0].arguments == {
+        "a": 1,
+        "b": 2,
+    }
+
+
+async def test_a_message_that_was_split_in_two_is_joined() -> None:
+    session = session_of(["Let me see.\n" + call("add", a=1, b=2), "3."])
+    first = await say(session, [USER], tools=[ADD])
+    assert first["content"] == "Let me see."
+    halves = [{"role": "assistant", "content": "Let me see."}, {**first, "content": ""}]
+    answer = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
+    await say(session, [USER, *halves, answer], tools=[ADD])
+    assert (await session.seal()).forks == 0
+
+
+async def test_thinking_may_be_left_out_but_not_changed() -> None:
+    session = session_of(["<think>Hm.</think>Yes.", "A.", "B.", "C."])
+    first = await say(session, [USER])
+    assert first["content"] == "Yes." and first["reasoning"] == first["reasoning_content"] == "Hm."
+    for number, back in enumerate(
+        ({"content": "Yes."}, {**first}, {"content": "Yes.", "reasoning": "Other."})
+    ):
+        await say(
+            session,
+            [USER, {"role": "assistant", **back}, {"role": "user", "content": f"{number}?"}],
+        )
+    turns = session.tree.turns
+    # user, assistant; then twice a user after that assistant; the last one is after another assistant message.
+    assert [turn.parent for turn in turns] == [None, None, None, None, 1, None, 0, None, None]
+    assert session.tree.nodes[6].spoken is not None and not session.tree.nodes[6].sampled
+
+
+async def test_a_summary_and_a_sub_agent_fork_and_share_what_is_equal() -> None:
+    session = session_of(lambda key, ids: f"Answer to {len(ids)}.")
+    first = await say(session, [SYSTEM, USER])
+    more = [SYSTEM, USER, first, {"role": "user", "content": "More."}]
+    await say(session, more)
+    summary = [SYSTEM, {"role": "user", "content": "So far: 3. More."}]
+    await say(session, summary)
+    await say(
+        session, [SYSTEM, USER], tools=[ADD]
+    )  # other tools are written at the start: another root
+    await say(session, [*more[:3], {"role": "user", "content": "Else."}])
+    trace = await session.seal()
+    parents = [turn.parent for turn in trace.turns]
+    assert parents == [None, None, None, None, None, 0, None, ROOT, None, None, 2, None]
+    assert trace.forks == 3 and len(session.tree.leaves) == 4
+    assert sum(turn.role == "system" for turn in trace.turns) == 2
+    sampled = [
+        int(trace.tokens.slice(turn.start, turn.end).trained_mask.any()) for turn in trace.turns
+    ]
+    assert sum(sampled) == trace.calls == 5
+    text = branch_text(session, 6)
+    assert (
+        "So far: 3." in text
+        and "1 + 2?" not in text
+        and text.startswith("<|im_start|>system\nBe brief.")
+    )
+    assert trace.drift == ()
+
+
+async def test_an_answer_that_the_client_made_up_is_context() -> None:
+    session = session_of(["Fine."])
+    made_up = {"role": "assistant", "content": "I am made up."}
+    await say(session, [USER, made_up, {"role": "user", "content": "Go on."}])
+    trace = await session.seal()
+    turn = trace.turns[1]
+    assert set(trace.tokens.origin[turn.start : turn.end].tolist()) == {int(Origin.FORCED)}
+    assert int(trace.tokens.trained_mask.sum()) == trace.turns[-1].end - trace.turns[-1].start
+    text = CHAT.decode(trace.tokens.ids)
+    assert text == CHAT.decode(
+        CHAT.rendered_ids(
+            [
+                USER,
+                made_up,
+                {"role": "user", "content": "Go on."},
+                {"role": "assistant", "content": "Fine."},
+            ]
+        )
+    ).removesuffix("\n")
+
+
+async def test_results_of_a_made_up_call_have_the_call_they_answer() -> None:
+    session = session_of(["3."])
+    made = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'},
+    }
+    back = {"role": "assistant", "content": "", "tool_calls": [made]}
+    await say(
+        session, [USER, back, {"role": "tool", "tool_call_id": "x", "content": "3"}], tools=[ADD]
+    )
+    turns = (await session.seal()).turns
+    assert [call.arguments for call in turns[1].calls] == [{"a": 1, "b": 2}] and turns[2].results[
+        0
+    ].text == "3"
+    assert turns[2].messages[0]["name"] == "add"
+
+
+async def test_of_equal_answers_the_newest_is_continued() -> None:
+    session = session_of(lambda key, ids: "Same.")
+    first = await say(session, [USER])
+    again = await say(session, [USER])
+    assert first == again
+    await say(session, [USER, again, {"role": "user", "content": "And?"}])
+    assert [turn.parent for turn in session.tree.turns] == [None, None, 0, None, None]
+
+
+async def test_several_choices_are_siblings() -> None:
+    texts = iter(["One.", "Two."])
+    session = session_of(lambda key, ids: next(texts), choices=2)
+    request = ask([USER], n=2)
+    reply = await session.complete(request)
+    assert sorted(choice.text for choice in reply.choices) == ["One.", "Two."]
+    assert [turn.parent for turn in session.tree.turns] == [None, None, 0]
+    with pytest.raises(RequestError, match="n = 3"):
+        await session.complete(ask([USER], n=3))
+
+
+async def test_a_raw_prompt_continues_what_it_repeats() -> None:
+
+    session = session_of(["b c", "d"])
+    first = await session.complete(chat.parse_completion({"prompt": "a ", "max_tokens": 50}))
+    assert first.choices[0].text == "b c"
+    ids = [*first.prompt_ids, *first.choices[0].generation.ids.tolist(), 65]
+    second = await session.complete(chat.parse_completion({"prompt": ids, "max_tokens": 50}))
+    assert list(second.prompt_ids) == ids and second.cached == len(ids) - 1
+    trace = await session.seal()
+    assert [turn.parent for turn in trace.turns] == [None] * 4 and trace.drift == ()
+
+
+async def test_a_malformed_call_reaches_the_agents_own_validation() -> None:
+    session = session_of(
+        ['<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>', "Sorry."]
+    )
+    first = await say(session, [USER], tools=[ADD])
+    made = first["tool_calls"][0]["function"]
+    assert (
+        made["name"] == "add"
+        and '"_raw_arguments"' in made["arguments"]
+        and '{\\"a\\": 1,}' in made["arguments"]
+    )
+    answer = {
+        "role": "tool",
+        "tool_call_id": first["tool_calls"][0]["id"],
+        "content": "bad arguments",
+    }
+    await say(session, [USER, first, answer], tools=[ADD])
+    trace = await session.seal()
+    assert trace.malformed == 1 and trace.forks == 0 and trace.turns[1].calls[0].error
+    assert [drift for drift in trace.drift if drift.kind == "structural"] == []
+
+
+WELL, NAMED = (
+    call("add", a=1, b=2),
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>',
+)
+OTHER = NAMED.replace("add", "zzz")
+
+
+@pytest.mark.parametrize(
+    "beside", [[], [{**ADD, "function": {**ADD["function"], "name": "other"}}]]
+)
+@pytest.mark.parametrize(
+    "text", ["Answer: 6\n</tool_call>", "Use <tool_call> to call.", OTHER, "<tool_call>{"]
+)
+async def test_a_text_that_calls_no_tool_of_the_request_stays_text(
+    text: str, beside: list[Any]
+) -> None:
+    """With one tool as with two: nothing is read as a call of a tool that it does not name."""
+    said = await say(session_of([text]), [USER], tools=[ADD, *beside])
+    assert (said["content"], said.get("tool_calls")) == (text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (f"Both.\n{WELL}\n{OTHER}", 1, 'Both.\n{"name": "zzz", "arguments": {"a": 1,}}'),
+        (f"{OTHER}\n{WELL}", 1, '{"name": "zzz", "arguments": {"a": 1,}}'),
+        (f"{WELL}\n{NAMED}", 2, None),
+    ],
+)
+async def test_a_valid_call_is_sent_beside_an_unreadable_one(
+    text: str, calls: int, content: str | None
+) -> None:
+    """What cannot be sent as a call is text, and the conversation goes on without a fork."""
+    session = session_of([text, "3"])
+    said = await say(session, [USER], tools=[ADD])
+    assert len(said["tool_calls"]) == calls and said["content"] == content
+    made = [json.loads(one["function"]["arguments"]) for one in said["tool_calls"]]
+    assert made[0] == {"a": 1, "b": 2}
+    answers = [
+        {"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in said["tool_calls"]
+    ]
+    assert (await say(session, [USER, said, *answers], tools=[ADD]))["content"] == "3"
+    assert (await session.seal()).forks == 0
+
+
+async def test_what_cannot_be_answered_is_refused_and_leaves_nothing() -> None:
+    session = session_of(["x"], max_tokens=200)
+    for messages, text in (
+        ([USER, {"role": "assistant", "content": "a"}], "nothing to answer"),
+        ([{"role": "user", "content": "long " * 100}], "maximum context length is 200"),
+    ):
+        with pytest.raises(RequestError, match=text):
+            await session.complete(ask(messages))
+    assert session.tree.nodes == []
+
+
+async def test_a_policy_that_fails_leaves_nothing() -> None:
+    from agentrl_cli.errors import PolicyError
+
+    session = session_of(ScriptedPolicy(["x"], CHAT.tokenizer, context_length=5))
+    with pytest.raises((PolicyError, RequestError)):
+        await session.complete(ask([USER]))
+    assert session.tree.nodes == [] and not session.busy

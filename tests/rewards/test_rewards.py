@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl_cli.errors import EnvError, SandboxFault
-from agentrl_cli.rewards import Reward, RewardContext, Scored, score
+from agentrl_cli.chat.render import Chat
+from agentrl_cli.chat.tokenizer import ByteTokenizer
+from agentrl_cli.config import Config
+from agentrl_cli.errors import ConfigError, EnvError, ModelError, NotFound, SandboxFault
+from agentrl_cli.policies.scripted import ScriptedPolicy
+from agentrl_cli.rewards import Reward, RewardContext, Scored, rules, score
+from agentrl_cli.rewards.judge import Judge
+from agentrl_cli.rewards.llm_client import Asked, ask
+from agentrl_cli.rewards.load import load_reward
+from agentrl_cli.rewards.model import RewardModel
+from agentrl_cli.rollout import Job, Rollout
 from agentrl_cli.sandbox import Limits
-from agentrl_cli.types import Episode, RewardPart, Task
+from agentrl_cli.tasks import Pack
+from agentrl_cli.types import Episode, Outcome, RewardPart, Task
+from tests.helpers.rewards import TASK, context, episode, value
+from tests.helpers.trees import episode as branched
+from tests.helpers.trees import fork, sub_agent
+from tests.helpers.web import completion, served
 
-TASK = Task("t", "p", "f", "train", (), {"answer": "5"})
 EPISODE = Episode("e", "t")
-
-
-def context(**facts: Any) -> RewardContext:
-    return RewardContext(TASK, "5", **facts)
 
 
 def one(function: Any, weight: float = 1.0) -> list[Reward]:
@@ -32,7 +45,7 @@ async def test_functions_sync_and_async_in_order() -> None:
     rewards = [
         Reward(
             "right",
-            lambda episode, ctx: float(ctx.final_text == ctx.task.data["answer"]),
+            lambda episode, ctx: float(ctx.task.data["ground_truth"] in ctx.final_text),
             2.0,
             True,
         ),
@@ -155,3 +168,262 @@ async def test_a_run_without_a_sandbox_reports_it() -> None:
 
 def test_scored_has_a_text() -> None:
     assert Scored(1.0) == (1.0, "") and context().part(0.5, "why") == Scored(0.5, "why")
+
+
+async def test_the_response_is_its_ids_decoded_or_without_a_tokenizer_its_texts() -> None:
+    """Of the conversation that the agent ended with; a second agent is not part of it."""
+    assert context().response(episode()) == "1 2 3 4 5 6"
+    texts = context(decode=None)
+    assert texts.response(episode()) == "\n5\nIt is 5."
+    one = branched(sub_agent())
+    assert one.main.turns == (0, 1, 4, 5)
+    for tree in (one, branched(fork())):
+        assert texts.response(tree) == "turn 1\nturn 4\nturn 5"
+
+
+async def test_functions_by_path_with_keywords(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(episode, ctx, scale=1.0):\n    return scale\n"
+    )
+    reward = load_reward(
+        tmp_path, "r", {"function": "mine.py:compute_score", "kwargs": {"scale": 0.25}}, {}
+    )
+    assert (await score(episode(), [reward], context()))[0].value == 0.25
+    with pytest.raises(NotFound, match="'compute'"):
+        load_reward(tmp_path, "r", {"function": "mine.py:compute"}, {})
+    with pytest.raises(ConfigError, match="unknown keys: wait"):
+        load_reward(tmp_path, "r", {"wait": 1}, {})
+    with pytest.raises(ConfigError, match="more than one"):
+        load_reward(tmp_path, "r", {"function": "mine.py:compute_score", "judge": {}}, {})
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so 1,234 then", "1234"),
+        ("3 and\n#### -7.50 of 9", "-7.50"),
+        ("#### none", None),
+        ("none", None),
+    ],
+)
+def test_final_number(text: str, number: str | None) -> None:
+    assert rules.final_number(text) == number
+
+
+async def test_rules() -> None:
+    assert (await value(rules.gsm8k))[0] == 1.0
+    assert (await value(rules.gsm8k, context(final_text="It is 6.")))[0] == 0.0
+    wanted = Task("p/1", "p", "", "train", TASK.prompt, {"gt": ["5", "apple"]})
+    texts = {"An Apple and 5": 1.0, "An apple and 15": 0.0, "5": 0.0}
+    for text, expected in texts.items():
+        assert (await value(rules.contains, RewardContext(wanted, text)))[0] == expected
+    with pytest.raises(EnvError, match="has no gt or"):
+        await value(rules.contains, RewardContext(Task("p/1", "p", "", "train", TASK.prompt), "5"))
+    assert rules.code_of("a\n```python\nx = 1\n```\nb") == "x = 1\n" and rules.code_of("x") == "x"
+
+
+# --- judge -----------------------------------------------------------------------------------------------------------
+
+
+class Fake:
+    """An OpenAI-compatible endpoint that returns given answers."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+        """What to answer next: a text, a status, seconds of silence, or a whole answer; the last one stays."""
+
+    def answer(self, path: str, asked: Any) -> Any:
+        self.bodies.append(asked)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, str):
+            return completion(answer, usage={"total_tokens": 10})
+        if isinstance(answer, float):
+            threading.Event().wait(answer)
+            answer = 503
+        return (answer, "busy") if isinstance(answer, int) else answer
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    made = Fake()
+    with served(made.answer) as url:
+        made.url = f"{url}/v1"
+        yield made
+
+
+async def test_a_judge_scores_between_its_ends_and_is_asked_once(
+    fake: Fake, tmp_path: Path
+) -> None:
+    fake.answers = [503, "Fine work.\nScore: 8"]
+    given = {
+        "url": fake.url,
+        "model": "m",
+        "rubric": "Grade the sum.",
+        "cache": str(tmp_path / "c" / "judge.jsonl"),
+    }
+    reward = load_reward(tmp_path, "judged", {"judge": given, "weight": 0.5}, {})
+    first, second = await asyncio.gather(*(score(episode(), [reward], context()) for _ in range(2)))
+    assert (
+        first == second
+        and first[0].value == 0.8
+        and first[0].weight == 0.5
+        and "Fine work." in first[0].detail
+    )
+    assert len(fake.bodies) == 2  # the busy one, and its repetition
+    asked = fake.bodies[-1]["messages"][0]["content"]
+    assert (
+        "Grade the sum." in asked
+        and "[calls add {'a': 2}]" in asked
+        and "tool: 5" in asked
+        and "\n5\n=====" in asked
+    )
+    fake.answers = [500]
+    again = Judge.of(given, "here")  # another process would read the file
+    assert (await value(again))[0] == 0.8 and len(fake.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (["I like it."], "gave no score"),
+        (["Score: 11"], "not between 0 and 10"),
+        ([500], "cannot be reached"),
+        ([{"choices": []}], "has no choices"),
+        ([{"choices": [{"message": {"content": None}}]}], "answered no text"),
+        ([{"choices": [{"message": {"content": "Score: 5 \ud800"}}]}], "answered no text"),
+    ],
+)
+async def test_a_judge_that_fails_masks_the_episode(
+    fake: Fake, answers: list[Any], words: str
+) -> None:
+    fake.answers = answers
+    judge = Judge.of({"url": fake.url, "model": "m", "retries": 0}, "here")
+    with pytest.raises(EnvError, match=words):
+        await value(judge)
+    pack = Pack.of("p", [{"prompt": "2 + 3?"}], [Reward("judged", judge)])
+    chat = Chat(ByteTokenizer())
+    rollout = Rollout(ScriptedPolicy(["5"], chat.tokenizer), chat, {"p": pack}, Config())
+    done = await rollout.episode(Job(pack.tasks("train")[0], 1))
+    assert (
+        done.outcome is Outcome.ENV_ERROR
+        and done.reward_parts == ()
+        and words.split(maxsplit=1)[0] in done.error
+    )
+
+
+async def test_a_judge_whose_answer_is_bad_is_asked_again(fake: Fake) -> None:
+    """A 200 without a text is a failure of the server like any other; what it counts does not matter."""
+    spoilt = {"choices": [{"message": {"content": "Score: 10"}}], "usage": {"total_tokens": "many"}}
+    fake.answers = [{"error": "loading"}, spoilt]
+    judge = Judge.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
+
+
+async def test_an_episode_that_is_cut_off_does_not_take_its_question_from_another(
+    fake: Fake,
+) -> None:
+    fake.answers = [0.5, "Score: 10"]
+    asked = Asked.of({"url": fake.url, "model": "m", "retries": 1}, "here")
+    question = [{"role": "user", "content": "Well?"}]
+    first, second = (asyncio.ensure_future(ask(asked, question)) for _ in range(2))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    assert await second == "Score: 10" and first.cancelled()
+
+
+async def test_a_judge_that_is_silent_is_given_up_and_asked_again(fake: Fake) -> None:
+    judge = Judge.of({"url": fake.url, "model": "m", "timeout": 0.2, "retries": 1}, "here")
+    fake.answers = [0.6, "Score: 10"]
+    assert (await value(judge))[0] == 1.0 and len(fake.bodies) == 2
+    fake.answers = [0.6]
+    other = Judge.of({"url": fake.url, "model": "n", "timeout": 0.1, "retries": 1}, "here")
+    with pytest.raises(EnvError, match="n cannot be reached"):
+        await value(other)
+    assert len(fake.bodies) == 4
+
+
+async def test_budgets_of_calls_and_tokens(fake: Fake) -> None:
+    fake.answers = ["Score: 1"]
+    calls = Asked.of({"url": fake.url, "model": "m", "budget_calls": 2}, "here")
+    tokens = Asked.of({"url": fake.url, "model": "m", "budget_tokens": 15, "cache": None}, "here")
+    for text in ("a", "a", "b"):
+        assert await ask(calls, [{"role": "user", "content": text}]) == "Score: 1"
+    assert calls.calls == 2  # the second "a" came from memory
+    with pytest.raises(EnvError, match="budget of 2 calls"):
+        await ask(calls, [{"role": "user", "content": "c"}])
+    for _ in range(2):
+        await ask(tokens, [{"role": "user", "content": "a"}])
+    with pytest.raises(EnvError, match="budget of 15 tokens"):
+        await ask(tokens, [{"role": "user", "content": "a"}])
+
+
+def test_settings_of_a_judge_are_checked() -> None:
+    good = {"url": "http://x/v1", "model": "m"}
+    for bad, words in (
+        ({**good, "uril": 1}, "unknown keys: uril"),
+        ({"url": "http://x/v1"}, "model missing"),
+        ({**good, "url": "x"}, "not an HTTP address"),
+        ({**good, "low": 3, "high": 3}, "from low to high"),
+        ({**good, "prompt": "{nothing}"}, "placeholder"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Judge.of(bad, "here")
+
+
+# --- reward model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random sequence classifier with one output, and the bundled tokenizer."""
+    import shutil
+
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from agentrl_cli.paths import bundled_model
+
+    folder = tmp_path_factory.mktemp("rm")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (bundled_model() / name).is_file():
+            shutil.copy(bundled_model() / name, folder / name)
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "vocab_size": 4096,
+    }
+    shape |= {
+        "num_attention_heads": 2,
+        "num_labels": 1,
+        "pad_token_id": 0,
+        "max_position_embeddings": 256,
+    }
+    make: Any = LlamaForSequenceClassification
+    make(LlamaConfig(**shape)).save_pretrained(folder)
+    return folder
+
+
+async def test_a_reward_model_scores_the_conversation(tiny: Path) -> None:
+    raw = load_reward(tiny.parent, "liked", {"model": {"name": tiny.name}}, {})
+    squashed = RewardModel(str(tiny), squash="sigmoid")
+    first, again = (await value(raw.function))[0], (await value(raw.function))[0]
+    assert first == again and np.isfinite(first) and first != 0
+    assert (await value(squashed))[0] == pytest.approx(1 / (1 + np.exp(-first)))
+
+
+async def test_a_reward_model_that_fails_masks_the_episode(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="takes 5"):
+        await value(RewardModel(str(tiny), max_tokens=5))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        await value(RewardModel(str(tmp_path)))
+    with pytest.raises(ConfigError, match="none or sigmoid"):
+        RewardModel("x", squash="tanh")
+    with pytest.raises(ConfigError, match="name missing"):
+        load_reward(tmp_path, "r", {"model": {}}, {})

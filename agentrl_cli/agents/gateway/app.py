@@ -34,6 +34,7 @@ from agentrl_cli.agents.gateway.http import (
     KEEP_ALIVE,
     Stream,
     aside,
+    bearer,
     body_limit,
     events_response,
     first,
@@ -125,15 +126,14 @@ class Gateway:
         """Make the routes. `token` empty: no client needs one. `routes`: further ones of the server around this."""
         self.sessions, self.models, self.chat = sessions, models, chat
         self._token, self._keep_alive = token, keep_alive
+        guarded = [
+            Route(path, partial(self._guard, handler), methods=[method])
+            for path, handler, method in (*self._private_routes(), *routes)
+        ]
         self.app: ASGIApp = Starlette(
-            routes=list(self._routes(routes)),
+            routes=[Route("/health", self._health), *guarded],
             exception_handlers={HTTPException: _refuse_route, AgentRLError: answer_error},
         )
-
-    def _routes(self, further: Sequence[PrivateRoute]) -> Iterator[Route]:
-        yield Route("/health", self._health)
-        for path, handler, method in (*self._private_routes(), *further):
-            yield Route(path, partial(self._guard, handler), methods=[method])
 
     def _private_routes(self) -> Iterator[PrivateRoute]:
         for address in ADDRESSES:
@@ -180,8 +180,7 @@ class Gateway:
                 return stream
             if not work.done():
                 return Response(status_code=CLOSED)
-            reply = work.result()
-            self._remember(asked, reply, session)
+            reply = self._remember(asked, work.result(), session)
             if asked.stream:
                 return events_response(dialect.events(asked, reply))
             return JSONResponse(dialect.answer(asked, reply))
@@ -200,9 +199,8 @@ class Gateway:
         if session is not None:
             tokens = session.room()
         else:
-            tokens = max(
-                (int(card.get("max_model_len", 0)) for card in self.models.cards()), default=0
-            )
+            lengths = [int(card.get("max_model_len", 0)) for card in self.models.cards()]
+            tokens = max(lengths, default=0)
         try:
             return await json_body(request, body_limit(tokens * self.chat.tokenizer.longest))
         except RequestError as error:
@@ -220,13 +218,13 @@ class Gateway:
         if (error := work.exception()) is not None:
             status, message, code, param = problem(error)
             yield dialect.late_error(dialect.error(message, status, code, param))
-            return
-        self._remember(asked, work.result(), session)
-        yield from dialect.events(asked, work.result())
+        else:
+            yield from dialect.events(asked, self._remember(asked, work.result(), session))
 
-    def _remember(self, asked: ModelRequest, reply: Reply, session: Session) -> None:
+    def _remember(self, asked: ModelRequest, reply: Reply, session: Session) -> Reply:
         if asked.remember:
             self.sessions.remember(reply.id, session.key)
+        return reply
 
     # --- who calls ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +255,6 @@ class Gateway:
         return JSONResponse({"input_tokens": len(context.ids)})
 
     async def _health(self, request: Request) -> Response:
-        """Tell everyone that the server is up."""
         return JSONResponse({"status": "ok"})
 
     async def _models(self, request: Request) -> Response:
@@ -354,8 +351,7 @@ def _path_key(request: Request) -> str:
 
 def _credential(request: Request) -> str:
     """Return the API key of a request, in OpenAI's or Anthropic's header."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.casefold() == "bearer" else request.headers.get("x-api-key", "")
+    return bearer(request.headers.get("authorization", "")) or request.headers.get("x-api-key", "")
 
 
 def _card(card: Mapping[str, Any]) -> dict[str, Any]:

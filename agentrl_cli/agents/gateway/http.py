@@ -252,20 +252,14 @@ KEPT = 600
 """Seconds that an unused connection stays open: an agent may be at its tools for long between two calls."""
 BACKLOG = 2048
 """Connections that may wait to be accepted: every episode of a step may call at once."""
+STARTING = 0.002
+"""Seconds between two looks at a server that starts."""
 GRACE = 5
 """Seconds for the answers that are on their way when a server ends."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are the command's, its start is an event, and cancelled it closes its connections at once."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.ready.set()
+    """Signals are the command's, and cancelled it closes its connections at once."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -315,14 +309,12 @@ async def answering(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
     )
     server = _Uvicorn(config)
     task = asyncio.create_task(server.serve([sock]))
-    starting = asyncio.create_task(server.ready.wait())
     try:
-        await asyncio.wait({task, starting}, return_when=asyncio.FIRST_COMPLETED)
-        if not server.ready.is_set():
-            raise EnvError("The server could not be started.") from task.exception()
+        while not server.started:
+            if (await asyncio.wait({task}, timeout=STARTING))[0]:
+                raise EnvError("The server could not be started.") from task.exception()
         yield
     finally:
-        starting.cancel()
         server.should_exit = True
         await asyncio.wait({task})
         if not task.cancelled():

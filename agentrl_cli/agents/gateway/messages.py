@@ -12,17 +12,22 @@ work than reading the request. One that passes may still be too long by a few ti
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from agentrl_cli.agents.gateway.request import RAW_ARGUMENTS, RequestError, bad, too_long
+from agentrl_cli.agents.gateway.request import RAW_ARGUMENTS, bad, too_long
 from agentrl_cli.chat.thinking import BLOCKS
 from agentrl_cli.chat.tokenizer import BaseTokenizer
 from agentrl_cli.types import Message, ToolSchema
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 ECHO = "Calling tools:\n[{'id': "
+ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    **{"developer": "system", "function": "tool"},
+}
+"""A client's word for a role to the normal one."""
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -78,22 +83,19 @@ def message_list(value: Any, param: str = "messages") -> list[Mapping[str, Any]]
 def read_message(message: Mapping[str, Any], param: str) -> Message:
     """Return a chat-completions message in normal form. Raises RequestError."""
     role = message.get("role")
-    match role:
-        case "system" | "developer":
-            return {"role": "system", "content": text_of(message.get("content"), param)}
-        case "user":
-            return {"role": "user", "content": text_of(message.get("content"), param)}
-        case "tool" | "function":
-            text = text_of(message.get("content"), param)
-            return tool_message(
-                str(message.get("tool_call_id") or ""), text, str(message.get("name") or "")
-            )
+    if not isinstance(role, str) or role not in ROLES:
+        known = "use system, user, assistant or tool"
+        raise bad(f"{param}: the role {role!r} is unknown; {known}.", param)
+    text = text_of(message.get("content"), param, "" if role == "assistant" else "\n")
+    match ROLES[role]:
+        case "tool":
+            call_id, name = message.get("tool_call_id"), message.get("name")
+            return tool_message(str(call_id or ""), text, str(name or ""))
         case "assistant":
-            text = text_of(message.get("content"), param, "") or text_of(
-                message.get("refusal"), param
-            )
-            return assistant_message(text, _calls(message, param), reasoning_of(message))
-    raise bad(f"{param}: the role {role!r} is unknown; use system, user, assistant or tool.", param)
+            text = text or text_of(message.get("refusal"), param)
+            return assistant_message(text, _calls(message, param), _reasoning(message))
+        case normal:
+            return {"role": normal, "content": text}
 
 
 def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]:
@@ -110,7 +112,7 @@ def _calls(message: Mapping[str, Any], param: str) -> list[tuple[str, str, Any]]
     return out
 
 
-def reasoning_of(message: Mapping[str, Any]) -> str | None:
+def _reasoning(message: Mapping[str, Any]) -> str | None:
     """Return an assistant's reasoning, under any of the names it is sent with; None if the client did not send it."""
     for name in REASONING_FIELDS:
         if isinstance(message.get(name), str):
@@ -277,22 +279,13 @@ def require_short(
     tokenizer: BaseTokenizer, texts: Sequence[str], room: int, most: int, param: str = "messages"
 ) -> None:
     """Raise RequestError if texts are too long for `room` of a context's `most` tokens."""
-    length = sum(map(len, texts))
+    length, left, size = sum(map(len, texts)), room * SLACK, max(SLICE, 64 * tokenizer.longest)
+    refusal = too_long(most, f"{length} characters, which take more", param)
     if length > room * tokenizer.longest:
-        raise _refusal(length, most, param)
+        raise refusal
     if length > room * ORDINARY:
-        left = room * SLACK
-        for piece in _slices(texts, max(SLICE, 64 * tokenizer.longest)):
-            left -= len(tokenizer.encode(piece))
-            if left < 0:
-                raise _refusal(length, most, param)
-
-
-def _refusal(length: int, most: int, param: str) -> RequestError:
-    return too_long(most, f"{length} characters, which take more", param)
-
-
-def _slices(texts: Sequence[str], size: int) -> Iterator[str]:
-    for text in texts:
-        for start in range(0, len(text), size):
-            yield text[start : start + size]
+        for text in texts:
+            for start in range(0, len(text), size):
+                left -= len(tokenizer.encode(text[start : start + size]))
+                if left < 0:
+                    raise refusal

@@ -168,7 +168,7 @@ def read_tools(value: Any, param: str = "tools") -> tuple[ToolSchema, ...]:
 def _tool(tool: Any, param: str) -> ToolSchema:
     if not isinstance(tool, Mapping):
         raise bad(f"{param} must be an object.", param)
-    kind = tool.get("type", "function")
+    kind = tool.get("type") or "function"
     if kind not in ("function", "custom") or (kind == "custom" and "input_schema" not in tool):
         raise bad(
             f"{param}: tools of type {kind!r} are not served; functions are.",
@@ -176,11 +176,7 @@ def _tool(tool: Any, param: str) -> ToolSchema:
             "unsupported_tool",
         )
     inner = tool.get("function", tool)
-    return function(inner if isinstance(inner, Mapping) else {}, param)
-
-
-def function(given: Mapping[str, Any], param: str) -> ToolSchema:
-    """Return a function in normal form. Raises RequestError without a name, or without a JSON Schema."""
+    given = inner if isinstance(inner, Mapping) else {}
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise bad(f"{param}: a function must have a name.", param)
@@ -206,10 +202,9 @@ def schema_problem(schema: Any) -> str:
     if schema.get("type", "object") != "object":
         return f"its type is {schema['type']!r}, not 'object'"
     try:
-        text = json.dumps(schema)
+        return _problem(json.dumps(schema))
     except RecursionError:
         return "it is nested too deeply"
-    return _problem(text)
 
 
 @lru_cache(maxsize=1024)
@@ -223,8 +218,6 @@ def _problem(schema: str) -> str:
         Draft202012Validator.check_schema(json.loads(schema))
     except SchemaError as error:
         return str(error.message)[:200]
-    except RecursionError:
-        return "it is nested too deeply"
     return ""
 
 

@@ -12,13 +12,13 @@ import hashlib
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl_cli.agents.gateway.http import aside
 from agentrl_cli.agents.gateway.messages import assistant_message, canonical, merge_messages
-from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, RequestError, bad
+from agentrl_cli.agents.gateway.request import ModelRequest, Reply, RequestError, bad
 from agentrl_cli.agents.gateway.sampling import (
     Answer,
     Limits,
@@ -27,13 +27,13 @@ from agentrl_cli.agents.gateway.sampling import (
     plan,
     read_answer,
 )
-from agentrl_cli.agents.gateway.tree import Context, MessageTree, Node
+from agentrl_cli.agents.gateway.tree import Context, MessageTree
 from agentrl_cli.chat.drift import Drift
 from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rollout.job import seed_of
-from agentrl_cli.types import Episode, Message, Sampling, Tokens, Turn, new_id
+from agentrl_cli.types import Episode, Generation, Message, Sampling, Tokens, Turn, new_id
 
 STORED = 64
 """Answers of a session that are kept for retries, and conversations for `previous_response_id`."""
@@ -78,17 +78,6 @@ class Refused:
     code: str
     """The error's."""
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with everything that its answers are drawn from."""
-
-    request: ModelRequest
-    messages: tuple[Message, ...]
-    context: Context
-    how: Plan
-    policy: Policy
 
 
 @dataclass(eq=False)
@@ -181,12 +170,9 @@ class Session:
 
         def over(task: asyncio.Task[Reply]) -> None:
             self._forget(pending)
-            if (
-                not task.cancelled()
-            ):  # a failure whose clients have all left is asked for here, or asyncio reports it
-                error = task.exception()
-                if isinstance(error, RequestError):
-                    self.refuse(error.code, error.message)
+            # A failure whose clients have all left is asked for here, or asyncio reports it.
+            if not task.cancelled() and isinstance(error := task.exception(), RequestError):
+                self.refuse(error.code, error.message)
 
         task.add_done_callback(over)
         return pending
@@ -212,22 +198,42 @@ class Session:
                 policy.context_length,
             )
             numbers = [next(self._numbers) for _ in range(request.n)]
-        asked = Asked(request, messages, context, how, policy)
+
+        async def sample(number: int) -> Answer:
+            started = time.time()
+            generation = await self._sample(request, messages, context, how, policy, number)
+            exact = not policy.untrainable
+            return read_answer(self.chat, request, how, generation, number, started, exact)
+
         if request.n == 1:  # without a task of its own
-            made = [await self._sample(asked, numbers[0])]
+            made = [await sample(numbers[0])]
         else:
-            made = await asyncio.gather(*(self._sample(asked, number) for number in numbers))
+            made = await asyncio.gather(*map(sample, numbers))
         # From here to the end nothing waits: a client that is still there gets what is recorded.
-        self._record(self.tree.add(context, [answer.piece for answer in made]))
+        for node in self.tree.add(context, [answer.piece for answer in made]):
+            if self.on_turn is not None and node.turn is not None:
+                self.on_turn(node.turn, node.tokens)
         self.calls += len(made)
         self.malformed += sum(answer.malformed for answer in made)
         self.mistake = made[-1].mistake
         self.foreign = next((answer.foreign for answer in made if answer.foreign), self.foreign)
-        reply = _reply(request, context, [answer.choice for answer in made], policy)
+        choices = tuple(answer.choice for answer in made)
+        reply = Reply(
+            new_id(),
+            int(time.time()),
+            request.model or policy.name,
+            choices[0].generation.weights_version,
+            context.ids,
+            choices,
+            cached=context.known,
+        )
         if self.limits.retries:
-            _keep(self._answers, digest, reply)
+            keep(self._answers, digest, reply, STORED)
         if request.remember:
-            _keep(self._said, reply.id, (*messages, said_message(reply.choices[0])))
+            first = choices[0]
+            calls = [(call.id, call.name, call.arguments) for call in first.calls]
+            said = assistant_message(first.text, calls, first.reasoning or None)
+            keep(self._said, reply.id, (*messages, said), STORED)
         self.used = time.monotonic()
         return reply
 
@@ -254,42 +260,32 @@ class Session:
             raise bad("`messages` is empty.", "messages")
         return found
 
-    async def _sample(self, asked: Asked, number: int) -> Answer:
+    async def _sample(
+        self,
+        request: ModelRequest,
+        messages: tuple[Message, ...],
+        context: Context,
+        how: Plan,
+        policy: Policy,
+        number: int,
+    ) -> Generation:
         """Sample one answer of a request; `number` is its own in the episode."""
-        request, policy, how = asked.request, asked.policy, asked.how
         slot = next((name for name, used in self._slots.items() if not used), None)
         if slot is None:
             slot = f"{self.key}#{len(self._slots)}" if self._slots else self.key
         self._slots[slot] = True
         self._sources[id(policy)] = policy
-        started = time.time()
+        seed, given = seed_of(self.sampling.seed, "turn", number), request.sampling.get("seed")
+        if given is not None and self.limits.client_sampling:
+            several = request.n > 1
+            seed = seed_of(int(given), "choice", number % request.n) if several else abs(int(given))
         try:
-            sampling = how.sampling_for(self.chat, self._seed(request, number))
+            sampling = how.sampling_for(self.chat, seed)
             if isinstance(policy, MessagePolicy):
-                policy.observe(slot, asked.messages, asked.context.tools)
-            generation = await policy.generate(slot, [*asked.context.ids, *how.forced], sampling)
+                policy.observe(slot, messages, context.tools)
+            return await policy.generate(slot, [*context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False
-        return read_answer(
-            self.chat, request, how, generation, number, started, not policy.untrainable
-        )
-
-    def _seed(self, request: ModelRequest, number: int) -> int:
-        """Return the seed of an answer: the client's, if it may choose; else of the episode and the answer's number."""
-        given = request.sampling.get("seed")
-        if given is not None and self.limits.client_sampling:
-            return (
-                seed_of(int(given), "choice", number % request.n)
-                if request.n > 1
-                else abs(int(given))
-            )
-        return seed_of(self.sampling.seed, "turn", number)
-
-    def _record(self, nodes: Sequence[Node]) -> None:
-        if self.on_turn is not None:
-            for node in nodes:
-                if node.turn is not None:
-                    self.on_turn(node.turn, node.tokens)
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
@@ -338,23 +334,8 @@ def drift_of(tree: MessageTree, turns: tuple[Turn, ...], tokens: Tokens) -> list
     return list(found.values())
 
 
-def said_message(choice: Choice) -> Message:
-    """Return an answer as a message in normal form, as its client would send it back."""
-    calls = [(call.id, call.name, call.arguments) for call in choice.calls]
-    return assistant_message(choice.text, calls, choice.reasoning or None)
-
-
-def _reply(
-    request: ModelRequest, context: Context, choices: Sequence[Choice], policy: Policy
-) -> Reply:
-    version = choices[0].generation.weights_version
-    name = request.model or policy.name
-    return Reply(
-        new_id(), int(time.time()), name, version, context.ids, tuple(choices), cached=context.known
-    )
-
-
-def _keep(store: OrderedDict[str, Any], key: str, value: Any) -> None:
+def keep(store: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    """Put an entry into a store that drops its oldest one beyond `most`."""
     store[key] = value
-    while len(store) > STORED:
+    while len(store) > most:
         store.popitem(last=False)

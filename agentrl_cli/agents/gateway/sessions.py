@@ -11,12 +11,12 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from itertools import takewhile
 
 from agentrl_cli.agents.gateway.messages import canonical
 from agentrl_cli.agents.gateway.request import ModelRequest, RequestError
 from agentrl_cli.agents.gateway.sampling import episode_ended
-from agentrl_cli.agents.gateway.session import Session, Trace
+from agentrl_cli.agents.gateway.session import Session, Trace, keep
 
 MOST = 4096
 """Sessions that are open at once."""
@@ -75,7 +75,6 @@ class Sessions:
         return key in self._open or key in self._ended
 
     def get(self, key: str) -> Session | None:
-        """Return the open session of a key; None if absent."""
         return self._open.get(key)
 
     def find(self, key: str) -> Session:
@@ -110,9 +109,7 @@ class Sessions:
 
     def remember(self, reply: str, key: str) -> None:
         """Let a later request name an answer in place of its session."""
-        self._replies[reply] = key
-        while len(self._replies) > self._most:
-            self._replies.popitem(last=False)
+        keep(self._replies, reply, key, self._most)
 
     async def end(self, key: str, reward: float | None = None) -> Trace:
         """Seal a session. Raises RequestError if it has ended or was never opened."""
@@ -166,11 +163,7 @@ class Sessions:
 
 def _root(request: ModelRequest) -> str:
     """Return 16 hex digits over the messages before the first answer, and the tools."""
-    first: list[Any] = []
-    for message in request.messages:
-        if message["role"] == "assistant":
-            break
-        first.append(message)
+    first = list(takewhile(lambda message: message["role"] != "assistant", request.messages))
     prompt = request.prompt[:64] if request.prompt else ""
     text = canonical([prompt, first, list(request.tools)])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -210,9 +210,13 @@ class MessageTree:
         """
         at = self._roots.get(RAW) or Node(())
         rest = prompt if isinstance(prompt, str) else [int(id_) for id_ in prompt]
-        while found := [child for child in at.children if self._begins(rest, child)]:
-            at = found[-1]
-            rest = rest[len(self._raw(rest, at)) :]
+        while found := [
+            (child, own)
+            for child in at.children
+            if rest[: len(own := self._raw(rest, child))] == own
+        ]:
+            at, own = found[-1]
+            rest = rest[len(own) :]
         ids = at.ids
         if isinstance(rest, str):
             require_short(self.chat.tokenizer, [rest], max(most - len(ids), 0), most, "prompt")
@@ -229,10 +233,6 @@ class MessageTree:
     def _raw(self, like: str | list[int], node: Node) -> str | list[int]:
         ids = [int(id_) for id_ in node.tokens.ids]
         return self.chat.decode(ids) if isinstance(like, str) else ids
-
-    def _begins(self, rest: str | list[int], node: Node) -> bool:
-        own = self._raw(rest, node)
-        return rest[: len(own)] == own
 
     def add(self, context: Context, answers: Sequence[Piece]) -> list[Node]:
         """Record a context and its answers, each as a turn after it. Returns the new nodes of the context and answers.
@@ -277,8 +277,12 @@ class MessageTree:
         written = self.chat.assistant_ids(message, list(tools) or None, thinking=opened)
         tokens = Tokens.from_ids(written, [int(Origin.FORCED)] * len(written))
         spoken = Spoken((key_of(message),), message.get("reasoning_content") or "")
-        turn = Turn(0, "assistant", (message,), 0, len(tokens), calls=_written_calls(message))
-        return Piece(turn, tokens, spoken)
+        functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+        calls = tuple(
+            ToolCall(id_, each["name"], each["arguments"], canonical(each["arguments"]))
+            for id_, each in functions
+        )
+        return Piece(Turn(0, "assistant", (message,), 0, len(tokens), calls=calls), tokens, spoken)
 
     @staticmethod
     def _same(at: Node, piece: Piece) -> Node | None:
@@ -323,22 +327,8 @@ def _segments(messages: Sequence[Message]) -> Iterator[list[Message]]:
 def _match(at: Node, segment: Sequence[Message]) -> Node | None:
     """Return the node that a segment means after `at`; of several equal answers the newest."""
     if at.turn is not None and segment[0]["role"] == "assistant":
-        answers = (child for child in reversed(at.children) if child.spoken is not None)
-        return next(
-            (
-                child
-                for child in answers
-                if child.spoken is not None and child.spoken.matches(segment[0])
-            ),
-            None,
-        )
+        for child in reversed(at.children):
+            if child.spoken is not None and child.spoken.matches(segment[0]):
+                return child
+        return None
     return at.contexts.get(tuple(map(key_of, segment)))
-
-
-def _written_calls(message: Message) -> tuple[ToolCall, ...]:
-    """Return the calls of a message that the client wrote, which its results answer."""
-    calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-    return tuple(
-        ToolCall(id_, each["name"], each["arguments"], canonical(each["arguments"]))
-        for id_, each in calls
-    )

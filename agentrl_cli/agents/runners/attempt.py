@@ -286,10 +286,9 @@ class AgentAttempt(Attempt):
         return f"the agent's first request does not fit: {why} The limit is {whose}."
 
     def _keep(self, stderr: str) -> None:
-        recorder, run = self.context.recorder, self.context.run
-        if stderr.strip() and recorder is not None:
+        if stderr.strip():
             data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
-            recorder.event(run.id if run else None, AGENT_STDERR, data)
+            self.context.recorder.event(self.job.run_id, AGENT_STDERR, data)
 
 
 def _limit(trace: Trace, session: Session) -> Outcome | None:

@@ -166,7 +166,7 @@ class CommandRunner:
         self._cwd = (spec.folder / spec.cwd).resolve()
         if not self._cwd.is_dir():
             raise ConfigError(f"agent.cwd: no such folder: {self._cwd}.")
-        self._errors = _Tail()
+        self._errors = Tail()
 
     @property
     def stderr(self) -> str:
@@ -179,7 +179,7 @@ class CommandRunner:
             process = self.start(call)
         except OSError as error:
             return Ended(error=f"{self._spec.command[0]} could not be started: {error.strerror}.")
-        output = _Tail()
+        output = Tail()
         assert process.stdout is not None and process.stderr is not None
         streams = [asyncio.ensure_future(_read(process.stdout, output))]
         streams += [asyncio.ensure_future(_read(process.stderr, self._errors))]
@@ -295,7 +295,7 @@ def last_reward(output: str) -> tuple[float | None, str]:
     return None, ""
 
 
-class _Tail:
+class Tail:
     """The last bytes of a stream."""
 
     def __init__(self) -> None:
@@ -311,7 +311,7 @@ class _Tail:
         return self._kept[-TAIL:].decode("utf-8", "replace")
 
 
-async def _read(pipe: IO[bytes], tail: _Tail) -> None:
+async def _read(pipe: IO[bytes], tail: Tail) -> None:
     """Read a pipe to its end."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,71 +34,60 @@ from agentrl_cli.inference.policy import LocalPolicy
 from agentrl_cli.models.adapter import ADAPTER_FILE, drop_adapter, put_adapter, use_adapter
 from agentrl_cli.models.load import adapter_base, model_folder
 from agentrl_cli.policies.load import load_policy, make_policy
-from agentrl_cli.rollout.flags import flag_names
+from agentrl_cli.rollout.recorder import StoreRecorder
+from agentrl_cli.rollout.transcript import Transcript
 from agentrl_cli.store import RunRow, Store
 from agentrl_cli.store.new_run import new_run
 from agentrl_cli.types import Episode, Outcome, RewardPart, Tokens, Turn, new_id
 
 if TYPE_CHECKING:
+    from agentrl_cli.chat.render import Chat
     from agentrl_cli.config import Config, RolloutConfig
-    from agentrl_cli.inference.policy import LocalPolicy
     from agentrl_cli.policies.load import Loaded
-    from agentrl_cli.store import Store
 
 KIND = "serve"
 """Kind of the run and its episodes."""
 
 
-class Recorder:
+class SessionRecorder(StoreRecorder):
     """Writes the sessions of a server into its run. A session without an answer leaves no episode."""
 
-    def __init__(self, store: Store, run: RunRow, tokenizer: str) -> None:
-        """Write into a run; `tokenizer` is the hash of the one that ids are decoded with."""
-        self._store, self._run, self._tokenizer = store, run, tokenizer
-        self._episodes: dict[str, Episode] = {}
+    def __init__(self, store: Store, run: RunRow, chat: Chat) -> None:
+        super().__init__(store)
+        self._run, self._chat = run, chat
+        self._transcripts: dict[str, Transcript] = {}
 
-    def writer(self, key: str, seed: int) -> OnTurn:
-        """Return the callback of a session for its turns."""
+    def turn(self, episode_id: str, turn: Turn, tokens: Tokens) -> None:
+        # An answer is stored before its client has it; the messages before it are stored with it.
+        self.store.episodes.add_turn(episode_id, turn, tokens, later=turn.role != "assistant")
 
-        def write(turn: Turn, tokens: Tokens) -> None:
-            episode = self._episodes.get(key)
-            if episode is None:
-                episode = Episode(
-                    new_id(), key, run_id=self._run.id, seed=seed, kind=KIND, started=time.time()
-                )
-                self._episodes[key] = episode
-                self._store.episodes.start(episode, tokenizer=self._tokenizer)
-            if turn.weights_version and not episode.weights_version:
-                self._episodes[key] = replace(episode, weights_version=turn.weights_version)
-            # An answer is stored before its client has it; the messages before it are stored with it.
-            self._store.episodes.add_turn(episode.id, turn, tokens, later=turn.role != "assistant")
+    def write(self, key: str, seed: int, turn: Turn, tokens: Tokens) -> None:
+        """Store a turn of a session."""
+        text = self._transcripts.get(key)
+        if text is None:
+            episode = Episode(
+                new_id(), key, run_id=self._run.id, seed=seed, kind=KIND, started=time.time()
+            )
+            text = self._transcripts[key] = Transcript(episode, self._chat, self)
+            text.start("")
+        version = text.episode.weights_version or turn.weights_version
+        text.episode = text.episode.with_(weights_version=version)
+        text.record(turn, tokens)
 
-        return write
+    def finish(self, episode: Episode) -> None:
+        self.store.episodes.finish(episode)
 
     def end(self, session: Session, trace: Trace, reward: float | None) -> None:
         """Store the end of a session's episode."""
-        episode = self._episodes.pop(session.key, None)
-        if episode is None:
+        text = self._transcripts.pop(session.key, None)
+        if text is None:
             return
-        parts = () if reward is None else (RewardPart("reward", reward, primary=True),)
-        outcome = (
-            Outcome.UNGRADED
-            if reward is None
-            else Outcome.SOLVED
-            if reward >= 1.0
-            else Outcome.FAILED
-        )
-        ended = episode.with_(
-            turns=trace.turns,
-            tokens=trace.tokens,
-            reward_parts=parts,
-            outcome=outcome,
-            ended=time.time(),
-        )
-        ended = ended.with_(flags=flag_names(ended, [drift.kind for drift in trace.drift]))
-        for drift in trace.drift:
-            self._store.marks.add_drift(episode.id, **drift.row)
-        self._store.episodes.finish(ended, tokenizer=self._tokenizer)
+        text.drifts = list(trace.drift)
+        if reward is None:
+            text.finish(Outcome.UNGRADED, "", ())
+        else:
+            outcome = Outcome.SOLVED if reward >= 1.0 else Outcome.FAILED
+            text.finish(outcome, "", (RewardPart("reward", reward, primary=True),))
 
 
 class Adapters:
@@ -259,7 +249,9 @@ async def open_server(
 
 
 @contextlib.contextmanager
-def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[Recorder, str]]:
+def _recording(
+    store: Store, config: Config, loaded: Loaded
+) -> Iterator[tuple[SessionRecorder, str]]:
     """Yield a run for the served sessions; its status is written at the end.
 
     Sessions of servers that were killed are ended.
@@ -276,7 +268,7 @@ def _recording(store: Store, config: Config, loaded: Loaded) -> Iterator[tuple[R
     )
     with store.claims.hold(row.id, KIND):
         try:
-            yield Recorder(store, row, tokenizer.hash), row.name
+            yield SessionRecorder(store, row, loaded.chat), row.name
         finally:
             store.flush()
             store.runs.update(row.id, status="finished", ended=time.time())
@@ -287,7 +279,7 @@ def _maker(
     engine: SharedEngine,
     loaded: Loaded,
     rollout: RolloutConfig,
-    recorder: Recorder | None,
+    recorder: SessionRecorder | None,
     watch: Watch | None,
 ) -> Any:
     """Opens a session for a key that a client brought."""
@@ -298,7 +290,9 @@ def _maker(
         named = not key.startswith(TRACE)
         limits = Limits(length, length, choices=1 if named else CHOICES, retries=named)
         seed = secrets.randbits(62)
-        writers = [recorder.writer(key, seed)] if recorder is not None else []
+        writers: list[OnTurn] = []
+        if recorder is not None:
+            writers.append(partial(recorder.write, key, seed))
         writers += [watch(key)] if watch is not None else []
 
         def write(turn: Turn, tokens: Tokens) -> None:

@@ -130,9 +130,8 @@ class WorkerPool:
         text = f"The worker was lost {AGAIN + 1} times. {error.message}"
         ended = begun.with_(outcome=Outcome.ENV_ERROR, error=text, ended=time.time())
         ended = ended.with_(flags=flag_names(ended, []))
-        if context.recorder is not None:
-            context.recorder.start(begun, job.task.split, context.chat.tokenizer.hash)
-            context.recorder.finish(ended)
+        context.recorder.start(begun, job.task.split, context.chat.tokenizer.hash)
+        context.recorder.finish(ended)
         return Attempted(ended)
 
     async def _free_worker(self, job: Job) -> RemoteWorker:

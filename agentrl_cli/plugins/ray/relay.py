@@ -31,7 +31,7 @@ def as_stored(turn: Turn) -> Turn:
     return replace(turn, messages=tuple(messages), calls=tuple(calls), results=tuple(results))
 
 
-class Relay:
+class Relay(Recorder):
     """The recorder of one call in a worker: each turn is sent once, when it is finished."""
 
     def __init__(self, number: int, emit: Callable[[Message], None]) -> None:

@@ -18,13 +18,21 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from agentrl_cli.errors import BadAnswer, PolicyError
+from agentrl_cli.config.records import PolicySettings
+from agentrl_cli.errors import BadAnswer, ConfigError, PolicyError
 from agentrl_cli.hooks.waits import waiting
 from agentrl_cli.policies.remote.checked import read_json
 
 T = TypeVar("T")
 
 RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
+HINTS = {
+    **dict.fromkeys(
+        (401, 403),
+        "remote.api_key_env names the environment variable that holds the server's key.",
+    ),
+    404: "remote.model is the name under which the server serves the model; its /v1/models lists them.",
+}
 MAX_BODY = 500
 """Characters of a server's error that a message repeats."""
 LONGEST_PAUSE = 10.0
@@ -176,7 +184,7 @@ class Endpoint:
                 if answer.is_success:
                     return read(answer.content)
                 if answer.status_code not in RETRY_STATUS or attempt >= self.retries:
-                    raise _server_error(url, answer, attempt + 1)
+                    raise _server_error(url, answer, attempt)
             except BadAnswer as error:
                 if attempt >= self.retries or self._closed:
                     tried = f"; tried {attempt + 1} times" if attempt else ""
@@ -231,9 +239,7 @@ class Endpoint:
             return await call
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if (
-                current is not None and not current.cancelling()
-            ):  # this task was not cancelled: `close` was called
+            if current is not None and not current.cancelling():  # `close` was called
                 self._require_open(request)
             raise
         finally:
@@ -277,20 +283,13 @@ def _reason(error: BaseException) -> str:
     return found
 
 
-def _server_error(url: str, answer: httpx2.Response, tries: int) -> ServerError:
-    said = _message(answer.text)[:MAX_BODY]
-    status = answer.status_code
-    return ServerError(f"{url} answered {status}: {said}", status, hint=_hint(status, tries))
-
-
-def _hint(status: int, tries: int) -> str:
-    if status in (401, 403):
-        return "remote.api_key_env names the environment variable that holds the server's key."
-    if status == 404:
-        return "remote.model is the name under which the server serves the model; its /v1/models lists them."
+def _server_error(url: str, answer: httpx2.Response, retries: int) -> ServerError:
+    status, hint = answer.status_code, HINTS.get(answer.status_code, "")
     if status >= 500:
-        return f"Tried {tries} times (remote.request.retries is {tries - 1}); the server's own log has more."
-    return ""
+        tried = f"Tried {retries + 1} times (remote.request.retries is {retries})"
+        hint = f"{tried}; the server's own log has more."
+    said = _message(answer.text)[:MAX_BODY]
+    return ServerError(f"{url} answered {status}: {said}", status, hint=hint)
 
 
 def _message(text: str) -> str:
@@ -299,6 +298,48 @@ def _message(text: str) -> str:
         answer = json.loads(text)
     except ValueError:
         return text
-    found = answer.get("error", answer) if isinstance(answer, dict) else answer
-    message = found.get("message") if isinstance(found, dict) else found
-    return message if isinstance(message, str) and message else text
+    for name in ("error", "message"):
+        answer = answer.get(name, answer) if isinstance(answer, dict) else answer
+    return answer if isinstance(answer, str) and answer else text
+
+
+NO_IMAGES = "Servers are sent token ids alone, without images."
+
+
+class RemotePolicy:
+    """A policy that samples on a server."""
+
+    endpoint: Endpoint
+
+    async def reach(self) -> None:
+        """Raise PolicyError unless the server answers within seconds."""
+        await self.endpoint.reach()
+
+    async def close(self) -> None:
+        await self.endpoint.close()
+
+
+def connection(config: PolicySettings, url: str = "") -> dict[str, Any]:
+    """Return the arguments of Endpoint; `url`: one of several servers, whose turns can move to another one.
+
+    Raises ConfigError if the address or the API key's variable is missing.
+    """
+    remote = config.remote
+    if not (url or remote.address):
+        raise ConfigError(
+            "remote.backend needs remote.url.", hint="vllm and openai: http://host:8000/v1."
+        )
+    key = os.environ.get(remote.api_key_env, "") if remote.api_key_env else ""
+    if remote.api_key_env and not key:
+        raise ConfigError(
+            f"remote.api_key_env names {remote.api_key_env}, which is not set in the environment.",
+            hint="Export it, or set remote.api_key_env to the one that holds the key.",
+        )
+    return {
+        "url": url or remote.address,
+        "api_key": key,
+        "concurrency": config.rollout.concurrency,
+        "timeout": remote.request.timeout,
+        "retries": min(remote.request.retries, 1) if url else remote.request.retries,
+        "patience": 0.0 if url else remote.request.patience,
+    }

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,11 +22,17 @@ import numpy as np
 
 from agentrl_cli.errors import PolicyError
 from agentrl_cli.policies.protocols import OnToken, PolicySource
-from agentrl_cli.policies.remote.base import NO_IMAGES, RemotePolicy, connection
 from agentrl_cli.policies.remote.checked import alternatives, finish, log_probabilities, token_ids
-from agentrl_cli.policies.remote.http import MAX_BODY, Endpoint, ServerError
+from agentrl_cli.policies.remote.http import (
+    MAX_BODY,
+    NO_IMAGES,
+    Endpoint,
+    RemotePolicy,
+    ServerError,
+    connection,
+)
 from agentrl_cli.policies.remote.wires import Report, Wire
-from agentrl_cli.types import Float32, Generation, Int32, Sampling, StopReason
+from agentrl_cli.types import Generation, Int32, Sampling, StopReason
 
 STABLE = "STABLE"
 """Marks a folder of weights as complete."""
@@ -36,19 +42,6 @@ FINISH = {
     "abort": StopReason.CANCELLED,
 }
 """Finish reasons of the servers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A turn as the server reported it, checked."""
-
-    ids: list[int]
-    logps: Float32
-    top_ids: Int32
-    top_logps: Float32
-    stop_reason: StopReason
-    version: str
-    """The weights that made it, if the server names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +123,24 @@ def drop_older(folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def check_report(report: Report, sampling: Sampling, vocabulary: int | None) -> Answer:
-    """Return a server's report as an answer. Raises BadAnswer."""
+def check_report(report: Report, sampling: Sampling, vocabulary: int | None) -> Generation:
+    """Return a server's report as a turn of the version that it names. Raises BadAnswer."""
     ids = token_ids(report.ids, sampling, vocabulary)
     logps = log_probabilities(report.logps, len(ids))
     top_ids, top_logps = alternatives(report.tops, len(ids), vocabulary)
     reason = finish(report.finish_reason, FINISH)
     if reason is StopReason.STOP and sampling.stop_strings and ids[-1] not in sampling.stop_ids:
         reason = StopReason.STOP_STRING
-    return Answer(ids, logps, top_ids, top_logps, reason, report.version)
+    return Generation(
+        np.asarray(ids, np.int32),
+        logps,
+        logps.copy(),
+        np.full(len(ids), np.nan, np.float32),
+        top_ids,
+        top_logps,
+        reason,
+        report.version,
+    )
 
 
 class HttpPolicy(RemotePolicy):
@@ -231,21 +233,15 @@ class HttpPolicy(RemotePolicy):
             raise PolicyError(NO_IMAGES)
         async with self._gate.turn():
             started, version = time.perf_counter(), self.weights_version
-            answer = await self._ask([int(id_) for id_ in ids], sampling)
-        known = self.wire.known_logps(self.processed, sampling)
-        sampled, own = (
-            answer.logps.copy() if yes else np.full_like(answer.logps, np.nan) for yes in known
-        )
-        for id_ in answer.ids if on_token is not None else ():
+            made = await self._ask([int(id_) for id_ in ids], sampling)
+        sampled, own = self.wire.known_logps(self.processed, sampling)
+        unknown = np.full_like(made.logp_policy, np.nan)
+        for id_ in made.ids.tolist() if on_token is not None else ():
             on_token(id_)  # type: ignore[misc]  # the loop is empty if it is None
-        return Generation(
-            ids=np.asarray(answer.ids, np.int32),
-            logp_sampled=sampled,
-            logp_policy=own,
-            entropy=np.full(len(answer.ids), np.nan, np.float32),
-            top_ids=answer.top_ids,
-            top_logps=answer.top_logps,
-            stop_reason=answer.stop_reason,
+        return replace(
+            made,
+            logp_sampled=made.logp_sampled if sampled else unknown,
+            logp_policy=made.logp_policy if own else unknown,
             weights_version=version,
             seconds=time.perf_counter() - started,
         )
@@ -317,13 +313,13 @@ class HttpPolicy(RemotePolicy):
     def describe(self) -> str:
         return self.name
 
-    async def _ask(self, ids: list[int], sampling: Sampling) -> Answer:
+    async def _ask(self, ids: list[int], sampling: Sampling) -> Generation:
         """Return an answer that was made with the published weights; if the server lost them, it is given them again.
 
         A restart between two requests shows in the answer alone: the adapter is unknown, or other weights are named.
         """
 
-        def read(answer: dict[str, Any]) -> Answer:
+        def read(answer: dict[str, Any]) -> Generation:
             return check_report(self.wire.read(answer), sampling, self.vocabulary)
 
         for last in (False, True):
@@ -337,11 +333,12 @@ class HttpPolicy(RemotePolicy):
                     raise
             else:
                 # Adapters are requested by name.
-                if adapted or self._folder is None or found.version in ("", self.weights_version):
+                version = found.weights_version
+                if adapted or self._folder is None or version in ("", self.weights_version):
                     return found
                 if last:
                     raise PolicyError(
-                        f"The server samples with the weights {found.version!r} "
+                        f"The server samples with the weights {version!r} "
                         f"and was given {self.weights_version!r}.",
                         hint="Does another trainer write into the same server?",
                     )

@@ -15,9 +15,8 @@ from typing import Any
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.errors import BadAnswer, PolicyError, TemplateError
 from agentrl_cli.policies.protocols import OnToken, PolicySource, generation
-from agentrl_cli.policies.remote.base import NO_IMAGES, RemotePolicy, connection
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, finish, items, part
-from agentrl_cli.policies.remote.http import Endpoint
+from agentrl_cli.policies.remote.http import NO_IMAGES, Endpoint, RemotePolicy, connection
 from agentrl_cli.types import Generation, Int32, Message, Sampling, StopReason, ToolSchema
 from agentrl_cli.types.plain import check_plain
 
@@ -68,14 +67,12 @@ class OpenAIPolicy(RemotePolicy):
     def of(cls, source: PolicySource) -> OpenAIPolicy:
         """Return the policy that the configuration describes. Raises ConfigError, or PolicyError for a bad address."""
         remote = source.config.remote
-        model, arguments = remote.model or source.config.model.name, connection(source.config)
-        length = source.context_length
         return cls(
-            model=model,
+            model=remote.model or source.config.model.name,
             chat=source.chat,
             mode=remote.backend.mode,
-            context_length=length,
-            **arguments,
+            context_length=source.context_length,
+            **connection(source.config),
         )
 
     def observe(
@@ -106,13 +103,19 @@ class OpenAIPolicy(RemotePolicy):
             "seed": sampling.seed,
         }
         if self.mode == "chat":
-            out, reason = await self._chat(key, body, sampling)
+            if key not in self._seen:
+                raise PolicyError(
+                    'In "chat" mode `observe` must be called with the messages first.'
+                )
+            messages, tools = self._seen[key]
+            path = "/chat/completions"
+            body["messages"] = [_wire(message) for message in messages]
+            body |= {"tools": tools} if tools else {}
         else:
             stops = [self.chat.tokenizer.token_text(id_) for id_ in self.chat.stop_ids[:4]]
+            path = "/completions"
             body |= {"prompt": self.chat.decode(ids), "stop": stops}
-            out, reason = await self.endpoint.ask(
-                "/completions", body, partial(self._read, sampling)
-            )
+        out, reason = await self.endpoint.ask(path, body, partial(self._read, sampling))
         if reason is StopReason.LENGTH and out and out[-1] in self.chat.stop_ids:
             out = out[:-1]
         for id_ in out if on_token is not None else ():
@@ -127,17 +130,6 @@ class OpenAIPolicy(RemotePolicy):
 
     async def release(self, key: str) -> None:
         self._seen.pop(key, None)
-
-    async def _chat(
-        self, key: str, body: dict[str, Any], sampling: Sampling
-    ) -> tuple[list[int], StopReason]:
-        if key not in self._seen:
-            raise PolicyError('In "chat" mode `observe` must be called with the messages first.')
-        messages, tools = self._seen[key]
-        body = {**body, "messages": [_wire(message) for message in messages]}
-        if tools:
-            body["tools"] = tools
-        return await self.endpoint.ask("/chat/completions", body, partial(self._read, sampling))
 
     def _read(self, sampling: Sampling, answer: dict[str, Any]) -> tuple[list[int], StopReason]:
         """Return the answer's text, encoded here, and why the server stopped. Raises BadAnswer."""

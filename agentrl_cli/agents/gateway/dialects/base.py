@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar
 
-from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, bad
+from agentrl_cli.agents.gateway.request import Choice, ModelRequest, Reply, Token, bad
 
 Body = Mapping[str, Any]
 T = TypeVar("T", bool, int, float, str)
@@ -17,7 +17,10 @@ KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a st
 DONE = "data: [DONE]\n\n"
 MOST_STOPS = 16
 """Stop strings of a request."""
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+NUMBERS: dict[str, type[float]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), float),
+    **dict.fromkeys(("top_k", "seed"), int),
+}
 STATUS_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -66,30 +69,20 @@ def refuse_fields(body: Body, names: Iterable[str]) -> None:
         raise bad(f"{name} is not served.", name, "unsupported_parameter")
 
 
-def model_of(body: Body) -> str:
-    """Return the model's name; empty means the server's own."""
-    return field_of(body, "model", str) or ""
-
-
 def sampling_of(body: Body) -> dict[str, float]:
     """Return the sampling fields of a body. Raises RequestError for no number, or an unserved field."""
     found: dict[str, float] = {}
-    for name in NUMBERS:
-        if (number := field_of(body, name, float)) is not None:
-            found[name] = number
-    for name in ("top_k", "seed"):
-        if (value := integer_of(body, name)) is not None:
-            found[name] = max(value, 0) if name == "top_k" else value  # -1 means all to vLLM
+    for name, kind in NUMBERS.items():
+        if (number := field_of(body, name, kind)) is not None:
+            found[name] = max(number, 0) if name == "top_k" else number  # -1 means all to vLLM
     for name in ("presence_penalty", "frequency_penalty"):
         if field_of(body, name, float):
             raise bad(
                 f"{name} is not served; repetition_penalty is.", name, "unsupported_parameter"
             )
-    if body.get("logit_bias"):
-        refuse_fields(body, ("logit_bias",))
     if body.get("modalities") not in (None, [], ["text"]):
         raise bad("Of modalities text alone is served.", "modalities", "unsupported_parameter")
-    refuse_fields(body, UNSERVED)
+    refuse_fields(body, (*UNSERVED, *(["logit_bias"] if body.get("logit_bias") else [])))
     return found
 
 
@@ -172,24 +165,40 @@ def schema_of(value: Any, param: str) -> Mapping[str, Any] | None:
 
 
 def request_of(body: Body, **own: Any) -> ModelRequest:
-    """Return a request of the shared fields and the dialect's own. Raises RequestError."""
-    options = body.get("stream_options")
-    stream, n = flag_of(body, "stream"), integer_of(body, "n", 1) or 1
-    if stream and n > 1:
-        raise bad("n > 1 is not streamed.", "n")
+    """Return a request of the fields that all dialects share and a dialect's own. Raises RequestError."""
     return ModelRequest(
-        model=model_of(body),
+        model=field_of(body, "model", str) or "",
         sampling=sampling_of(body),
-        stop=stops_of(body.get("stop")),
-        n=n,
-        schema=schema_of(body.get("response_format"), "response_format"),
-        stream=stream,
-        usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
-        token_ids=flag_of(body, "return_token_ids"),
+        stream=flag_of(body, "stream"),
         session=session_of(body),
         raw=body,
         **own,
     )
+
+
+def completion_request(body: Body, **own: Any) -> ModelRequest:
+    """Return a request of the fields that chat completions and completions share. Raises RequestError."""
+    options, n = body.get("stream_options"), integer_of(body, "n", 1) or 1
+    if flag_of(body, "stream") and n > 1:
+        raise bad("n > 1 is not streamed.", "n")
+    return request_of(
+        body,
+        stop=stops_of(body.get("stop")),
+        n=n,
+        schema=schema_of(body.get("response_format"), "response_format"),
+        usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        token_ids=flag_of(body, "return_token_ids"),
+        **own,
+    )
+
+
+def token_fields(token: Token) -> dict[str, Any]:
+    """Return a token with its alternatives in OpenAI's form."""
+    first, *top = [
+        {"token": text, "logprob": logp, "bytes": list(text.encode())}
+        for text, logp in ((token.text, token.logprob), *token.top)
+    ]
+    return {**first, "top_logprobs": top}
 
 
 def ending(request: ModelRequest, choice: Choice, logprobs: Any) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from agentrl_cli.agents.gateway.dialects.base import (
     Body,
     Dialect,
+    completion_request,
     ending,
     flag_of,
     integer_of,
     last_events,
     openai_error,
     prompt_ids,
-    request_of,
     sse,
+    token_fields,
     usage,
 )
 from agentrl_cli.agents.gateway.messages import message_list, read_message
@@ -23,7 +25,6 @@ from agentrl_cli.agents.gateway.request import (
     Choice,
     ModelRequest,
     Reply,
-    Token,
     bad,
     chosen_tool,
     read_tools,
@@ -39,12 +40,11 @@ def parse(body: Body) -> ModelRequest:
     if legacy := body.get("functions"):
         if tools:
             raise bad("A request has tools or functions, not both.", "functions")
-        if not isinstance(legacy, list):
-            raise bad("functions must be a list.", "functions")
-        tools = read_tools([{"function": function} for function in legacy], "functions")
+        nested = isinstance(legacy, list) and [{"function": function} for function in legacy]
+        tools = read_tools(nested, "functions")
     if body.get("function_call") is not None:
         choice, name = tool_choice(body["function_call"], tools, "function_call")
-    return request_of(
+    return completion_request(
         body,
         messages=tuple(
             read_message(message, f"messages[{n}]") for n, message in enumerate(messages)
@@ -80,9 +80,21 @@ def tool_choice(
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a chat completion."""
+    messages = [
+        {
+            "role": "assistant",
+            "content": choice.text or (None if choice.calls else ""),
+            **_reasoning(choice),
+            **_calls(request, choice),
+        }
+        for choice in reply.choices
+    ]
     return {
         **_head(reply, "chat.completion"),
-        "choices": [_choice(request, n, choice) for n, choice in enumerate(reply.choices)],
+        "choices": [
+            {"index": n, "message": message, **_ending(request, reply.choices[n])}
+            for n, message in enumerate(messages)
+        ],
         "usage": usage(reply),
         **prompt_ids(request, reply),
     }
@@ -98,17 +110,6 @@ def _head(reply: Reply, kind: str) -> dict[str, Any]:
     }
 
 
-def _choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": choice.text or (None if choice.calls else ""),
-    }
-    message |= _reasoning(choice)
-    if choice.calls:
-        message |= _legacy_call(request, choice) or {"tool_calls": _calls(choice)}
-    return {"index": index, "message": message, **_ending(request, choice)}
-
-
 def _reasoning(choice: Choice) -> dict[str, str]:
     return (
         {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
@@ -117,8 +118,9 @@ def _reasoning(choice: Choice) -> dict[str, str]:
     )
 
 
-def _calls(choice: Choice) -> list[dict[str, Any]]:
-    return [
+def _calls(request: ModelRequest, choice: Choice) -> dict[str, Any]:
+    """Return the calls of a choice; the first alone for a request with `functions`, the form before `tools`."""
+    calls = [
         {
             "id": call.id,
             "type": "function",
@@ -126,59 +128,39 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
         }
         for call in choice.calls
     ]
-
-
-def _legacy_call(request: ModelRequest, choice: Choice) -> dict[str, Any]:
-    """Return the call of a request with `functions`, the form before `tools`; empty for any other."""
-    if not (request.raw.get("functions") and choice.calls):
-        return {}
-    call = choice.calls[0]
-    return {"function_call": {"name": call.name, "arguments": call.arguments}}
+    if calls and request.raw.get("functions"):
+        return {"function_call": calls[0]["function"]}
+    return {"tool_calls": calls} if calls else {}
 
 
 def _ending(request: ModelRequest, choice: Choice) -> dict[str, Any]:
     logprobs = (
         None
         if request.top_logprobs is None
-        else {"content": [_token(token) for token in choice.tokens]}
+        else {"content": [token_fields(token) for token in choice.tokens]}
     )
+    legacy = "function_call" in _calls(request, choice)
     found = ending(request, choice, logprobs)
-    return found | {"finish_reason": "function_call"} if _legacy_call(request, choice) else found
-
-
-def _token(token: Token) -> dict[str, Any]:
-    top = [
-        {"token": text, "logprob": logp, "bytes": list(text.encode())} for text, logp in token.top
-    ]
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.text.encode()),
-        "top_logprobs": top,
-    }
+    return found | ({"finish_reason": "function_call"} if legacy else {})
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """Yield chunks: the role, the reasoning, the text, each call, the finish reason, usage if wanted, then [DONE]."""
-    head = _head(reply, "chat.completion.chunk")
-    choice = reply.choices[0]
-
-    def chunk(delta: dict[str, Any], **more: Any) -> str:
-        return sse(
-            {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **more}]}
-        )
-
-    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-    yield sse({**head, "choices": [role], **prompt_ids(request, reply)})
-    if choice.reasoning:
-        yield chunk(_reasoning(choice))
-    if choice.text:
-        yield chunk({"content": choice.text})
-    if called := _legacy_call(request, choice):
-        yield chunk(called)
-    for number, call in enumerate(() if called else _calls(choice)):
-        yield chunk({"tool_calls": [{"index": number, **call}]})
-    yield chunk({}, **_ending(request, choice))
+    head, choice = _head(reply, "chat.completion.chunk"), reply.choices[0]
+    calls = _calls(request, choice)
+    listed = [
+        {"tool_calls": [{"index": n, **c}]} for n, c in enumerate(calls.get("tool_calls", ()))
+    ]
+    text = {"content": choice.text} if choice.text else {}
+    deltas = [_reasoning(choice), text, *(listed or [calls])]
+    chunks: list[dict[str, Any]] = [
+        {"delta": {"role": "assistant", "content": ""}, "finish_reason": None},
+        *({"delta": delta, "finish_reason": None} for delta in deltas if delta),
+        {"delta": {}, **_ending(request, choice)},
+    ]
+    for n, chunk in enumerate(chunks):
+        ids = {} if n else prompt_ids(request, reply)
+        yield sse({**head, "choices": [{"index": 0, **chunk}], **ids})
     yield from last_events(request, reply, head)
 
 
@@ -195,7 +177,7 @@ def parse_completion(body: Body) -> ModelRequest:
         raise bad("suffix is not served.", "suffix", "unsupported_parameter")
     if (integer_of(body, "best_of", 1) or 1) > 1:
         raise bad("best_of is not served.", "best_of", "unsupported_parameter")
-    return request_of(
+    return completion_request(
         body,
         prompt=_prompt(body.get("prompt")),
         echo=flag_of(body, "echo"),
@@ -217,46 +199,36 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 
 def answer_completion(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     """Return a completion."""
-    choices = [
-        {**_completion_choice(request, n, choice), **prompt_ids(request, reply)}
-        for n, choice in enumerate(reply.choices)
-    ]
-    return {**_completion_head(reply), "choices": choices, "usage": usage(reply)}
-
-
-def _completion_head(reply: Reply) -> dict[str, Any]:
+    echo = request.prompt if request.echo and isinstance(request.prompt, str) else ""
+    choices = []
+    for n, choice in enumerate(reply.choices):
+        texts = [token.text for token in choice.tokens]
+        logprobs = {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in choice.tokens],
+            "top_logprobs": [dict(token.top) for token in choice.tokens],
+            "text_offset": [0, *accumulate(map(len, texts))][: len(texts)],
+        }
+        ended = ending(request, choice, None if request.top_logprobs is None else logprobs)
+        choices.append(
+            {"index": n, "text": echo + choice.text, **ended, **prompt_ids(request, reply)}
+        )
     return {
         "id": f"cmpl-{reply.id}",
         "object": "text_completion",
         "created": reply.created,
         "model": reply.model,
-    }
-
-
-def _completion_choice(request: ModelRequest, index: int, choice: Choice) -> dict[str, Any]:
-    echo = request.prompt if request.echo and isinstance(request.prompt, str) else ""
-    logprobs = None if request.top_logprobs is None else _completion_logprobs(choice)
-    return {"index": index, "text": echo + choice.text, **ending(request, choice, logprobs)}
-
-
-def _completion_logprobs(choice: Choice) -> dict[str, Any]:
-    offsets, at = [], 0
-    for token in choice.tokens:
-        offsets.append(at)
-        at += len(token.text)
-    return {
-        "tokens": [token.text for token in choice.tokens],
-        "token_logprobs": [token.logprob for token in choice.tokens],
-        "top_logprobs": [dict(token.top) for token in choice.tokens],
-        "text_offset": offsets,
+        "choices": choices,
+        "usage": usage(reply),
     }
 
 
 def completion_events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """Yield the text with its finish reason, usage if wanted, then [DONE]."""
-    choice = _completion_choice(request, 0, reply.choices[0]) | prompt_ids(request, reply)
-    yield sse({**_completion_head(reply), "choices": [choice]})
-    yield from last_events(request, reply, _completion_head(reply))
+    whole = answer_completion(request, reply)
+    del whole["usage"]
+    yield sse(whole)
+    yield from last_events(request, reply, whole)
 
 
 COMPLETIONS = Dialect(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl_cli.agents.gateway.dialects.base import (
+    STATUS_TYPES,
     Body,
     Dialect,
-    flag_of,
     integer_of,
-    model_of,
-    sampling_of,
+    request_of,
     schema_of,
-    session_of,
     sse,
     stops_of,
 )
@@ -34,67 +33,49 @@ from agentrl_cli.agents.gateway.request import (
 )
 from agentrl_cli.types import Message, ToolSchema
 
-ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
 SIGNATURE = "agentrl"
 """Stands where Anthropic signs a thinking block: clients send it back as it is."""
+EMPTY: dict[str, dict[str, Any]] = {
+    "text": {"text": ""},
+    "thinking": {"thinking": "", "signature": ""},
+    "tool_use": {"input": {}},
+}
+"""Kind of a block to the fields that its deltas fill in a stream."""
+BLOCKS = (*EMPTY, "redacted_thinking")
 
 
 def parse(body: Body) -> ModelRequest:
     """Return a messages body. Raises RequestError."""
     if integer_of(body, "max_tokens", 1) is None:
         raise bad("max_tokens: field required.", "max_tokens")
-    tools = read_tools([_tool(tool) for tool in body.get("tools") or ()] or None)
+    tools = read_tools(body.get("tools"))
     choice, name, parallel = _choice_of(body.get("tool_choice"), tools)
-    return ModelRequest(
-        model=model_of(body),
+    config = body.get("output_config")
+    form = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
+    return request_of(
+        body,
         messages=tuple(_messages(body)),
         tools=tools,
-        sampling=sampling_of(body),
         max_tokens=integer_of(body, "max_tokens"),
         stop=stops_of(body.get("stop_sequences"), "stop_sequences"),
         tool_choice=choice,
         tool_name=name,
         parallel=parallel,
-        schema=_schema(body),
-        stream=flag_of(body, "stream"),
-        session=session_of(body),
-        raw=body,
+        schema=schema_of(form, "output_config.format"),
     )
-
-
-def _schema(body: Body) -> Mapping[str, Any] | None:
-    config = body.get("output_config")
-    inner = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
-    return schema_of(inner, "output_config.format")
-
-
-def _tool(tool: Any) -> Any:
-    """Return a tool for `read_tools`, which refuses Anthropic's own server tools by their type."""
-    if isinstance(tool, Mapping) and tool.get("type") in (None, "custom"):
-        return {**tool, "type": "function", "parameters": tool.get("input_schema")}
-    return tool
 
 
 def _choice_of(value: Any, tools: tuple[ToolSchema, ...]) -> tuple[str, str, bool]:
     """Return (choice, name, parallel) of `tool_choice`."""
-    if value is None:
-        return "auto", "", True
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    parallel = not (isinstance(value, Mapping) and value.get("disable_parallel_tool_use"))
-    match kind:
-        case "auto" | "none":
-            return str(kind), "", parallel
+    given = {"type": "auto"} if value is None else value if isinstance(value, Mapping) else {}
+    parallel = not given.get("disable_parallel_tool_use")
+    match given.get("type"):
+        case "auto" | "none" as kind:
+            return kind, "", parallel
         case "any":
             return "required" if tools else "auto", "", parallel
         case "tool":
-            return "function", chosen_tool(value.get("name"), tools), parallel
+            return "function", chosen_tool(given.get("name"), tools), parallel
     raise bad("tool_choice must be an object of type auto, any, tool or none.", "tool_choice")
 
 
@@ -134,30 +115,19 @@ def _user(blocks: list[Mapping[str, Any]], param: str) -> Iterator[Message]:
 
 
 def _assistant(blocks: list[Mapping[str, Any]], param: str) -> Message:
-    texts, calls, thinking = [], [], []
     for block in blocks:
-        match block.get("type"):
-            case "text":
-                texts.append(block)
-            case "tool_use":
-                calls.append(
-                    (
-                        str(block.get("id") or ""),
-                        str(block.get("name") or ""),
-                        block.get("input") or {},
-                    )
-                )
-            case "thinking":
-                thinking.append(str(block.get("thinking") or ""))
-            case "redacted_thinking":
-                pass
-            case kind:
-                raise bad(
-                    f"{param}: blocks of type {kind!r} are not served.",
-                    param,
-                    "unsupported_content",
-                )
-    return assistant_message(text_of(texts, param, ""), calls, "".join(thinking) or None)
+        if (kind := block.get("type")) not in BLOCKS:
+            why = f"{param}: blocks of type {kind!r} are not served."
+            raise bad(why, param, "unsupported_content")
+    texts = [block for block in blocks if block["type"] == "text"]
+    calls = [
+        (str(block.get("id") or ""), str(block.get("name") or ""), block.get("input") or {})
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    thoughts = [block.get("thinking") for block in blocks if block["type"] == "thinking"]
+    thinking = "".join(str(thought or "") for thought in thoughts)
+    return assistant_message(text_of(texts, param, ""), calls, thinking or None)
 
 
 def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
@@ -199,10 +169,10 @@ def _stop_fields(choice: Choice) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": choice.stop_string or None}
 
 
-def _usage(reply: Reply, sampled: int | None = None) -> dict[str, Any]:
+def _usage(reply: Reply) -> dict[str, Any]:
     return {
         "input_tokens": len(reply.prompt_ids) - reply.cached,
-        "output_tokens": reply.sampled if sampled is None else sampled,
+        "output_tokens": reply.sampled,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": reply.cached,
     }
@@ -211,36 +181,22 @@ def _usage(reply: Reply, sampled: int | None = None) -> dict[str, Any]:
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """Yield message_start; start, delta and stop of each block; message_delta with usage; message_stop."""
     choice = reply.choices[0]
-    empty = {
+    started = {
         **_head(reply),
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(reply, 0),
+        "usage": {**_usage(reply), "output_tokens": 0},
     }
-    yield _event("message_start", message=empty)
+    yield _event("message_start", message=started)
     for index, block in enumerate(_blocks(choice)):
-        start: dict[str, Any]
-        match block["type"]:
-            case "text":
-                start, deltas = (
-                    {"type": "text", "text": ""},
-                    [{"type": "text_delta", "text": block["text"]}],
-                )
-            case "thinking":
-                start = {"type": "thinking", "thinking": "", "signature": ""}
-                deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}]
-                deltas.append({"type": "signature_delta", "signature": SIGNATURE})
-            case _:
-                start = {**block, "input": {}}
-                deltas = [
-                    {
-                        "type": "input_json_delta",
-                        "partial_json": json.dumps(block["input"], ensure_ascii=False),
-                    }
-                ]
-        yield _event("content_block_start", index=index, content_block=start)
-        for delta in deltas:
+        empty = EMPTY[block["type"]]
+        yield _event("content_block_start", index=index, content_block={**block, **empty})
+        for name in empty:
+            delta = {"type": f"{name}_delta", name: block[name]}
+            if name == "input":
+                written = json.dumps(block["input"], ensure_ascii=False)
+                delta = {"type": "input_json_delta", "partial_json": written}
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
     yield _event("message_delta", delta=_stop_fields(choice), usage=_usage(reply))
@@ -253,13 +209,9 @@ def _event(kind: str, **data: Any) -> str:
 
 def error(message: str, status: int, code: str = "", param: str = "") -> dict[str, Any]:
     """Return an error in Anthropic's form."""
-    kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    kinds = {**STATUS_TYPES, 413: "request_too_large"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def late_error(body: dict[str, Any]) -> str:
-    """Return an error in a stream that has begun."""
-    return sse(body, "error")
-
-
-DIALECT = Dialect("messages", "messages", parse, answer, events, error, late_error)
+DIALECT = Dialect("messages", "messages", parse, answer, events, error, partial(sse, event="error"))

@@ -10,13 +10,12 @@ from agentrl_cli.agents.gateway.dialects.base import (
     Dialect,
     flag_of,
     integer_of,
-    model_of,
     openai_error,
     refuse_fields,
-    sampling_of,
+    request_of,
     schema_of,
-    session_of,
     sse,
+    token_fields,
 )
 from agentrl_cli.agents.gateway.dialects.chat import tool_choice
 from agentrl_cli.agents.gateway.messages import (
@@ -25,7 +24,7 @@ from agentrl_cli.agents.gateway.messages import (
     text_of,
     tool_message,
 )
-from agentrl_cli.agents.gateway.request import Call, Choice, ModelRequest, Reply, bad, read_tools
+from agentrl_cli.agents.gateway.request import ModelRequest, Reply, bad, read_tools
 from agentrl_cli.types import Message
 
 REFUSED = ("conversation", "prompt", "background")
@@ -37,30 +36,21 @@ def parse(body: Body) -> ModelRequest:
     refuse_fields(body, REFUSED)
     tools = read_tools(body.get("tools"))
     choice, name = tool_choice(body.get("tool_choice"), tools)
-    text = body.get("text")
-    return ModelRequest(
-        model=model_of(body),
+    text, include = body.get("text"), body.get("include")
+    logprobs = isinstance(include, list) and "message.output_text.logprobs" in include
+    return request_of(
+        body,
         messages=tuple(_messages(body)),
         tools=tools,
-        sampling=sampling_of(body),
         max_tokens=integer_of(body, "max_output_tokens", 1),
-        top_logprobs=_logprobs(body),
+        top_logprobs=(integer_of(body, "top_logprobs", 0) or 0) if logprobs else None,
         tool_choice=choice,
         tool_name=name,
         parallel=flag_of(body, "parallel_tool_calls", True),
         schema=schema_of(text.get("format") if isinstance(text, Mapping) else None, "text.format"),
-        stream=flag_of(body, "stream"),
         remember=flag_of(body, "store", True),
         previous=str(body.get("previous_response_id") or "").removeprefix("resp_"),
-        session=session_of(body),
-        raw=body,
     )
-
-
-def _logprobs(body: Body) -> int | None:
-    include = body.get("include")
-    wanted = isinstance(include, list) and "message.output_text.logprobs" in include
-    return (integer_of(body, "top_logprobs", 0) or 0) if wanted else None
 
 
 def _messages(body: Body) -> Iterator[Message]:
@@ -107,8 +97,14 @@ def answer(request: ModelRequest, reply: Reply) -> dict[str, Any]:
         **_head(request, reply),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": list(_items(request, reply)),
-        "usage": _usage(reply),
+        "output": list(_items(reply)),
+        "usage": {
+            "input_tokens": len(reply.prompt_ids),
+            "input_tokens_details": {"cached_tokens": reply.cached},
+            "output_tokens": reply.sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": len(reply.prompt_ids) + reply.sampled,
+        },
     }
 
 
@@ -140,17 +136,7 @@ def _head(request: ModelRequest, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
-    return {
-        "input_tokens": len(reply.prompt_ids),
-        "input_tokens_details": {"cached_tokens": reply.cached},
-        "output_tokens": reply.sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": len(reply.prompt_ids) + reply.sampled,
-    }
-
-
-def _items(request: ModelRequest, reply: Reply) -> Iterator[dict[str, Any]]:
+def _items(reply: Reply) -> Iterator[dict[str, Any]]:
     choice = reply.choices[0]
     if choice.reasoning:
         content = [{"type": "reasoning_text", "text": choice.reasoning}]
@@ -162,7 +148,12 @@ def _items(request: ModelRequest, reply: Reply) -> Iterator[dict[str, Any]]:
             "status": "completed",
         }
     if choice.text or not choice.calls:
-        part = _part(request, choice)
+        part = {
+            "type": "output_text",
+            "text": choice.text,
+            "annotations": [],
+            "logprobs": [token_fields(token) for token in choice.tokens],
+        }
         status = "incomplete" if choice.finish == "length" else "completed"
         yield {
             "id": f"msg_{reply.id}",
@@ -171,62 +162,35 @@ def _items(request: ModelRequest, reply: Reply) -> Iterator[dict[str, Any]]:
             "status": status,
             "content": [part],
         }
-    yield from (_call(reply, number, call) for number, call in enumerate(choice.calls))
-
-
-def _part(request: ModelRequest, choice: Choice) -> dict[str, Any]:
-    tokens = choice.tokens if request.top_logprobs is not None else ()
-    logprobs = [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.text.encode()),
-            "top_logprobs": [
-                {"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top
-            ],
+    for number, call in enumerate(choice.calls):
+        yield {
+            "id": f"fc_{reply.id}_{number}",
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
         }
-        for token in tokens
-    ]
-    return {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
-
-
-def _call(reply: Reply, number: int, call: Call) -> dict[str, Any]:
-    return {
-        "id": f"fc_{reply.id}_{number}",
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
 
 
 def events(request: ModelRequest, reply: Reply) -> Iterator[str]:
     """Yield response.created and in_progress; each item added, its parts, done; response.completed."""
-    numbered = 0
+    for number, (kind, data) in enumerate(_numbered(request, reply)):
+        yield sse({"type": kind, "sequence_number": number, **data}, kind)
 
-    def event(kind: str, **data: Any) -> str:
-        nonlocal numbered
-        numbered += 1
-        return sse({"type": kind, "sequence_number": numbered - 1, **data}, kind)
 
+def _numbered(request: ModelRequest, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
     whole = answer(request, reply)
-    yield event("response.created", response=_head(request, reply))
-    yield event("response.in_progress", response=_head(request, reply))
+    yield "response.created", {"response": _head(request, reply)}
+    yield "response.in_progress", {"response": _head(request, reply)}
     for index, item in enumerate(whole["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        nothing: dict[str, Any] = (
-            {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-        )
-        empty = {**item, "status": "in_progress", **nothing}
-        yield event("response.output_item.added", output_index=index, item=empty)
+        unfilled = "arguments" if item["type"] == "function_call" else "content"
+        empty = {**item, "status": "in_progress", unfilled: type(item[unfilled])()}
+        yield "response.output_item.added", {"output_index": index, "item": empty}
         for kind, data in _inner(item):
-            yield event(kind, **place, **data)
-        yield event("response.output_item.done", output_index=index, item=item)
-    yield event(
-        "response.incomplete" if whole["status"] == "incomplete" else "response.completed",
-        response=whole,
-    )
+            yield kind, {"output_index": index, "item_id": item["id"], **data}
+        yield "response.output_item.done", {"output_index": index, "item": item}
+    yield f"response.{whole['status']}", {"response": whole}
 
 
 def _inner(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
