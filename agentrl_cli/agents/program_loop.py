@@ -119,13 +119,9 @@ async def _serve(worker: Any) -> None:
                     task.cancel()
             else:
                 tasks[number] = asyncio.create_task(_answer_to(request, worker))
-                tasks[number].add_done_callback(partial(_forget, tasks, number))
+                tasks[number].add_done_callback(partial(tasks.pop, number))
         for task in tasks.values():
             task.cancel()
-
-
-def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: object) -> None:
-    tasks.pop(number, None)
 
 
 def _serve_forked(worker: Any) -> None:

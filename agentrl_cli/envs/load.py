@@ -34,7 +34,12 @@ def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
     where = folder / "task.yaml"
     if isinstance(value, str) and value.endswith((".yaml", ".yml")):
         where = folder / value
-        value = _read(where)
+        try:
+            value = load_yaml(where)
+        except NotFound:
+            raise ConfigError(f"{where} does not exist.") from None
+        if isinstance(value, dict) and "interaction" in value:
+            value = value["interaction"]
     if isinstance(value, (str, Mapping)):
         value = [value]
     if not isinstance(value, list):
@@ -48,14 +53,6 @@ def load_interactions(folder: Path, value: Any) -> dict[str, Maker]:
             raise ConfigError(f"{where}: two interactions are named {name!r}.")
         makers[name] = maker
     return makers
-
-
-def _read(path: Path) -> Any:
-    try:
-        read = load_yaml(path)
-    except NotFound:
-        raise ConfigError(f"{path} does not exist.") from None
-    return read.get("interaction") if isinstance(read, dict) and "interaction" in read else read
 
 
 def _maker(where: Path, entry: Any) -> tuple[str, Maker]:

@@ -33,13 +33,17 @@ class Interaction(Protocol):
     chat can undo its answers; with `stateless = True`, earlier questions need not be repeated either.
     """
 
-    async def start(self, task: Task) -> None: ...
+    async def start(self, task: Task) -> None:
+        """Begin an episode."""
+        return
 
     async def reply(self, messages: Sequence[Message]) -> Reply | tuple[str | None, float | None]:
         """Answer the conversation, whose last message is the assistant's."""
         ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Free everything; by default nothing."""
+        return
 
 
 Maker = Callable[[], Interaction]
@@ -53,7 +57,7 @@ def kwargs_of(task: Task, name: str = "interaction_kwargs") -> Mapping[str, Any]
     return found if isinstance(found, Mapping) else {}
 
 
-class Scripted:
+class Scripted(Interaction):
     """Replies with the given texts in order, then ends. `reward`: for each turn."""
 
     restarts = True
@@ -71,11 +75,8 @@ class Scripted:
         text = self.script[self._said - 1] if self._said <= len(self.script) else None
         return Reply(text, self.reward)
 
-    async def stop(self) -> None:
-        """Nothing to free."""
 
-
-class Ruled:
+class Ruled(Interaction):
     """Calls a function of (messages, task) that returns a Reply, a text, (text, reward) or None; sync in a thread."""
 
     restarts = stateless = True
@@ -93,11 +94,8 @@ class Ruled:
             return Reply(answer)
         return answer if isinstance(answer, Reply) else Reply(*answer)
 
-    async def stop(self) -> None:
-        """Nothing to free."""
 
-
-class Simulated:
+class Simulated(Interaction):
     """A user played by a model behind an OpenAI-compatible endpoint.
 
     The roles are swapped: the agent's messages are the model's user messages. An answer with `stop_word` ends the
@@ -132,11 +130,8 @@ class Simulated:
             return Reply(text.replace(self.stop_word, "").strip() or None, done=True)
         return Reply(text)
 
-    async def stop(self) -> None:
-        """Nothing to free."""
 
-
-class GuessNumber:
+class GuessNumber(Interaction):
     """Guess-the-number: answers `higher` or `lower`; rewards 1 for the number, and for other turns what they narrowed.
 
     The row has `secret`, `low` and `high`. A turn is worth 0.1 if the guess lies inside the remaining interval, else
@@ -173,11 +168,8 @@ class GuessNumber:
             self.high = min(self.high, guess - 1)
         return Reply("higher" if guess < self.secret else "lower", 0.1 if inside else -0.1)
 
-    async def stop(self) -> None:
-        """Nothing to free."""
 
-
-class Gsm8k:
+class Gsm8k(Interaction):
     """Replies that an answer is wrong and lets the model retry, `tries` times; 1 for a right turn, else 0.
 
     The right answer is `interaction_kwargs.ground_truth`, or the row's `ground_truth` or `answer`. A turn's answer is
@@ -209,9 +201,6 @@ class Gsm8k:
         if same_number(final_number(str(messages[-1].get("content") or "")), self._truth):
             return Reply(None, 1.0, True)
         return Reply(self.WRONG if self._left > 0 else None, 0.0, self._left <= 0)
-
-    async def stop(self) -> None:
-        """Nothing to free."""
 
 
 INTERACTIONS: dict[str, str] = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError
 from agentrl_cli.rewards.context import RewardContext, Scored, split_messages
-from agentrl_cli.rewards.llm_client import KEYS, Asked, ask
+from agentrl_cli.rewards.llm_client import Asked, ask
 from agentrl_cli.types import Message
 from agentrl_cli.types.content import content_text
 
@@ -59,10 +59,8 @@ class Judge:
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Judge:
         """Makes a judge from a mapping. Raises ConfigError for an invalid one."""
-        own = {
-            key: value for key, value in given.items() if key in ("rubric", "prompt", "low", "high")
-        }
-        rest = {key: value for key, value in given.items() if key not in own}
+        rest = dict(given)
+        own = {key: rest.pop(key) for key in ("rubric", "prompt", "low", "high") if key in rest}
         judge = cls(Asked.of(rest, where), **own)
         try:
             judge.question("", "", "")
@@ -112,6 +110,3 @@ def _text(messages: list[Message]) -> str:
             f"{message['role']}: {' '.join([content_text(message.get('content')), *calls])}"
         )
     return "\n".join(lines)
-
-
-__all__ = ["KEYS", "PROMPT", "Judge"]

@@ -19,22 +19,14 @@ from typing import Any
 from agentrl_cli.errors import BadAnswer, ConfigError, EnvError, PolicyError
 from agentrl_cli.policies.remote.checked import choice_of, excerpt, part
 from agentrl_cli.policies.remote.http import Endpoint, check_address
+from agentrl_cli.rewards.context import Gate, require_keys
 from agentrl_cli.types import Message
 from agentrl_cli.types.plain import is_text
 
-KEYS = {
-    *(
-        "url",
-        "model",
-        "api_key_env",
-        "temperature",
-        "max_tokens",
-        "timeout",
-        "retries",
-        "concurrency",
-    ),
-    *("budget_calls", "budget_tokens", "cache"),
-}
+KEYS = (
+    "url model api_key_env temperature max_tokens timeout retries concurrency"
+    " budget_calls budget_tokens cache"
+).split()
 
 
 @dataclass
@@ -62,36 +54,25 @@ class Asked:
     _answers: dict[str, str] = field(default_factory=dict, repr=False)
     _running: dict[str, asyncio.Future[str]] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.concurrency)
+
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Asked:
         """Makes it from a mapping. Raises ConfigError for unknown keys, or if url or model is missing."""
-        unknown = sorted(set(given) - KEYS)
-        missing = [key for key in ("url", "model") if not given.get(key)]
-        if unknown or missing:
-            problem = (
-                f"unknown keys: {', '.join(unknown)}"
-                if unknown
-                else f"{' and '.join(missing)} missing"
-            )
-            raise ConfigError(
-                f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}."
-            )
+        require_keys(given, KEYS, ("url", "model"), where)
         try:
             asked = cls(**given)
             check_address(asked.url)
         except (TypeError, PolicyError) as error:
             raise ConfigError(f"{where}: {error}") from error
-        asked._load()
-        return asked
-
-    def _load(self) -> None:
-        if self.cache and Path(self.cache).is_file():
-            for line in Path(self.cache).read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(
-                    ValueError, KeyError, TypeError
-                ):  # a line cut by a crash is requested again
+        if asked.cache and Path(asked.cache).is_file():
+            for line in Path(asked.cache).read_text(encoding="utf-8").splitlines():
+                # A line cut by a crash is requested again.
+                with contextlib.suppress(ValueError, KeyError, TypeError):
                     kept = json.loads(line)
-                    self._answers[kept["key"]] = kept["text"]
+                    asked._answers[kept["key"]] = kept["text"]
+        return asked
 
 
 async def ask(asked: Asked, messages: Sequence[Message]) -> str:
@@ -156,7 +137,7 @@ async def _send(asked: Asked, body: Mapping[str, Any]) -> str:
         retries=asked.retries,
     )
     try:
-        async with _places(asked):
+        async with asked.gate.here:
             text, tokens = await endpoint.ask("/chat/completions", body, _read)
     except PolicyError as error:
         raise EnvError(
@@ -176,13 +157,3 @@ def _read(answer: Mapping[str, Any]) -> tuple[str, int]:
         raise BadAnswer(f"answered no text: {excerpt(answer)}")
     counted = isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31
     return text, tokens if counted else 0
-
-
-def _places(asked: Asked) -> asyncio.Semaphore:
-    """Limits requests to `concurrency` at once, in the running loop."""
-    loop = asyncio.get_running_loop()
-    kept = asked.__dict__.get("_gate")
-    if kept is None or kept[0] is not loop:
-        kept = asked.__dict__["_gate"] = (loop, asyncio.Semaphore(asked.concurrency))
-    places: asyncio.Semaphore = kept[1]
-    return places

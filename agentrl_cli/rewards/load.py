@@ -20,6 +20,7 @@ from agentrl_cli.registry import resolve
 from agentrl_cli.registry.adapters import foreign_imports
 from agentrl_cli.rewards import Reward
 from agentrl_cli.rewards.adapt import adapt_reward
+from agentrl_cli.rewards.context import require_keys
 
 KEYS = {"weight", "primary", "function", "kwargs", "judge", "model", "timeout", "main_thread"}
 
@@ -29,9 +30,7 @@ def load_reward(
 ) -> Reward:
     """Return a reward part of a pack. Raises ConfigError for an invalid entry, NotFound for a missing function."""
     where = f"{folder / 'task.yaml'}: rewards.{name}"
-    unknown = set(value) - KEYS
-    if unknown:
-        raise ConfigError(f"{where} has unknown keys: {', '.join(sorted(unknown))}.")
+    require_keys(value, KEYS, (), where)
     if sum(key in value for key in ("function", "judge", "model")) > 1:
         raise ConfigError(f"{where} has more than one of function, judge and model.")
     weight, primary, timeout = value.get("weight", 1.0), value.get("primary"), value.get("timeout")

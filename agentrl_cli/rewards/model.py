@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl_cli.errors import ConfigError, EnvError, ModelError, describe_error
 from agentrl_cli.hooks.threads import in_thread
-from agentrl_cli.rewards.context import RewardContext, Scored, split_messages
+from agentrl_cli.rewards.context import Gate, RewardContext, Scored, require_keys, split_messages
 from agentrl_cli.types.content import content_text
 
 if TYPE_CHECKING:
@@ -41,25 +40,19 @@ class RewardModel:
         self.name, self.device, self.max_tokens, self.squash = name, device, max_tokens, squash
         self.revision = revision
         self._loaded: tuple[Any, Any] | None = None
-        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._one_at_a_time = Gate(1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, folder: Path) -> RewardModel:
         """Makes it from a mapping; a folder beside task.yaml takes precedence over a hub name."""
-        unknown = sorted(set(given) - KEYS)
-        if unknown or not given.get("name"):
-            problem = f"unknown keys: {', '.join(unknown)}" if unknown else "name missing"
-            raise ConfigError(
-                f"{where}: {problem}.", hint=f"Known keys: {', '.join(sorted(KEYS))}."
-            )
+        require_keys(given, KEYS, ("name",), where)
         name = str(given["name"])
         path = folder / name
-        rest = {key: value for key, value in given.items() if key != "name"}
-        return cls(str(path) if path.is_dir() else name, **rest)
+        return cls(**{**given, "name": str(path) if path.is_dir() else name})
 
     async def __call__(self, episode: Episode, ctx: RewardContext) -> Scored:
         prompt, completion = split_messages(episode, ctx)
-        async with self._one_at_a_time():
+        async with self._one_at_a_time.here:
             try:
                 value = await in_thread(self._score, [*prompt, *completion])
             except (ModelError, EnvError):
@@ -69,12 +62,6 @@ class RewardModel:
                     f"The reward model {self.name} raised {describe_error(error)}"
                 ) from error
         return ctx.part(value)
-
-    def _one_at_a_time(self) -> asyncio.Lock:
-        loop = asyncio.get_running_loop()
-        if self._lock is None or self._lock[0] is not loop:
-            self._lock = (loop, asyncio.Lock())
-        return self._lock[1]
 
     def _score(self, messages: list[dict[str, Any]]) -> float:
         import torch

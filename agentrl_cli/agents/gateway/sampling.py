@@ -39,7 +39,6 @@ from agentrl_cli.types import (
     Sampling,
     StopReason,
     Tokens,
-    ToolCall,
     ToolSchema,
     Turn,
 )
@@ -176,6 +175,10 @@ def plan(
     if room < 1:
         raise too_long(most, str(context))
     asked = limits.max_new_tokens if request.max_tokens is None else request.max_tokens
+    # Without the markers' tokens no call can be written, if the syntax has any.
+    markers = chat.parser.markers if request.tool_choice == "none" else ()
+    found = (chat.tokenizer.id_of(marker) for marker in markers)
+    forbidden = [id_ for id_ in found if id_ is not None and id_ not in chat.stop_ids]
     fields: dict[str, Any] = {}
     if limits.client_sampling:
         fields = {name: value for name, value in request.sampling.items() if name in CLIENT_FIELDS}
@@ -187,17 +190,11 @@ def plan(
         stop_strings=tuple(
             dict.fromkeys([*base.stop_strings, *request.stop, *_after_call(request, chat)])
         ),
-        bad_ids=(*base.bad_ids, *(_call_markers(chat) if request.tool_choice == "none" else ())),
+        bad_ids=(*base.bad_ids, *forbidden),
     )
     if problem := sampling.problem.removeprefix("Sampling."):
         raise bad(f"{problem}.", problem.split()[0])
     return Plan(sampling, forced, tools, request.schema if constrains else None)
-
-
-def _call_markers(chat: Chat) -> tuple[int, ...]:
-    """Return the tokens without which no call can be written, if the syntax has any."""
-    found = (chat.tokenizer.id_of(marker) for marker in chat.parser.markers)
-    return tuple(id_ for id_ in found if id_ is not None and id_ not in chat.stop_ids)
 
 
 def _after_call(request: ModelRequest, chat: Chat) -> tuple[str, ...]:
@@ -245,12 +242,13 @@ def read_answer(
     reasoning, content = (
         (shown.thinking, content) if shown.thinking else split_reasoning(content, bool(chat.opens))
     )
-    finish = "tool_calls" if calls else "stop"
-    if generation.stop_reason is StopReason.LENGTH:
-        finish = "length"
-    if calls:
-        content = content.strip()
-    said = _answer_tokens(chat, request, how, generation, exact)
+    ending = "tool_calls" if calls else "stop"
+    finish = "length" if generation.stop_reason is StopReason.LENGTH else ending
+    content = content.strip() if calls else content
+    closes = request.prompt is None
+    closing = chat.close_turn(generation.stop_reason, ids[len(how.forced) :]) if closes else []
+    sampled = Tokens.from_generation(generation) if exact else _forced(generation.ids.tolist())
+    said = Tokens.concat([_forced(how.forced), sampled, _forced(closing)])
     turn = Turn(
         0,
         "assistant",
@@ -273,19 +271,7 @@ def read_answer(
     return Answer(piece, choice, malformed, mistake, foreign)
 
 
-def _answer_tokens(
-    chat: Chat, request: ModelRequest, how: Plan, generation: Generation, exact: bool
-) -> Tokens:
-    """Return the tokens of a turn: the forced beginning, the sampled ids, and the rest of the turn's end."""
-    ids = generation.ids.tolist()
-    closing = chat.close_turn(generation.stop_reason, ids) if request.prompt is None else []
-    sampled = Tokens.from_generation(generation) if exact else _forced_tokens(ids)
-    if not (how.forced or closing):
-        return sampled
-    return Tokens.concat([_forced_tokens(how.forced), sampled, _forced_tokens(closing)])
-
-
-def _forced_tokens(ids: Sequence[int]) -> Tokens:
+def _forced(ids: Sequence[int]) -> Tokens:
     return Tokens.from_ids(list(ids), [int(Origin.FORCED)] * len(ids))
 
 
@@ -298,9 +284,7 @@ def _read(text: str, chat: Chat, how: Plan, number: int) -> Parsed:
 def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
     """Return the text before the client's first stop string, and that string; the whole text and "" if it has none."""
     found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
-    if not found:
-        return text, ""
-    place, stop = min(found)
+    place, stop = min(found, default=(len(text), ""))
     return text[:place], stop
 
 
@@ -315,10 +299,14 @@ def _calls(
     broken = [call for call in parsed.calls if call.arguments is None]
     names = {tool["function"]["name"] for tool in tools}
     unnamed = [call.raw for call in broken if call.name not in names]
-    calls = tuple(
-        _client_call(call)
+    sent = [
+        (call, {RAW_ARGUMENTS: call.raw} if call.arguments is None else call.arguments)
         for call in parsed.calls
         if call.arguments is not None or call.name in names
+    ]
+    calls = tuple(
+        Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
+        for call, arguments in sent
     )
     text = parsed.content
     if broken and calls:
@@ -326,11 +314,6 @@ def _calls(
         before = text[: min(marks)] if marks else ""
         text = "\n".join(part for part in (before.strip(), *map(str.strip, unnamed)) if part)
     return calls if parallel else calls[:1], text, len(broken)
-
-
-def _client_call(call: ToolCall) -> Call:
-    arguments = {RAW_ARGUMENTS: call.raw} if call.arguments is None else call.arguments
-    return Call(call.id, call.name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _spoken(content: str, reasoning: str, calls: Sequence[Call], stopped: str) -> Spoken:

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agentrl_cli.agents.gateway.http import aside
@@ -33,7 +34,7 @@ from agentrl_cli.chat.drift_guard import DriftGuard
 from agentrl_cli.chat.render import Chat
 from agentrl_cli.policies.protocols import MessagePolicy, Policy
 from agentrl_cli.rollout.job import seed_of
-from agentrl_cli.types import Episode, Generation, Message, Sampling, Tokens, Turn, new_id
+from agentrl_cli.types import Episode, Message, Sampling, Tokens, Turn, new_id
 
 STORED = 64
 """Answers of a session that are kept for retries, and conversations for `previous_response_id`."""
@@ -189,22 +190,10 @@ class Session:
             )
         async with self._reading:  # answers are numbered in the order in which they were asked for
             messages, context = await aside(self._read, request, self.room(policy))
-            how = plan(
-                request,
-                len(context.ids),
-                self.chat,
-                self.sampling,
-                self.limits,
-                policy.context_length,
-            )
+            used, length = len(context.ids), policy.context_length
+            how = plan(request, used, self.chat, self.sampling, self.limits, length)
             numbers = [next(self._numbers) for _ in range(request.n)]
-
-        async def sample(number: int) -> Answer:
-            started = time.time()
-            generation = await self._sample(request, messages, context, how, policy, number)
-            exact = not policy.untrainable
-            return read_answer(self.chat, request, how, generation, number, started, exact)
-
+        sample = partial(self._sample, request, messages, context, how, policy)
         if request.n == 1:  # without a task of its own
             made = [await sample(numbers[0])]
         else:
@@ -268,7 +257,7 @@ class Session:
         how: Plan,
         policy: Policy,
         number: int,
-    ) -> Generation:
+    ) -> Answer:
         """Sample one answer of a request; `number` is its own in the episode."""
         slot = next((name for name, used in self._slots.items() if not used), None)
         if slot is None:
@@ -279,13 +268,16 @@ class Session:
         if given is not None and self.limits.client_sampling:
             several = request.n > 1
             seed = seed_of(int(given), "choice", number % request.n) if several else abs(int(given))
+        started = time.time()
         try:
             sampling = how.sampling_for(self.chat, seed)
             if isinstance(policy, MessagePolicy):
                 policy.observe(slot, messages, context.tools)
-            return await policy.generate(slot, [*context.ids, *how.forced], sampling)
+            generation = await policy.generate(slot, [*context.ids, *how.forced], sampling)
         finally:
             self._slots[slot] = False
+        exact = not policy.untrainable
+        return read_answer(self.chat, request, how, generation, number, started, exact)
 
     # --- its end -----------------------------------------------------------------------------------------------------
 

@@ -221,13 +221,17 @@ class AgentAttempt(Attempt):
     def _judge(self, end: Ended | None, trace: Trace, door: Door) -> None:
         """Set `cut` and `reason`, and keep the agent's stderr."""
         stderr = end.stderr if end is not None else self.runner.stderr
-        self._keep(stderr)
+        if stderr.strip():
+            data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
+            self.context.recorder.event(self.job.run_id, AGENT_STDERR, data)
         error = (
             end.error
             if end is not None
             else f"The agent took longer than {self.agent_timeout:g} s of its own."
         )
-        limit = _limit(trace, door.session)
+        refused, limit = door.session.refused, None
+        if refused is not None and refused.calls == trace.calls:  # it was the agent's last call
+            limit = REFUSED.get(refused.code)
         cut = bool(trace.turns) and trace.turns[-1].stop_reason is StopReason.LENGTH
         if not trace.calls and limit is Outcome.TRUNCATED_TOKENS:
             self.cut, self.reason = Outcome.TOO_LONG, self._too_long(door.session)
@@ -284,19 +288,6 @@ class AgentAttempt(Attempt):
         whose = "the model's own limit" if self.most == length else "rollout.max_tokens"
         why = session.refused.message or f"The context has {self.most} tokens."
         return f"the agent's first request does not fit: {why} The limit is {whose}."
-
-    def _keep(self, stderr: str) -> None:
-        if stderr.strip():
-            data = {"episode": self.transcript.episode.id, "text": stderr[-TAIL:]}
-            self.context.recorder.event(self.job.run_id, AGENT_STDERR, data)
-
-
-def _limit(trace: Trace, session: Session) -> Outcome | None:
-    """Return the limit of the episode that refused the agent's last call; None if none did."""
-    refused = session.refused
-    return (
-        REFUSED.get(refused.code) if refused is not None and refused.calls == trace.calls else None
-    )
 
 
 def _keep_turn(turns: list[tuple[Turn, Tokens]], turn: Turn, tokens: Tokens) -> None:

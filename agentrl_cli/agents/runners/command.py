@@ -189,7 +189,9 @@ class CommandRunner:
         finally:
             end_supervised(process)
             await asyncio.wait([waiting], timeout=PATIENCE)
-            _end_group(process)
+            # The rest of its group, if the program killed the process that would have ended it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             await waiting
             await asyncio.wait(streams, timeout=LAST)
             for stream in streams:
@@ -211,8 +213,8 @@ class CommandRunner:
 
 def command_of(spec: AgentSpec) -> list[str]:
     """Return the command; `python` is the interpreter of this environment, whatever PATH has first."""
-    command = list(spec.command)
-    return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else command
+    first, *rest = spec.command
+    return [sys.executable if first in ("python", "python3") else first, *rest]
 
 
 def start_program(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
@@ -258,12 +260,6 @@ def task_of(call: AgentCall, spec: AgentSpec) -> Mapping[str, Any]:
         "messages": list(task.prompt),
         **row,
     }
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the rest of a process group, if the program killed the process that would have ended it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read_end(status: int, output: str, errors: str) -> Ended:
@@ -312,7 +308,6 @@ class Tail:
 
 
 async def _read(pipe: IO[bytes], tail: Tail) -> None:
-    """Read a pipe to its end."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)

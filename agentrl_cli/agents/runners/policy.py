@@ -140,15 +140,13 @@ class RecordedPolicy:
             raise PolicyError("The agent made more calls of its model than in the episode.")
         if context == self._target:
             self.reached = True
-            if self._edit is not None:
-                return self._edited_turn(self._edit)
+            if self._edit is not None:  # a turn that no model sampled
+                unknown, version = [np.nan] * len(self._edit), self.weights_version
+                made = generation(
+                    self._edit, StopReason.STOP, weights_version=version, logps=unknown
+                )
+                return replace(made, forced=np.ones(len(self._edit), np.bool_))
         return await self._policy.generate(key, ids, sampling, **more)
-
-    def _edited_turn(self, ids: Sequence[int]) -> Generation:
-        """Return a turn that no model sampled."""
-        unknown, version = [np.nan] * len(ids), self.weights_version
-        made = generation(ids, StopReason.STOP, weights_version=version, logps=unknown)
-        return replace(made, forced=np.ones(len(ids), np.bool_))
 
     async def release(self, key: str) -> None:
         """Forget an episode."""

@@ -66,11 +66,6 @@ class Offer:
             self.alarm.cancel()
         self.alarm = asyncio.get_running_loop().call_later(self.spec.lease, self._expire)
 
-    def end(self, end: Ended) -> None:
-        """Set how the agent ended."""
-        if not self.done.done():
-            self.done.set_result(end)
-
     def _expire(self) -> None:
         if not self.done.done():
             self.done.set_exception(AgentLost(f"the agent said nothing for {self.spec.lease:g} s"))
@@ -206,7 +201,8 @@ class Board:
             raise bad("error must be a text.", "error")
         value = reward_of(body)
         raised = ("error", *printed_names(error)) if error else ()
-        offer.end(Ended(value, error[:2000], raised=raised))
+        if not offer.done.done():
+            offer.done.set_result(Ended(value, error[:2000], raised=raised))
         self.withdraw(offer)
         return JSONResponse({"reward": value})
 

@@ -142,7 +142,15 @@ class EpisodeServer:
         session = self._sessions.find(key)
         if session.sealed or key not in self._doors:
             raise episode_ended(key)
-        reward = reward_of(_reward_body(body))
+        if "event_type" in body:
+            data = body.get("data")
+            if body["event_type"] != "reward" or not isinstance(data, Mapping):
+                form = '{"event_type": "reward", "data": {"value": NUMBER}}'
+                raise bad(f"Of events only {form} is taken.")
+            body = {"reward": data.get("value")}
+        elif "reward" not in body:
+            raise bad('An event must be {"reward": NUMBER}.', "reward")
+        reward = reward_of(body)
         if reward is not None:
             self._doors[key].reward = reward
         return JSONResponse({"reward": reward})
@@ -196,18 +204,6 @@ async def _on_socket(app: ASGIApp) -> AsyncIterator[str]:
             os.chmod(path, 0o666)
         async with answering(app, sock):
             yield path
-
-
-def _reward_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body as `{"reward": …}`. Raises RequestError for an event of another kind."""
-    if "event_type" not in body:
-        if "reward" not in body:
-            raise bad('An event must be {"reward": NUMBER}.', "reward")
-        return body
-    data = body.get("data")
-    if body["event_type"] != "reward" or not isinstance(data, Mapping):
-        raise bad('Of events only {"event_type": "reward", "data": {"value": NUMBER}} is taken.')
-    return {"reward": data.get("value")}
 
 
 _SERVERS: dict[asyncio.AbstractEventLoop, EpisodeServer] = {}

@@ -227,16 +227,15 @@ async def open_server(
         if record:
             assert store is not None
             recorder, run = stack.enter_context(_recording(store, config, loaded))
-        local = loaded.policy if isinstance(loaded.policy, LocalPolicy) else None
-        holder = (
-            Adapters(loaded, local, PolicySettings.of(config), base, store)
-            if local is not None
-            else None
-        )
-        engine = holder.engine if holder is not None else SharedEngine(loaded.policy)
+        if isinstance(loaded.policy, LocalPolicy):
+            settings = PolicySettings.of(config)
+            holder = Adapters(loaded, loaded.policy, settings, base, store)
+            engine = holder.engine
+            models = ServedModels(loaded.name, engine, holder.load, holder.unload, aliases)
+        else:
+            engine = SharedEngine(loaded.policy)
+            models = ServedModels(loaded.name, engine, aliases=aliases)
         stack.push_async_callback(engine.close)
-        load, unload = (holder.load, holder.unload) if holder else (None, None)
-        models = ServedModels(loaded.name, engine, load, unload, aliases)
         for given in adapters:
             name, _, path = given.rpartition("=")
             await models.add(name or path, path)
