@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -81,23 +80,24 @@ class Verdict:
 
 def verdict_of(device: Any) -> Verdict:
     """Return the kept verdict of a torch device; a GPU that was never used is tried now. A CPU needs none."""
+    from agentrl_cli.inference.remembered import recall
     from agentrl_cli.models.device import identity
 
     if device.type != "cuda":
         return Verdict()
     wanted = identity(device)
     with _lock_verdicts():  # of several processes the first tries, and the others read
-        known = _read().get(_key(wanted))
-        if known is not None:
-            return known
+        if (known := recall(KIND, _key(wanted))) is not None:
+            return _VERDICT.validate_json(known)
         _LOG.warning(
             "first use of %s: comparing it with transformers, about a minute", wanted["device"]
         )
         return keep(try_device(str(device)))
 
 
-_VERDICTS = TypeAdapter(dict[str, Verdict])
-"""The file of verdicts, each under its device."""
+_VERDICT = TypeAdapter(Verdict)
+KIND = "devices"
+"""Name of the file of verdicts, each under its device."""
 PASSING = ("no answer within", "exit status -9", "exit status -15")
 """How a part ends on a machine that is busy or short of memory: tried again at the next use."""
 
@@ -141,29 +141,12 @@ def _run(command: Sequence[str], limit: float) -> tuple[str, str]:
 
 def keep(verdict: Verdict) -> Verdict:
     """Store a verdict, unless the machine was busy; if the folder cannot be written, the next use tries again."""
-    if verdict.starved or any(part.problem.startswith(PASSING) for part in verdict.parts.values()):
-        return verdict
-    file = state_dir() / "devices.json"
-    known = {**_read(), _key(verdict.identity): verdict}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(_VERDICTS.dump_json(known, indent=1))
-        part.replace(file)
-    except OSError as error:
-        _LOG.warning(
-            "%s could not be written (%s): the next use of this GPU tries it again",
-            file,
-            error.strerror,
-        )
+    from agentrl_cli.inference.remembered import remember
+
+    passing = any(part.problem.startswith(PASSING) for part in verdict.parts.values())
+    if not (verdict.starved or passing):
+        remember(KIND, _key(verdict.identity), _VERDICT.dump_json(verdict).decode())
     return verdict
-
-
-def _read() -> dict[str, Verdict]:
-    try:
-        return _VERDICTS.validate_json((state_dir() / "devices.json").read_bytes())
-    except (OSError, ValueError):  # missing, damaged or of another version
-        return {}
 
 
 def _key(identity: dict[str, str]) -> str:

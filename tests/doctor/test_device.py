@@ -14,8 +14,8 @@ from agentrl_cli.config import Config
 from agentrl_cli.config.records import PolicySettings
 from agentrl_cli.doctor.device_trial import try_part
 from agentrl_cli.errors import EnvironmentProblem
+from agentrl_cli.inference.remembered import recall
 from agentrl_cli.learning.forward import avoid, way_of
-from agentrl_cli.paths import state_dir
 from agentrl_cli.policies.device_check import PARTS, Part, Verdict, keep, try_device
 from agentrl_cli.policies.load import runner_for
 from agentrl_cli.types import Sampling
@@ -54,8 +54,8 @@ def test_a_fault_of_one_part_is_its_own(tmp_path: Path) -> None:
     assert "illegal memory access" in verdict.problem("paged") and not verdict.problem("fallback")
     assert list(verdict.ways) == ["packed"]
     keep(verdict)
-    kept = json.loads((state_dir() / "devices.json").read_text())
-    assert kept["H1000 / 1.2"]["parts"]["packed"]["problem"] == "by 0.5"
+    kept = recall("devices", "H1000 / 1.2")
+    assert kept is not None and json.loads(kept)["parts"]["packed"]["problem"] == "by 0.5"
     nothing = tmp_path / "nothing.py"
     nothing.write_text("raise SystemExit('the driver is too old')")
     with pytest.raises(EnvironmentProblem, match="the driver is too old"):

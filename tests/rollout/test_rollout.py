@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from agentrl_cli.types import (
     ToolResult,
 )
 from tests.helpers.chat import add
+from tests.helpers.processes import soon
 
 BYTES = ByteTokenizer()
 CHAT = Chat(BYTES)
@@ -89,12 +90,33 @@ def pack_of(
     return Pack.of("sums", [data], [Reward("exact", reward)], tools=tools, system="Use tools.")
 
 
-def rollout_of(pack: Pack, replies: Any, *, store: Store | None = None, **limits: Any) -> Rollout:
+def rollout_of(
+    pack: Pack, replies: Any, *hooks: Any, store: Store | None = None, **limits: Any
+) -> Rollout:
     given = {"max_tokens": 4000, "max_new_tokens": 400, "max_observation_tokens": 300, **limits}
     policy = replies if hasattr(replies, "generate") else ScriptedPolicy(replies, BYTES)
-    return Rollout(
-        policy, CHAT, {pack.name: pack}, Config.model_validate({"rollout": given}), store=store
-    )
+    config, packs = Config.model_validate({"rollout": given}), {pack.name: pack}
+    return Rollout(policy, CHAT, packs, config, store=store, hooks=HookList([*hooks]))
+
+
+class Noting(ScriptedPolicy):
+    """Notes how each turn is sampled."""
+
+    def __init__(self, replies: Any) -> None:
+        super().__init__(replies, BYTES)
+        self.seen: list[Sampling] = []
+
+    async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
+        self.seen.append(sampling)
+        return await super().generate(key, ids, sampling, **more)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with one run."""
+    with Store.open(tmp_path / "a.db") as opened:
+        opened.runs.add(RunRow(id="r1", name="fox"))
+        yield opened
 
 
 def job_of(pack: Pack, **facts: Any) -> Job:
@@ -125,31 +147,19 @@ async def test_an_image_for_a_model_that_reads_text_is_refused() -> None:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_episode_with_a_tool(tmp_path: Path) -> None:
+async def test_an_episode_with_a_tool(store: Store) -> None:
     pack, said = pack_of(), [call("add", a=2, b=3), "5"]
-    with Store.open(tmp_path / "a.db") as store:
-        run = store.runs.add(RunRow(id="", name="fox"))
-        store.tasks.add(pack.tasks("train"))
-        rollout = rollout_of(pack, said, store=store)
-        episode = await rollout.episode(
-            job_of(pack, run_id=run.id, step=3, group_id="g", sample=2, kind="train")
-        )
-        stored = store.episodes.get(episode.id)
-        back = stored.tokens
-        assert stored == episode.with_(tokens=back)
-        for name in (
-            "ids",
-            "origin",
-            "logp_sampled",
-            "logp_policy",
-            "entropy",
-            "top_ids",
-            "top_logps",
-        ):
-            assert np.array_equal(
-                getattr(back, name), getattr(episode.tokens, name), equal_nan=name != "ids"
-            ), name
-        assert not store.live.all(run.id)
+    store.tasks.add(pack.tasks("train"))
+    rollout = rollout_of(pack, said, store=store)
+    episode = await rollout.episode(
+        job_of(pack, run_id="r1", step=3, group_id="g", sample=2, kind="train")
+    )
+    stored = store.episodes.get(episode.id)
+    assert stored == episode.with_(tokens=stored.tokens)
+    for name in "ids origin logp_sampled logp_policy entropy top_ids top_logps".split():
+        back, own = getattr(stored.tokens, name), getattr(episode.tokens, name)
+        assert np.array_equal(back, own, equal_nan=name != "ids"), name
+    assert not store.live.all("r1")
     assert (episode.outcome, episode.reward, episode.primary) == (Outcome.SOLVED, 1.0, 1.0)
     assert [turn.role for turn in episode.turns] == [
         "system",
@@ -294,13 +304,7 @@ async def test_state_is_made_and_freed_for_every_episode() -> None:
 
 async def test_without_tools_none_is_offered() -> None:
     pack = pack_of()
-    rollout = Rollout(
-        ScriptedPolicy([call("add", a=2, b=3), "5"], BYTES),
-        CHAT,
-        {"sums": pack},
-        Config(),
-        with_tools=False,
-    )
+    rollout = rollout_of(pack, [call("add", a=2, b=3), "5"]).with_(with_tools=False)
     episode = await rollout.episode(job_of(pack))
     assert "<tools>" not in BYTES.decode(episode.tokens.ids[: episode.turns[0].end])
     assert [result.error for result in observations(episode)] == ["unknown_tool"]
@@ -426,9 +430,7 @@ async def test_a_hook_that_raises_is_an_env_error_and_one_that_answers_is_a_part
             return {"bonus": 0.5}
 
     pack = pack_of()
-    rollout = Rollout(
-        ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Bonus()])
-    )
+    rollout = rollout_of(pack, ["5"], Bonus())
     good, bad = await rollout.run([job_of(pack, sample=n) for n in range(2)])
     assert (good.reward, good.outcome) == (1.5, Outcome.SOLVED)
     assert bad.outcome is Outcome.ENV_ERROR and "the hook broke" in bad.error
@@ -448,11 +450,8 @@ async def test_a_part_that_is_not_a_number_is_an_env_error_of_any_source(value: 
             return value
 
     pack = pack_of()
-    rollout = Rollout(
-        ScriptedPolicy(["5"], BYTES), CHAT, {"sums": pack}, Config(), hooks=HookList([Broken()])
-    )
     for episode in (
-        await rollout.episode(job_of(pack)),
+        await rollout_of(pack, ["5"], Broken()).episode(job_of(pack)),
         await attempt(pack_of(tools=[Opinion()]), ["5"]),
     ):
         assert (
@@ -489,23 +488,7 @@ async def test_what_goes_wrong_at_the_end_does_not_hide_what_ended_the_episode()
     assert "KeyError" in graded.error and sticky.freed == 3
 
 
-async def test_a_cancelled_episode_is_cancelled_even_where_it_cannot_be_freed(
-    tmp_path: Path,
-) -> None:
-    pack = pack_of(tools=[Sticky()])
-    with Store.open(tmp_path / "a.db") as store:
-        run = store.runs.add(RunRow(id="", name="fox"))
-        rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
-        running = asyncio.create_task(rollout.run([job_of(pack, run_id=run.id, step=1)]))
-        await asyncio.sleep(0.05)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        (row,) = store.episodes.rows(store.episodes.ids())
-        assert row.outcome is Outcome.CANCELLED  # a resume makes it again; an error would be kept
-
-
-async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path) -> None:
+async def test_a_store_that_fails_ends_the_run_and_masks_nothing(store: Store) -> None:
     """A full disk is not the fault of the episode: it stays unfinished, and a resume makes it again."""
 
     class Full(Episodes):
@@ -517,21 +500,19 @@ async def test_a_store_that_fails_ends_the_run_and_masks_nothing(tmp_path: Path)
             super().add_turn(*args, **more)
 
     pack = pack_of()
-    with Store.open(tmp_path / "a.db") as store:
-        store.episodes = full = Full(store)
-        run = store.runs.add(RunRow(id="", name="fox"))
-        rollout = rollout_of(pack, ["5"], store=store)
-        job = job_of(pack, run_id=run.id, step=1, kind="train")
-        with pytest.raises(StoreError, match="full"):
-            await rollout.run([job])
-        assert store.episodes.find_finished(run.id, 1) == {}
-        full.broken = False
-        (again,) = await rollout.run([job])
-        assert list(store.episodes.find_finished(run.id, 1).values()) == [again.id]
-        assert len(store.episodes.ids()) == 1  # the unfinished one was replaced
+    store.episodes = full = Full(store)
+    rollout = rollout_of(pack, ["5"], store=store)
+    job = job_of(pack, run_id="r1", step=1, kind="train")
+    with pytest.raises(StoreError, match="full"):
+        await rollout.run([job])
+    assert store.episodes.find_finished("r1", 1) == {}
+    full.broken = False
+    (again,) = await rollout.run([job])
+    assert list(store.episodes.find_finished("r1", 1).values()) == [again.id]
+    assert len(store.episodes.ids()) == 1  # the unfinished one was replaced
 
 
-async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:
+async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(store: Store) -> None:
     class Fragile(ScriptedPolicy):
         async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
             self.asked = getattr(self, "asked", 0) + 1
@@ -540,42 +521,29 @@ async def test_a_model_that_fails_ends_the_run_and_keeps_what_was_finished(tmp_p
             return await super().generate(key, ids, sampling, **more)
 
     pack = pack_of()
-    with Store.open(tmp_path / "a.db") as store:
-        run = store.runs.add(RunRow(id="", name="fox"))
-        rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
-        done: list[Episode] = []
-        with pytest.raises(PolicyError, match="out of memory"):
-            await rollout.run(
-                [job_of(pack, sample=n, run_id=run.id, step=1) for n in range(5)], done.append
-            )
-        rows = store.episodes.rows(store.episodes.ids(sort="time"))
-        assert [row.outcome for row in rows[:3]] == [
-            Outcome.SOLVED,
-            Outcome.SOLVED,
-            Outcome.CANCELLED,
-        ]
-        assert {row.outcome for row in rows[3:]} <= {Outcome.CANCELLED}
-        assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2 and not store.live.all(
-            run.id
-        )
+    rollout = rollout_of(pack, Fragile(["5"], BYTES), store=store, concurrency=1)
+    done: list[Episode] = []
+    jobs = [job_of(pack, sample=n, run_id="r1", step=1) for n in range(5)]
+    with pytest.raises(PolicyError, match="out of memory"):
+        await rollout.run(jobs, done.append)
+    outcomes = [row.outcome for row in store.episodes.rows(store.episodes.ids(sort="time"))]
+    assert outcomes[:3] == [Outcome.SOLVED, Outcome.SOLVED, Outcome.CANCELLED]
+    assert set(outcomes[3:]) <= {Outcome.CANCELLED} and not store.live.all("r1")
+    assert [episode.outcome for episode in done] == [Outcome.SOLVED] * 2
 
 
-async def test_a_cancelled_run_stores_what_was_running_as_cancelled(tmp_path: Path) -> None:
-    pack = pack_of()
-    with Store.open(tmp_path / "a.db") as store:
-        run = store.runs.add(RunRow(id="", name="fox"))
-        rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
-        jobs = [job_of(pack, sample=n, run_id=run.id, step=1) for n in range(3)]
-        running = asyncio.create_task(rollout.run(jobs))
-        await asyncio.sleep(0.1)
-        assert len(store.live.all(run.id)) == 3
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        rows = store.episodes.rows(store.episodes.ids())
-        assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 3 and not store.live.all(
-            run.id
-        )
+async def test_a_cancelled_run_stores_what_was_running_as_cancelled(store: Store) -> None:
+    """Even what cannot be freed: a resume makes it again; an error would be kept."""
+    pack = pack_of(tools=[Sticky()])
+    rollout = rollout_of(pack, ScriptedPolicy(["5"], BYTES, delay=30), store=store)
+    jobs = [job_of(pack, sample=n, run_id="r1", step=1) for n in range(3)]
+    running = asyncio.create_task(rollout.run(jobs))
+    await soon(lambda: len(store.live.all("r1")) == 3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    outcomes = [row.outcome for row in store.episodes.rows(store.episodes.ids())]
+    assert outcomes == [Outcome.CANCELLED] * 3 and not store.live.all("r1")
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -599,19 +567,11 @@ async def test_concurrency_is_bounded_and_episodes_come_in_the_order_of_the_jobs
 
 
 async def test_seeds_are_the_jobs_own_and_new_for_every_turn() -> None:
-    seeds: dict[int, list[int]] = {}
-
-    class Noting(ScriptedPolicy):
-        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
-            seeds.setdefault(current[0], []).append(sampling.seed)
-            return await super().generate(key, ids, sampling, **more)
-
-    pack, current = pack_of(), [0]
-    rollout = rollout_of(pack, Noting([call("add", a=1, b=1), "5"], BYTES))
-    for number, seed in enumerate((7, 7, 8)):
-        current[0] = number
-        await rollout.episode(job_of(pack, seed=seed))
-    assert seeds[0] == seeds[1] != seeds[2] and len({*seeds[0], *seeds[2]}) == 4
+    pack, policy = pack_of(), Noting([call("add", a=1, b=1), "5"])
+    for seed in (7, 7, 8):
+        await rollout_of(pack, policy).episode(job_of(pack, seed=seed))
+    seeds = [sampling.seed for sampling in policy.seen]
+    assert seeds[:2] == seeds[2:4] and len(set(seeds)) == 4
 
 
 def test_seed_of_depends_on_all_its_parts() -> None:
@@ -625,8 +585,7 @@ def test_seed_of_depends_on_all_its_parts() -> None:
 
 async def test_a_task_of_an_unknown_pack() -> None:
     pack = pack_of()
-    rollout = rollout_of(pack, ["5"])
-    rollout = rollout.with_(packs={"sumz": pack})
+    rollout = rollout_of(pack, ["5"]).with_(packs={"sumz": pack})
     with pytest.raises(NotFound, match="sums"):
         await rollout.run([job_of(pack)])
 
@@ -650,25 +609,21 @@ class Lossy(Chat):
         )
 
 
-async def test_structural_drift_is_found_at_its_turn(tmp_path: Path) -> None:
+async def test_structural_drift_is_found_at_its_turn(store: Store) -> None:
     pack = pack_of()
-    with Store.open(tmp_path / "a.db") as store:
-        store.tasks.add(pack.tasks("train"))
-        found: list[list[tuple[str, int]]] = []
+    store.tasks.add(pack.tasks("train"))
+    found: list[list[tuple[str, int]]] = []
 
-        def replies(key: str, ids: Sequence[int]) -> str:
-            store.flush()
-            found.append([(row.kind, row.turn) for row in store.marks.drift(key)])
-            return "5" if len(found) == 3 else call("add", a=2, b=3)
+    def replies(key: str, ids: Sequence[int]) -> str:
+        store.flush()
+        found.append([(row.kind, row.turn) for row in store.marks.drift(key)])
+        return "5" if len(found) == 3 else call("add", a=2, b=3)
 
-        rollout = rollout_of(pack, ScriptedPolicy(replies, BYTES), store=store)
-        rollout = rollout.with_(chat=Lossy(BYTES))
-        episode = await rollout.episode(job_of(pack))
-        rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
-    assert (
-        " ".join(turn.role for turn in episode.turns)
-        == "system user assistant tool assistant tool assistant"
-    )
+    rollout = rollout_of(pack, replies, store=store).with_(chat=Lossy(BYTES))
+    episode = await rollout.episode(job_of(pack))
+    rows = [(row.kind, row.turn) for row in store.marks.drift(episode.id)]
+    roles = " ".join(turn.role for turn in episode.turns)
+    assert roles == "system user assistant tool assistant tool assistant"
     # Known before the model's second turn; the end adds nothing; the second answer was appended as it should be.
     assert found == [[], [("structural", 3)], [("structural", 3)]]
     assert rows == [("structural", 3)] and rollout.drift == {episode.id: "structural"}
@@ -719,19 +674,11 @@ class Draws(Hook):
 
 
 async def test_stops_bad_tokens_and_a_hook_reach_the_policy() -> None:
-    seen: list[Sampling] = []
-
-    class Noting(ScriptedPolicy):
-        async def generate(self, key: str, ids: Any, sampling: Sampling, **more: Any) -> Generation:
-            seen.append(sampling)
-            return await super().generate(key, ids, sampling, **more)
-
-    pack = pack_of()
-    policy = Noting([call("add", a=1, b=1), "5"], BYTES)
-    rollout = rollout_of(pack, policy, stop=["Done."], bad_tokens=["<think>", "z"])
-    rollout = rollout.with_(hooks=HookList([Draws()]))
+    pack, policy = pack_of(), Noting([call("add", a=1, b=1), "5"])
+    rollout = rollout_of(pack, policy, Draws(), stop=["Done."], bad_tokens=["<think>", "z"])
     assert rollout.context.config.rollout.truncates
     await rollout.episode(job_of(pack))
+    seen = policy.seen
     assert [s.stop_strings for s in seen] == [("Done.",)] * 2
     assert [s.bad_ids for s in seen] == [(BYTES.id_of("<think>"), ord("z"))] * 2
     assert seen[0].allow is None and seen[1].allow is not None and seen[1].allow(()) == [7]
@@ -745,9 +692,7 @@ async def test_a_sampling_hook_that_fails_masks_its_episode() -> None:
             return "no sampling"
 
     pack = pack_of()
-    rollout = rollout_of(pack, ["5"])
-    rollout = rollout.with_(hooks=HookList([Wrong()]))
-    episode = await rollout.episode(job_of(pack))
+    episode = await rollout_of(pack, ["5"], Wrong()).episode(job_of(pack))
     assert (
         episode.outcome is Outcome.ENV_ERROR
         and "it returned str; a Sampling or None" in episode.error
@@ -765,8 +710,8 @@ async def test_a_hook_that_asks_for_more_tokens_gets_no_more_than_there_is_room_
     """Beyond `max_new_tokens`, but never beyond the episode: what a hook asks for is not what may be trained."""
     pack = pack_of()
     prompt = len((await attempt(pack, ["5"])).tokens) - 2
-    rollout = rollout_of(pack, ["x" * 500], max_tokens=prompt + 200, max_new_tokens=20)
-    episode = await rollout.with_(hooks=HookList([More()])).episode(job_of(pack))
+    rollout = rollout_of(pack, ["x" * 500], More(), max_tokens=prompt + 200, max_new_tokens=20)
+    episode = await rollout.episode(job_of(pack))
     assert episode.outcome is Outcome.TRUNCATED_TOKENS
     assert episode.trained_tokens == 200
 
