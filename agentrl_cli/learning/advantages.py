@@ -24,6 +24,7 @@ from agentrl_cli.learning.estimator_inputs import (
     AdvantageInput,
     Float64,
     group_mean,
+    group_sums,
     need,
     normalise,
     over,
@@ -56,9 +57,8 @@ def batch(x: AdvantageInput) -> list[Float32]:
 def rloo(x: AdvantageInput) -> list[Float32]:
     """R − mean of the group's other episodes. https://arxiv.org/abs/2402.14740"""
     r = x.returns
-    _, inverse, count = np.unique(x.groups, return_inverse=True, return_counts=True)
-    n = count[inverse]
-    return spread(np.where(n > 1, n / np.maximum(n - 1, 1), 0.0) * (r - group_mean(r, x.groups)), x)
+    total, n = group_sums(r, x.groups)
+    return spread(np.where(n > 1, n / np.maximum(n - 1, 1), 0.0) * (r - total / n), x)
 
 
 def reinforce_pp(x: AdvantageInput) -> list[Float32]:
@@ -77,12 +77,9 @@ def remax(x: AdvantageInput) -> list[Float32]:
     As verl has it: with a reward at the end alone, R − the greedy attempt's on every token; rewards of turns and
     penalties of tokens count from where they lie backwards.
     """
-    need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
-    assert x.baseline is not None
-    return [
-        (r - base).astype(np.float32)
-        for r, base in zip(rewards_to_go(x, 1.0), x.baseline, strict=True)
-    ]
+    greedy = need(x.baseline, "the greedy attempt's reward (baseline)", "remax")
+    pairs = zip(rewards_to_go(x, 1.0), greedy, strict=True)
+    return [(r - base).astype(np.float32) for r, base in pairs]
 
 
 def opo(x: AdvantageInput) -> list[Float32]:
@@ -111,13 +108,7 @@ def pass_at_k(x: AdvantageInput) -> list[Float32]:
     form. k = 1 is GRPO with the population standard deviation. k is cut to the group's size − 1: of a whole group
     there is one subset only, which does not compare its members.
     """
-    r = x.returns
-    out = np.zeros(x.size)
-    for group in np.unique(x.groups):
-        rows = np.flatnonzero(x.groups == group)
-        if len(rows) > 1:
-            out[rows] = _best_of_k(r[rows], max(1, min(x.k, len(rows) - 1)), x.eps)
-    return spread(out, x)
+    return _by_group(x, lambda r: _best_of_k(r, max(1, min(x.k, len(r) - 1)), x.eps))
 
 
 def grpo_passk(x: AdvantageInput) -> list[Float32]:
@@ -126,13 +117,22 @@ def grpo_passk(x: AdvantageInput) -> list[Float32]:
     https://arxiv.org/abs/2503.19595 with k the group's size, under verl's name: pass@k gains by the best alone, and by
     what it is better than the next. A tie for the best gives 0.
     """
+
+    def lead(r: Float64) -> Float64:
+        second, best = np.sort(r)[-2:]
+        first = np.arange(len(r)) == r.argmax()
+        return over(first * (best - second), r.std(ddof=1) + x.eps)
+
+    return _by_group(x, lead)
+
+
+def _by_group(x: AdvantageInput, estimate: Callable[[Float64], Float64]) -> list[Float32]:
+    """Estimate from the returns of each group; 0 in a group of one."""
     out = np.zeros(x.size)
     for group in np.unique(x.groups):
         rows = np.flatnonzero(x.groups == group)
         if len(rows) > 1:
-            r = x.returns[rows]
-            second, best = np.sort(r)[-2:]
-            out[rows[int(r.argmax())]] = over(np.array([best - second]), r.std(ddof=1) + x.eps)[0]
+            out[rows] = estimate(x.returns[rows])
     return spread(out, x)
 
 
@@ -153,10 +153,9 @@ def distill(x: AdvantageInput) -> list[Float32]:
     """
     if not x.size:
         return []
-    need(x.logp_teacher, "the teacher's log-probabilities", "distill")
-    need(x.logp_student, "the student's log-probabilities", "distill")
-    assert x.logp_teacher is not None and x.logp_student is not None
-    rows = zip(grpo(x), x.logp_teacher, x.logp_student, strict=True)
+    teacher = need(x.logp_teacher, "the teacher's log-probabilities", "distill")
+    student = need(x.logp_student, "the student's log-probabilities", "distill")
+    rows = zip(grpo(x), teacher, student, strict=True)
     return [np.asarray(x.reward_coef * r + x.coef * (t - s), np.float32) for r, t, s in rows]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from agentrl_cli.types import Episode, Float32
 
 Float64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +78,18 @@ class AdvantageInput:
     @property
     def returns(self) -> Float64:
         """[N] undiscounted return of each episode: its reward less the token penalties."""
-        rewards = np.asarray(self.rewards, np.float64)
-        if self.token_penalty is None:
-            return rewards
-        less: Float64 = rewards - np.array([float(np.sum(p)) for p in self.token_penalty])
-        return less
+        less = [0.0] * self.size if self.token_penalty is None else map(np.sum, self.token_penalty)
+        return np.asarray(self.rewards, np.float64) - np.array([*less], np.float64)
 
     @property
     def turn_counts(self) -> tuple[Ints, ...]:
         """N × [K_i] trained tokens per assistant turn, one turn each if none were given."""
-        if self.turn_lengths is not None:
-            return self.turn_lengths
-        return tuple(np.array([n], np.int64) for n in self.lengths)
+        return self.turn_lengths or tuple(np.array([n], np.int64) for n in self.lengths)
 
     @property
     def turn_paths(self) -> tuple[tuple[Ints, ...], ...]:
         """`branches`, the one of all turns if none were given."""
-        if self.branches is not None:
-            return self.branches
-        return tuple((np.arange(len(counts)),) for counts in self.turn_counts)
+        return self.branches or tuple((np.arange(len(counts)),) for counts in self.turn_counts)
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], **fields: Any) -> AdvantageInput:
@@ -214,33 +208,31 @@ def anchor_states(episode: Episode) -> tuple[Hashable, ...]:
     return tuple(states[index] for index in sorted(states))
 
 
+def group_sums(values: Float64, groups: Ints) -> tuple[Float64, Ints]:
+    """[N] sum over each one's group, and [N] members of it."""
+    _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.bincount(inverse, values)[inverse], count[inverse]
+
+
 def group_mean(values: Float64, groups: Ints) -> Float64:
     """[N] mean of each one's group."""
-    _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
-    mean: Float64 = (np.bincount(inverse, values) / count)[inverse]
-    return mean
-
-
-def group_std(values: Float64, groups: Ints) -> Float64:
-    """[N] sample standard deviation (n−1) of each one's group, 0 in a group of one."""
-    _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
-    squares = np.bincount(inverse, (values - group_mean(values, groups)) ** 2)
-    std: Float64 = np.sqrt(squares / np.maximum(count - 1, 1))[inverse]
-    return std
+    total, count = group_sums(values, groups)
+    return total / count
 
 
 def normalise(values: Float64, groups: Ints, eps: float) -> Float64:
-    """[N] (value − group mean) / (group std + eps)."""
-    return over(values - group_mean(values, groups), group_std(values, groups) + eps)
+    """[N] (value − group mean) / (group std + eps): the sample deviation (n − 1), 0 in a group of one."""
+    off = values - group_mean(values, groups)
+    squares, count = group_sums(off**2, groups)
+    return over(off, np.sqrt(squares / np.maximum(count - 1, 1)) + eps)
 
 
 def parts_apart(x: AdvantageInput, estimator: str) -> Float64:
     """[N] weighted sum of the reward parts, each normalised in its group; a part that is NaN does not apply."""
-    need(x.parts, "reward parts", estimator)
-    assert x.parts is not None
-    weights = np.ones(x.parts.shape[1]) if x.part_weights is None else x.part_weights
+    parts = need(x.parts, "reward parts", estimator)
+    weights = np.ones(parts.shape[1]) if x.part_weights is None else x.part_weights
     total = np.zeros(x.size)
-    for column, weight in zip(x.parts.T, weights, strict=True):
+    for column, weight in zip(parts.T, weights, strict=True):
         there = ~np.isnan(column)
         total[there] += weight * normalise(column[there], x.groups[there], x.eps)
     return total
@@ -271,9 +263,10 @@ def whiten(arrays: Sequence[Float64]) -> list[Float32]:
     return [((a - flat.mean()) * scale).astype(np.float32) for a in arrays]
 
 
-def need(value: object, field: str, estimator: str) -> None:
-    """Raise ConfigError if an input that the estimator needs is missing."""
+def need(value: T | None, field: str, estimator: str) -> T:
+    """Return an input that the estimator needs. Raises ConfigError if it is missing."""
     if value is None:
         raise ConfigError(
             f"Advantage {estimator!r} needs {field}.", hint="Choose another algo.advantage."
         )
+    return value

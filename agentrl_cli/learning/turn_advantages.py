@@ -9,7 +9,6 @@ episode's reward. A token or turn on several branches counts as in the first, wh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,38 +43,25 @@ class TokenPath:
 
 def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
     """Return the branches of episode i as tokens, in order."""
-    counts, n = x.turn_counts[i], int(x.lengths[i])
+    counts = x.turn_counts[i]
     starts = np.cumsum(counts) - counts
     seen: set[int] = set()
     out = []
     for path in x.turn_paths[i]:
-        whole = len(path) == len(counts)
-        tokens = np.arange(n) if whole else _spans(starts[path], counts[path])
-        own = (
-            np.ones(n, np.bool_)
-            if not seen
-            else np.repeat([t not in seen for t in path.tolist()], counts[path])
-        )
+        size = counts[path]
+        spans = [np.arange(a, a + k) for a, k in zip(starts[path], size, strict=True)]
+        tokens = np.concatenate([np.zeros(0, np.int64), *spans])
+        own = np.repeat(np.array([t not in seen for t in path.tolist()], np.bool_), size)
         r = np.zeros(len(tokens))
         if x.token_penalty is not None:
             r -= x.token_penalty[i][tokens]
         if x.turn_rewards is not None and len(r):
-            np.add.at(
-                r,
-                np.maximum(np.cumsum(counts[path]) - 1, 0),
-                np.nan_to_num(x.turn_rewards[i][path]),
-            )
+            np.add.at(r, np.maximum(np.cumsum(size) - 1, 0), np.nan_to_num(x.turn_rewards[i][path]))
         if len(r):
             r[-1] += x.rewards[i]
-        out.append(TokenPath(tokens, own[: len(tokens)], r))
+        out.append(TokenPath(tokens, own, r))
         seen.update(path.tolist())
     return out
-
-
-def _spans(starts: Ints, counts: Ints) -> Ints:
-    """Return the numbers start … start + count − 1 of each span, end to end."""
-    pieces = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-    return np.concatenate([np.zeros(0, np.int64), *pieces])
 
 
 def along(x: AdvantageInput, value: Callable[[int, TokenPath, bool], Float64]) -> list[Float64]:
@@ -109,8 +95,7 @@ def discounted(rewards: Float64, gamma: float) -> Float64:
 
 def gae_raw(x: AdvantageInput) -> list[Float64]:
     """N × [lengths_i] A_t = Σ (gamma·lam)^l δ_{t+l}, δ_t = r_t + gamma·V_{t+1} − V_t. https://arxiv.org/abs/1506.02438."""
-    need(x.values, "a value head (values)", "gae")
-    given = x.values or ()
+    given = need(x.values, "a value head (values)", "gae")
 
     def path_gae(i: int, path: TokenPath, last: bool) -> Float64:
         values = np.asarray(given[i], np.float64)[path.tokens]
@@ -185,9 +170,8 @@ def mt_grpo(x: AdvantageInput) -> list[Float32]:
     still earns. Each turn's own reward over the siblings that reach it would be biased where the policy decides when
     to stop: going on to a turn of mean reward would look like nothing gained.
     """
-    need(x.turn_rewards, "rewards per turn (turn_rewards)", "mt_grpo")
-    assert x.turn_rewards is not None
-    return spread_turns(_with_turns(x, normalise(x.returns, x.groups, x.eps), [x.turn_rewards]), x)
+    rewards = need(x.turn_rewards, "rewards per turn (turn_rewards)", "mt_grpo")
+    return spread_turns(_with_turns(x, normalise(x.returns, x.groups, x.eps), [rewards]), x)
 
 
 def turn_gdpo(x: AdvantageInput) -> list[Float32]:
@@ -199,12 +183,9 @@ def turn_gdpo(x: AdvantageInput) -> list[Float32]:
     """
     if not x.size:
         return []
-    need(x.turn_parts, "turn rewards by source (turn_parts)", "turn_gdpo")
-    parts = x.turn_parts or ()
-    sources = range(parts[0].shape[1])
-    turns = _with_turns(
-        x, parts_apart(x, "turn_gdpo"), [tuple(part[:, s] for part in parts) for s in sources]
-    )
+    parts = need(x.turn_parts, "turn rewards by source (turn_parts)", "turn_gdpo")
+    sources = [tuple(part[:, s] for part in parts) for s in range(parts[0].shape[1])]
+    turns = _with_turns(x, parts_apart(x, "turn_gdpo"), sources)
     means = np.array([values.mean() if len(values) else 0.0 for values in turns])
     squares = [np.mean((values - means.mean()) ** 2) if len(values) else 0.0 for values in turns]
     std = float(np.sqrt(sum(squares) / (x.size - 1))) if x.size > 1 else 0.0
@@ -234,26 +215,17 @@ def gigpo(x: AdvantageInput) -> list[Float32]:
     state) and their discounted returns normalised there; a state met once adds nothing. The episode's return is the
     sum over its turns, rewards of the environment for single turns included.
     """
-    need(x.turn_states, "the state before each turn (turn_states)", "gigpo")
-    assert x.turn_states is not None
+    states = need(x.turn_states, "the state before each turn (turn_states)", "gigpo")
     earned = (
         [0.0] * x.size if x.turn_rewards is None else [float(np.nansum(r)) for r in x.turn_rewards]
     )
     episode = normalise(x.returns + np.array(earned, np.float64), x.groups, x.eps)
     returns = _turns_to_go(x, x.returns)
-    keys = _state_index(x.turn_states, x.groups)
-    flat_keys = np.array([key for row in keys for key in row], np.int64)
-    step = normalise(np.concatenate([np.zeros(0), *returns]), flat_keys, x.eps)
+    index: dict[tuple[int, Hashable], int] = {}
+    pairs = [(int(g), state) for g, row in zip(x.groups, states, strict=True) for state in row]
+    keys = np.array([index.setdefault(pair, len(index)) for pair in pairs], np.int64)
+    step = normalise(np.concatenate([np.zeros(0), *returns]), keys, x.eps)
     ends = np.cumsum([len(r) for r in returns])
     return spread_turns(
         [episode[i] + x.turn_coef * a for i, a in enumerate(np.split(step, ends)[: x.size])], x
     )
-
-
-def _state_index(states: Sequence[tuple[Hashable, ...]], groups: Ints) -> list[list[int]]:
-    """N × [K_i] a number per distinct (group, state)."""
-    index: defaultdict[tuple[int, Hashable], int] = defaultdict(lambda: len(index))
-    return [
-        [index[int(group), state] for state in row]
-        for row, group in zip(states, groups, strict=True)
-    ]
