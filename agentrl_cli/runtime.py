@@ -250,7 +250,7 @@ async def run_training(
     `begin` makes or finds the row once everything is open; `on_step` gets the metrics of every step.
     `accept_changes`: see Trainer.
     """
-    from agentrl_cli.learning.settings import check
+    from agentrl_cli.learning.objective import check
     from agentrl_cli.trainer import build_trainer
     from agentrl_cli.trainer.compute import find_learner
 

@@ -41,11 +41,14 @@ from agentrl_cli.config.records import LearnerSettings  # noqa: E402
 from agentrl_cli.learning.advantages import estimate, options  # noqa: E402  # works without an installation
 from agentrl_cli.learning.estimator_inputs import AdvantageInput  # noqa: E402
 from agentrl_cli.learning.forward import Logprobs, logprobs  # noqa: E402
-from agentrl_cli.learning.kl import KL  # noqa: E402
 from agentrl_cli.learning.losses import LossInput, Totals, policy_loss  # noqa: E402
-from agentrl_cli.learning.objective import objective  # noqa: E402
+from agentrl_cli.learning.objective import (  # noqa: E402
+    KL,
+    find_aggregation,
+    loss_config,
+    objective,
+)
 from agentrl_cli.learning.packing import Packed, Segment, pack  # noqa: E402
-from agentrl_cli.learning.settings import find_aggregation, loss_config  # noqa: E402
 
 LIMIT = 1e-5
 GROUPS, SIZE, LONGEST, VOCABULARY, TEMPERATURE = 3, 4, 16, 512, 0.7

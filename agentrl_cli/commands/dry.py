@@ -130,7 +130,7 @@ def dry_run(
 
     with data_stdout():
         from agentrl_cli.config.records import PolicySettings
-        from agentrl_cli.learning.settings import check
+        from agentrl_cli.learning.objective import check
         from agentrl_cli.models.device import pick_device
         from agentrl_cli.models.load import model_folder
         from agentrl_cli.models.quantise import check_trainable

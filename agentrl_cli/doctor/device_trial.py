@@ -26,9 +26,8 @@ from agentrl_cli.inference.cuda_graphs import CudaCapture, GraphRunner
 from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.policy import LocalPolicy
-from agentrl_cli.inference.tolerance import TOLERANCE
-from agentrl_cli.learning import padded_forward
-from agentrl_cli.learning.forward import WAYS
+from agentrl_cli.inference.tolerance import RELATIVE, TOLERANCE
+from agentrl_cli.learning.forward import compute
 from agentrl_cli.learning.optimizers import make_optimizer
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.models.device import identity, pick_device, pick_dtype
@@ -228,7 +227,7 @@ def _update(way: str, model: Any, seconds: float) -> dict[str, Any]:
     largest = max(float(grad.abs().max()) for grad in wanted)
     worst = 0.0
     for checkpoint in (False, True):
-        logp = WAYS[way](model.train(), packed, 1.0, None, checkpoint).logp
+        logp = compute(way, model.train(), packed, checkpoint=checkpoint).logp
         found = _gradients(model, logp, weights)
         worst = max(
             worst,
@@ -240,7 +239,7 @@ def _update(way: str, model: Any, seconds: float) -> dict[str, Any]:
     after = model.get_input_embeddings().weight
     if not bool(after.isfinite().all()) or torch.equal(before, after):
         return {"problem": "the optimizer's step left the weights as they were, or not finite"}
-    tolerance = padded_forward.TOLERANCE.get(model.dtype, 1e-3)
+    tolerance = RELATIVE.get(model.dtype, 1e-3)
     return _judge(worst, tolerance, "relative to the largest, gradients differ from transformers'")
 
 

@@ -17,8 +17,9 @@ from agentrl_cli.inference.batched_cache import Batch, Kept, merge
 from agentrl_cli.inference.cached_forward import Abilities, CachedForward
 from agentrl_cli.inference.kv_cache import common
 from agentrl_cli.inference.memory import prefill_tokens
-from agentrl_cli.inference.model_runner import PIECE, sampling_mode
+from agentrl_cli.inference.model_runner import PIECE
 from agentrl_cli.inference.request import Request
+from agentrl_cli.models.adapter import eval_mode
 from agentrl_cli.models.vision import Seen, reader_of
 from agentrl_cli.types.content import digest
 
@@ -37,7 +38,7 @@ class BatchedForward:
     def __init__(self, model: Any, abilities: Abilities | None = None) -> None:
         self.model, self.forward = model, CachedForward(model)
         self.vocabulary = self.forward.vocabulary
-        with sampling_mode(model):
+        with eval_mode(model):
             self.abilities = abilities or Abilities.of(self.forward)
         self.forward.columns = self.abilities.columns
         self.prefilled = 0

@@ -47,6 +47,12 @@ MORE, STEPS = (9, 14), 3
 """New tokens of their second turns; decode steps of a turn."""
 
 
+def cache_name(base: nn.Module) -> str:
+    """Return the argument of a model's forward that is its cache; empty if it takes none."""
+    names = inspect.signature(base.forward).parameters
+    return next((n for n in ("past_key_values", "cache_params", "state") if n in names), "")
+
+
 class CachedForward:
     """Calls a model with a cache, masks and positions, as far as its forward takes them."""
 
@@ -58,9 +64,7 @@ class CachedForward:
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         self.columns = True
         """Whether the cache has columns that a mask covers."""
-        self._cache = next(
-            (name for name in ("past_key_values", "cache_params", "state") if name in names), ""
-        )
+        self._cache = cache_name(base)
         self._names = set(names)
         rule = getattr(getattr(base, "model", None), "get_rope_index", None)
         self.reader = reader_of(model)

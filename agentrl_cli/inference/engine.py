@@ -22,11 +22,11 @@ from agentrl_cli.inference.kv_cache import (
     NotServed,
     common,
 )
-from agentrl_cli.inference.model_runner import PIECE, ModelRunner, sampling_mode
+from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import sample
 from agentrl_cli.inference.scheduler import FixedScheduler, Scheduler
-from agentrl_cli.models.adapter import transformer
+from agentrl_cli.models.adapter import eval_mode, transformer
 from agentrl_cli.types import Int32
 
 Item = tuple[Int32, int, list[int]]
@@ -169,7 +169,7 @@ class PagedEngine:
     def step(self, fresh: list[Request]) -> list[Request]:
         """Begin some requests, then draw one token for every running one; returns those."""
         try:
-            with sampling_mode(self.runner.model):
+            with eval_mode(self.runner.model):
                 self.runner.refresh()
                 self._begin(fresh)
                 self.scheduler.reserve()

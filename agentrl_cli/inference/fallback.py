@@ -21,9 +21,9 @@ from agentrl_cli.errors import PolicyError
 from agentrl_cli.inference.batched_cache import Batch, Kept
 from agentrl_cli.inference.batched_forward import BatchedForward
 from agentrl_cli.inference.kv_cache import common
-from agentrl_cli.inference.model_runner import sampling_mode
 from agentrl_cli.inference.request import Request
 from agentrl_cli.inference.sampler import sample
+from agentrl_cli.models.adapter import eval_mode
 
 
 class FallbackEngine:
@@ -121,7 +121,7 @@ class FallbackEngine:
     @torch.inference_mode()
     def step(self, fresh: list[Request]) -> list[Request]:
         """Begin some requests, then draw one token for every running one. Returns those, finished ones too."""
-        with sampling_mode(self.model):
+        with eval_mode(self.model):
             self._shrink(fresh)
             for batch in self._batches:
                 self.forward.decode(batch)

@@ -21,15 +21,9 @@ FAMILIES = {"granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 
 class LlamaStep:
-    """Runs rows of tokens through the layers of a transformers model.
-
-    Raises ValueError for a model of another shape.
-    """
+    """Runs rows of tokens through the layers of a transformers model for which `is_llama` holds."""
 
     def __init__(self, base: Any, *, fixed: bool = False) -> None:
-        problem = find_difference(base)
-        if problem:
-            raise ValueError(problem)
         config = base.config  # reading it takes long: once
         self._base, self._config = base, config if config.model_type == "mistral" else None
         self._in, self._out, self._residual = (
@@ -131,20 +125,17 @@ def _groups(layer: Any) -> tuple[Modules, Modules, Modules, Modules]:
     )
 
 
-def find_difference(base: Any) -> str:
-    """Return why a transformers model is not run by LlamaStep; empty if it is, subject to its numbers."""
+def is_llama(base: Any) -> bool:
+    """Whether a transformers model is run by LlamaStep, subject to its numbers: its structure is this decoder's."""
     config = base.config
-    if getattr(config, "model_type", "") not in FAMILIES:
-        return "its decoder has another shape"
-    if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
-        return f"its activation is {config.hidden_act}"
-    if not type(base).__module__.startswith("transformers.models."):
-        return f"{type(base).__name__} is not transformers' own"
-    if type(base.get_input_embeddings()) is not nn.Embedding:
-        return "its embedding is more than a table"
-    changed = [
-        module
-        for module in base.modules()
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    ]
-    return f"the forward of a {type(changed[0]).__name__} was changed" if changed else ""
+    return (
+        getattr(config, "model_type", "") in FAMILIES
+        and getattr(config, "hidden_act", "silu") in ("silu", "swish")
+        and type(base).__module__.startswith("transformers.models.")
+        and type(base.get_input_embeddings()) is nn.Embedding
+        and not any(map(_is_changed, base.modules()))
+    )
+
+
+def _is_changed(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

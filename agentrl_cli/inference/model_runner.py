@@ -7,7 +7,6 @@ is made. Every other model takes the fallback (fallback.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,13 +18,13 @@ from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
 from agentrl_cli.inference.decode_attention import DecodeView, Tables
 from agentrl_cli.inference.decode_batch import Layout, decode_batch
 from agentrl_cli.inference.kv_cache import BLOCK, BlockPool, KVCache, NotServed
-from agentrl_cli.inference.llama_step import LlamaStep, find_difference
+from agentrl_cli.inference.llama_step import LlamaStep, is_llama
 from agentrl_cli.inference.memory import prefill_tokens
 from agentrl_cli.inference.request import TokenSequence
 from agentrl_cli.inference.sampling_weights import SamplingWeights, linear_layers
 from agentrl_cli.inference.served import find_obstacle
 from agentrl_cli.inference.tolerance import TOLERANCE, logp_difference
-from agentrl_cli.models.adapter import short, transformer
+from agentrl_cli.models.adapter import eval_mode, short, transformer
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Int32
 
@@ -49,7 +48,7 @@ class ModelRunner:
         self.model = model
         base = transformer(model)
         self._short = None
-        if not plain and not find_difference(base):
+        if not plain and is_llama(base):
             self._short = LlamaStep(base, fixed=self.records)
         self.weights = (
             SamplingWeights(linear_layers(model), plain=plain, fixed=self.records)
@@ -78,7 +77,7 @@ class ModelRunner:
 
     def verify(self) -> None:
         """Raise NotServed if the numbers differ from the model's."""
-        with sampling_mode(self.model), short_windows(self.model):
+        with eval_mode(self.model), short_windows(self.model):
             try:
                 verify(self)
             except NotServed:
@@ -89,11 +88,7 @@ class ModelRunner:
 
     def refresh(self) -> None:
         """Before a step: take over new weights, and the model's own forward if that was changed."""
-        if (
-            self._short is not None
-            and self.weights.stale
-            and find_difference(transformer(self.model))
-        ):
+        if self._short and self.weights.stale and not is_llama(transformer(self.model)):
             self._take_forward()
         self.weights.refresh()
 
@@ -261,16 +256,3 @@ def _steps(runner: ModelRunner, ids: Int32, lengths: Sequence[int]) -> Iterator[
                 request.out.append(int(ids[n, lengths[n] - 1 + step]))
             cache.reserve(request)
         yield runner.decode(cache.pool, requests).float().log_softmax(-1).cpu()
-
-
-@contextmanager
-def sampling_mode(model: nn.Module) -> Iterator[None]:
-    """Yield the model in eval mode, and back."""
-    training = model.training
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        if training:
-            model.train()

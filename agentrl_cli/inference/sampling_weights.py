@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from agentrl_cli.inference.memory import copied
 from agentrl_cli.inference.products import WAYS, Product, fastest_way
+from agentrl_cli.models.adapter import lora_parts
 
 Modules = tuple[Any, ...]
 """Linear layers, of torch's and peft's kinds, that read the same rows."""
@@ -126,26 +127,15 @@ def linear_layers(model: nn.Module) -> list[Modules]:
 
 def find_parts(layer: Any) -> Part | None:
     """Return a layer's plain linear layer and the adapters to add to it; None if it is more than that."""
-    base = getattr(layer, "base_layer", layer)
-    if (
-        type(base) is not nn.Linear
-        or type(base.weight) is not nn.Parameter
-        or not base.weight.numel()
-    ):
+    found = lora_parts(layer)
+    if found is None or getattr(layer, "merged", False):
         return None
-    if base is layer:
-        return base, []
-    if not hasattr(layer, "get_delta_weight") or getattr(layer, "lora_variant", None):
+    base, names = found
+    if type(base.weight) is not nn.Parameter or not base.weight.numel():
         return None
-    names = list(layer.active_adapters)
-    if layer.merged or layer.disable_adapters or not any(name in layer.lora_A for name in names):
-        return (base, []) if not layer.merged else None
-    if any(name not in layer.lora_A for name in names) or any(
-        getattr(layer, "lora_bias", {}).values()
-    ):
-        return None
-    exact = [base.weight, *(layer.lora_A[name].weight for name in names)]
-    return (base, names) if all(weight.dtype == torch.float32 for weight in exact) else None
+    exact = [base.weight, *(layer.lora_A[name].weight for name in names)] if names else []
+    whole = not names or len(names) == len(layer.active_adapters)
+    return (base, names) if whole and all(w.dtype == torch.float32 for w in exact) else None
 
 
 def _join_bias(layers: Sequence[nn.Linear]) -> Tensor | None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Most that a log-probability may differ from the model's own in a trial."""
+RELATIVE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Most that states and gradients may differ from the plain forward's, relative to the largest."""
 
 
 def difference(got: Tensor, wanted: Tensor) -> float:
@@ -29,3 +31,9 @@ def logp_difference(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
         return torch.inf
     off = torch.where(got == wanted, 0.0, got - wanted).abs().nan_to_num(0.0)
     return float((off * wanted.exp().nan_to_num(0.0)).sum(-1).max())
+
+
+def relative_difference(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference of two tensors over the largest number of the second."""
+    exact = wanted.float()
+    return float((got.float() - exact).abs().max() / exact.abs().max().clamp(min=1e-6))

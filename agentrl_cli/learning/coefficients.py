@@ -53,12 +53,8 @@ class Coefficients:
     @property
     def bonus(self) -> float:
         """The entropy coefficient that counts in the next step. https://arxiv.org/abs/2505.22312"""
-        target = self.algo.entropy.target
-        return (
-            0.0
-            if target is not None and self.seen is not None and self.seen > target
-            else self.entropy
-        )
+        target, seen = self.algo.entropy.target, self.seen
+        return 0.0 if target is not None and seen is not None and seen > target else self.entropy
 
     def apply(self, c: LossConfig) -> LossConfig:
         """Return the loss's numbers with these in them."""
@@ -80,12 +76,8 @@ class Coefficients:
 
     def metrics(self) -> dict[str, float]:
         """Return those that are steered, as they counted."""
-        steered = {
-            "kl_coef": self.algo.kl.target is not None,
-            "entropy_coef": self.algo.entropy.target is not None,
-        }
-        values = {"kl_coef": self.kl, "entropy_coef": self.bonus}
-        return {name: values[name] for name, on in steered.items() if on}
+        kl = {} if self.algo.kl.target is None else {"kl_coef": self.kl}
+        return kl | ({} if self.algo.entropy.target is None else {"entropy_coef": self.bonus})
 
     def state(self) -> dict[str, float | None]:
         """Return the values that a checkpoint keeps."""

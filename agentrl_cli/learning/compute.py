@@ -8,8 +8,8 @@ gradients add up, over micro-batches as over ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,12 @@ from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.forward import Logprobs, logprobs, width
 from agentrl_cli.learning.losses import LossConfig, LossInput, Totals, policy_loss
 from agentrl_cli.learning.moving_reference import MovingReference
-from agentrl_cli.learning.objective import objective
+from agentrl_cli.learning.objective import find_aggregation, objective
 from agentrl_cli.learning.optimizers import make_optimizer, move_state, trainable
 from agentrl_cli.learning.packing import Packed, Rows, Segment, pack
-from agentrl_cli.learning.settings import find_aggregation
 from agentrl_cli.learning.step_table import TokenColumns, TokenResults
 from agentrl_cli.learning.value import Critic
+from agentrl_cli.models.adapter import eval_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,18 @@ class Compute:
         self,
         batches: Sequence[MicroBatch],
         *,
-        reference: bool = False,
+        under: str = "model",
         values: bool = False,
         entropy: bool = False,
     ) -> list[TokenScores]:
-        """Score each micro-batch under the model or the reference, without dropout; values and entropy on request."""
-        model, place = (self.model, nullcontext()) if not reference else self._find_reference()
+        """Score each micro-batch under the model, its reference or its teacher, without dropout.
+
+        Values and entropy on request; a teacher's states where the loss compares distributions.
+        """
+        model, place = self._find_model(under)
+        states = under == "teacher" and self.teacher is not None and self.teacher.wants_states
         found: list[TokenScores] = []
-        with place, _evaluating(model):
+        with place, eval_mode(model):
             for batch in batches:
                 out = self._logprobs(model, pack(batch.groups))
                 value = self.critic.values(out.states) if values and self.critic else None
@@ -191,37 +195,30 @@ class Compute:
                         _numpy(out.logp),
                         entropy=_numpy(out.entropy) if entropy else None,
                         value=None if value is None else _numpy(value),
+                        states=_numpy(out.states.float()) if states else None,
                     )
                 )
         return found
 
-    def _find_reference(self) -> tuple[nn.Module, AbstractContextManager[None]]:
-        """Return the reference: a model of its own, or this one with its moving average or without its adapter."""
+    def _find_model(self, under: str) -> tuple[nn.Module, AbstractContextManager[None]]:
+        """Return what computes: a reference may be this model with its moving average, or without its adapter."""
+        model: Any = self.model
+        if under == "model":
+            return model, nullcontext()
+        if under == "teacher":
+            assert self.teacher is not None
+            return self.teacher.prepare(model), nullcontext()
         if self.reference is not None:
             return self.reference, nullcontext()
         if self.average is not None:
-            return self.model, self.average.in_place()
-        model: Any = self.model
+            return model, self.average.in_place()
         if not hasattr(model, "disable_adapter"):
             raise ConfigError("algo.kl.coef is set without a reference model.")
         return model, model.disable_adapter()
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
-        """Let the loss use a teacher; return the forward of its model."""
+    def teach(self, teacher: Teacher) -> None:
+        """Let the loss, and a forward under it, use a teacher."""
         self.teacher = teacher
-        return self.teacher_forward
-
-    @torch.no_grad()
-    def teacher_forward(self, batches: Sequence[MicroBatch]) -> list[TokenScores]:
-        """Score each micro-batch under the teacher, with its states if the loss compares distributions."""
-        assert self.teacher is not None
-        model, found = self.teacher.prepare(self.model), []
-        with _evaluating(model):
-            for batch in batches:
-                out = self._logprobs(model, pack(batch.groups))
-                states = _numpy(out.states.float()) if self.teacher.wants_states else None
-                found.append(TokenScores(_numpy(out.logp), states=states))
-        return found
 
     def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
         """Make one optimizer step over a mini-batch, or over this rank's part of it."""
@@ -264,10 +261,8 @@ class Compute:
             part = self.teacher.loss(self.model, out.states, states, temperature, tokens)
             loss, metrics = loss + part, {**metrics, "distill/loss": float(part.detach())}
         (0.0 * loss if batch.padding else loss).backward()  # type: ignore[no-untyped-call]
-        weight = found.weight * found.coefficient
-        results = TokenResults(
-            *(_numpy(one.detach()) for one in (found.ratio, found.clipped, weight, x.old))
-        )
+        numbers = (found.ratio, found.clipped, found.weight * found.coefficient, x.old)
+        results = TokenResults(*(_numpy(one.detach()) for one in numbers))
         return results, {"loss": float(loss.detach()), **metrics}
 
     def _logprobs(self, model: nn.Module, packed: Packed) -> Logprobs:
@@ -301,14 +296,11 @@ def loss_input(
     """
     device = out.logp.device
 
-    def numbers(column: NDArray[Any] | None) -> Tensor | None:
+    def known_or_none(column: NDArray[Any] | None) -> Tensor | None:
         return None if column is None else tensor(column, device)
 
-    def flags(column: NDArray[Any] | None) -> Tensor | None:
-        return None if column is None else torch.from_numpy(column).to(device)
-
     old = out.logp.detach() if known.old_logp is None else tensor(known.old_logp, device)
-    sampled = numbers(known.sampled_logp) if c.correction != "none" else None
+    sampled = known_or_none(known.sampled_logp) if c.correction != "none" else None
     if sampled is not None:
         # Unknown log-probabilities of a remote sampler are not corrected; `sampling/unknown` is their share.
         sampled = torch.where(sampled.isnan(), old, sampled)
@@ -319,28 +311,20 @@ def loss_input(
         advantage=tensor(known.advantage, device),
         segment=torch.from_numpy(packed.episode).to(device),
         entropy=out.entropy,
-        ref=numbers(known.ref_logp),
+        ref=known_or_none(known.ref_logp),
         sampled=sampled,
-        policy=numbers(known.sampler_logp) if c.off_policy is not None else None,
-        selected=flags(known.selected),
-        entropy_masked=flags(known.entropy_masked),
+        policy=known_or_none(known.sampler_logp) if c.off_policy is not None else None,
+        selected=known_or_none(known.selected),
+        entropy_masked=known_or_none(known.entropy_masked),
         episode_tokens=None if sizes is None else torch.tensor(sizes, device=device),
     )
 
 
 def tensor(flat: NDArray[Any], device: torch.device) -> Tensor:
-    """[M] float32 on a device."""
-    return torch.from_numpy(np.ascontiguousarray(flat, np.float32)).to(device)
+    """[M] on a device, float32 or bool."""
+    kind = np.bool_ if flat.dtype == np.bool_ else np.float32
+    return torch.from_numpy(np.ascontiguousarray(flat, kind)).to(device)
 
 
 def _numpy(column: Tensor) -> NDArray[Any]:
     return column.cpu().numpy()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model without dropout."""
-    training = model.training
-    model.eval()
-    yield
-    model.train(training)

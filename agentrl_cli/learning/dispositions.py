@@ -57,41 +57,30 @@ def decide(
             log-probabilities is.
     """
     facts: dict[str, Fact] = {}
+
+    def decide_alone(episode: Episode) -> Fact:
+        if episode.outcome is not None and episode.outcome in _BY_OUTCOME:
+            return _BY_OUTCOME[episode.outcome]
+        if not episode.graded:
+            return Fact.SKIPPED_UNGRADED
+        if drift.get(episode.id) == "structural" and not train_drifted:
+            return Fact.SKIPPED_DRIFT
+        if flaw(episode, vocabulary):
+            return Fact.SKIPPED_BAD_TOKENS
+        if not episode.trained_tokens:
+            return Fact.SKIPPED_NO_MODEL_TOKENS
+        if episode.id in stale:
+            return Fact.SKIPPED_STALE
+        if mask_overlong and episode.outcome is Outcome.TRUNCATED_TOKENS:
+            return Fact.SKIPPED_OVERLONG
+        return Fact.SKIPPED_VOID if mask_void and any(map(void, episode.turns)) else Fact.TRAINED
+
     for group in groups:
-        good = []
-        for episode in group:
-            fact = _decide_alone(episode, drift.get(episode.id, ""), train_drifted, vocabulary)
-            facts[episode.id] = fact
-            if fact is Fact.TRAINED and episode.id in stale:
-                facts[episode.id] = Fact.SKIPPED_STALE
-            elif (
-                fact is Fact.TRAINED
-                and mask_overlong
-                and episode.outcome is Outcome.TRUNCATED_TOKENS
-            ):
-                facts[episode.id] = Fact.SKIPPED_OVERLONG
-            elif fact is Fact.TRAINED and mask_void and any(map(void, episode.turns)):
-                facts[episode.id] = Fact.SKIPPED_VOID
-            elif fact is Fact.TRAINED:
-                good.append(episode)
-        reason = _group(good, len(group), drop_zero_variance)
-        for episode in good:
-            facts[episode.id] = reason
+        facts |= {episode.id: decide_alone(episode) for episode in group}
+        good = [episode for episode in group if facts[episode.id] is Fact.TRAINED]
+        together = _group(good, len(group), drop_zero_variance)
+        facts |= {episode.id: together for episode in good}
     return facts
-
-
-def _decide_alone(
-    episode: Episode, drift: str, train_drifted: bool, vocabulary: int | None
-) -> Fact:
-    if episode.outcome is not None and episode.outcome in _BY_OUTCOME:
-        return _BY_OUTCOME[episode.outcome]
-    if not episode.graded:
-        return Fact.SKIPPED_UNGRADED
-    if drift == "structural" and not train_drifted:
-        return Fact.SKIPPED_DRIFT
-    if flaw(episode, vocabulary):
-        return Fact.SKIPPED_BAD_TOKENS
-    return Fact.TRAINED if episode.trained_tokens else Fact.SKIPPED_NO_MODEL_TOKENS
 
 
 def _group(good: Sequence[Episode], size: int, drop_zero_variance: bool) -> Fact:
@@ -113,16 +102,6 @@ def void(turn: Turn) -> bool:
         return False
     said = any(content_text(message.get("content")).strip() for message in turn.messages)
     return bool(turn.calls) or turn.stop_reason is StopReason.LENGTH or not said
-
-
-def _find_tree_flaw(episode: Episode) -> str:
-    """Return the first flaw of the tree of turns, or ""."""
-    for index, turn in enumerate(episode.turns):
-        if turn.parent is not None and not ROOT <= turn.parent < index:
-            return f"turn {index} continues turn {turn.parent}, which is not an earlier one"
-    if any(len(branch) and branch.trained[0] for branch in episode.sequences):
-        return "the first token of a sequence counts as sampled, and nothing precedes it"
-    return ""
 
 
 def flaw(episode: Episode, vocabulary: int | None = None) -> str:
@@ -147,13 +126,13 @@ def flaw(episode: Episode, vocabulary: int | None = None) -> str:
         or any(turn.start > turn.end for turn in episode.turns)
     ):
         return f"the turns end at {ends[-1]} and the tokens at {n}"
-    if problem := _find_tree_flaw(episode):
-        return problem
-    for logps in (
-        tokens.logp_sampled[tokens.trained_mask],
-        tokens.logp_policy[tokens.trained_mask],
-    ):
-        bad = np.flatnonzero(np.isinf(logps) | (logps > ABOVE_ZERO))
-        if len(bad):
-            return f"a log-probability is {logps[bad[0]]:g}"
-    return ""
+    for index, turn in enumerate(episode.turns):
+        if turn.parent is not None and not ROOT <= turn.parent < index:
+            return f"turn {index} continues turn {turn.parent}, which is not an earlier one"
+    if any(len(branch) and branch.trained[0] for branch in episode.sequences):
+        return "the first token of a sequence counts as sampled, and nothing precedes it"
+    both = np.concatenate(
+        [a[tokens.trained_mask] for a in (tokens.logp_sampled, tokens.logp_policy)]
+    )
+    bad = both[np.isinf(both) | (both > ABOVE_ZERO)]
+    return f"a log-probability is {bad[0]:g}" if len(bad) else ""

@@ -27,7 +27,7 @@ from agentrl_cli.inference.kv_cache import NotServed
 from agentrl_cli.inference.tolerance import TOLERANCE, difference
 from agentrl_cli.learning.attention import NAME, NotPackable, Packing, packed_forward
 from agentrl_cli.learning.fused_forward import fused_states
-from agentrl_cli.learning.logprobs import NEVER, head_logprobs, outside
+from agentrl_cli.learning.logprobs import head_logprobs, logit_logprobs
 from agentrl_cli.learning.packing import Packed, Segment, pack
 from agentrl_cli.learning.padded_forward import (
     decoder_of,
@@ -35,8 +35,8 @@ from agentrl_cli.learning.padded_forward import (
     pictured_states,
     whole_logits,
 )
-from agentrl_cli.models.adapter import transformer
-from agentrl_cli.models.vision import plain_logits, reader_of, trial
+from agentrl_cli.models.adapter import eval_mode, transformer
+from agentrl_cli.models.vision import Reader, plain_logits, reader_of, trial
 
 _LOG = logging.getLogger(__name__)
 _WAYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -72,13 +72,8 @@ def logprobs(
     """
     base = transformer(model)
     if not packed.tokens:
-        return _head(
-            base,
-            base.get_input_embeddings().weight.new_zeros((0, width(model))),
-            packed,
-            temperature,
-            chunk,
-        )
+        none = base.get_input_embeddings().weight.new_zeros((0, width(model)))
+        return _head(base, none, packed, temperature, chunk)
     fused = None if packed.images else fused_states(base, packed, checkpoint=checkpoint)
     if fused is not None:
         return _head(base, fused, packed, temperature, chunk)
@@ -86,7 +81,7 @@ def logprobs(
         way = way_of(base)
         if packed.images and reader_of(base) is None:
             raise ModelError("These episodes have images, and this model reads text alone.")
-        return WAYS[way](base, packed, temperature, chunk, checkpoint)
+        return compute(way, base, packed, temperature, chunk, checkpoint)
     except (NotPackable, NotServed) as error:
         raise make_change_error(base) from error
 
@@ -105,92 +100,54 @@ def way_of(base: Any) -> str:
     Raises ModelError if none of them gives the model's numbers.
     """
     if base not in _WAYS:
-        _WAYS[base] = _tried_images(base) if reader_of(base) is not None else _try_ways(base)
-        if _WAYS[base] == "apart":
-            _LOG.warning(
-                "%s: episodes with images are computed one by one in training", type(base).__name__
-            )
+        windows = short_windows(base) if reader_of(base) is None else nullcontext()
+        with eval_mode(base), windows:
+            _WAYS[base] = _try_ways(base)
     return _WAYS[base]
-
-
-@torch.no_grad()
-def _tried_images(base: Any) -> str:
-    """Return the first way whose log-probabilities after images are those of the model's own forward."""
-    reader, weight, training = reader_of(base), base.get_input_embeddings().weight, base.training
-    assert reader is not None
-    base.eval()
-    try:
-        found = trial(reader, int(weight.shape[0]), weight.device)
-        segments = [
-            Segment(ids.cpu().numpy().astype(np.int32), np.arange(len(ids)) >= len(ids) - 4, images)
-            for ids, images in found
-        ]
-        logits = [plain_logits(base, reader, *one)[:-1].float().log_softmax(-1) for one in found]
-        wanted = torch.cat(
-            [
-                line.gather(1, ids[1:, None])[-4:, 0]
-                for line, (ids, _) in zip(logits, found, strict=True)
-            ]
-        )
-        packed = pack([segments])
-        for way in ("images", "apart"):
-            off = difference(WAYS[way](base, packed, 1.0, None, False).logp.float(), wanted)
-            if off <= TOLERANCE.get(weight.dtype, 1e-3):
-                _differentiate(base, way, packed)
-                return way
-    except CAUGHT as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{type(base).__name__} cannot be trained with images ({why}).") from error
-    finally:
-        base.train(training)
-    raise ModelError(
-        f"{type(base).__name__} cannot be trained: after images its numbers differ by {off:.2g} nats."
-    )
 
 
 @torch.no_grad()
 def _try_ways(base: Any) -> str:
     """Return the first way whose log-probabilities are those of the plain forward, over prompts that cross every
-    window.
+    window, or after images.
     """
-    weight, training, problem = base.get_input_embeddings().weight, base.training, ""
-    packed = pack(_trial(int(weight.shape[0])))
-    tolerance = TOLERANCE.get(weight.dtype, 1e-3)
-    base.eval()
+    weight, reader, problem, error = base.get_input_embeddings().weight, reader_of(base), "", ""
+    name, tolerance = type(base).__name__, TOLERANCE.get(weight.dtype, 1e-3)
+    ways = ("packed", "padded", "whole") if reader is None else ("images", "apart")
+    padded = (
+        "padded in training, not packed" if reader is None else "computed one by one in training"
+    )
     try:
-        with short_windows(base):
-            wanted = _plain_logps(base, packed)
-            for way in ("packed", "padded", "whole"):
-                avoided = _AVOIDED.get(base, {}).get(way)
-                try:
-                    if avoided:
-                        raise ModelError(avoided)
-                    found = WAYS[way](base, packed, 1.0, None, False).logp
-                    off = difference(found.float(), wanted.float())
-                    error = (
-                        ""
-                        if off <= tolerance
-                        else f"{type(base).__name__} {way} differs by {off:.2g} nats"
-                    )
-                    if not error:
-                        _differentiate(base, way, packed)
-                except (ModelError, *CAUGHT) as raised:
-                    error = (
-                        raised.message
-                        if isinstance(raised, ModelError)
-                        else f"{type(raised).__name__}: {raised}"
-                    )
-                if not error:
-                    if problem:
-                        _LOG.warning("%s: episodes are padded in training, not packed", problem)
-                    return way
-                problem = problem or error
-    finally:
-        base.train(training)
+        groups, wanted = _text_trial(base) if reader is None else _image_trial(base, reader)
+    except CAUGHT as raised:
+        kind = "a text" if reader is None else "images"
+        raise ModelError(
+            f"{name} cannot compute {kind} by itself ({_describe(raised)})."
+        ) from raised
+    packed = pack(groups)
+    for way in ways:
+        try:
+            if avoided := _AVOIDED.get(base, {}).get(way):
+                raise ModelError(avoided)
+            off = difference(compute(way, base, packed).logp.float(), wanted.float())
+            error = "" if off <= tolerance else f"{name} {way} differs by {off:.2g} nats"
+            if not error:
+                _differentiate(base, way, packed)
+        except (ModelError, *CAUGHT) as raised:
+            error = _describe(raised)
+        if not error:
+            if problem:
+                _LOG.warning("%s: episodes are %s", problem, padded)
+            return way
+        problem = problem or error
     raise ModelError(
-        f"{type(base).__name__} cannot be trained: no way of computing several episodes gives its numbers ({error}).",
+        f"{name} cannot be trained: no way of computing several episodes gives its numbers ({error}).",
         hint="Choose another model; `agentrl doctor` names the engine of each.",
     )
+
+
+def _describe(error: Exception) -> str:
+    return error.message if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
 
 
 @torch.enable_grad()
@@ -198,38 +155,38 @@ def _differentiate(base: Any, way: str, packed: Packed) -> None:
     """Run a backward pass, for one parameter; some architectures have none in eval mode. Raises one of CAUGHT."""
     trained = next((p for p in base.parameters() if p.requires_grad), None)
     if trained is not None:
-        logp = WAYS[way](base, packed, 1.0, None, False).logp
+        logp = compute(way, base, packed).logp
         torch.autograd.grad(logp.sum(), trained, allow_unused=True)
 
 
-def _trial(vocabulary: int) -> list[list[Segment]]:
-    """Return a group that shares a prompt of 60 tokens, and an episode of its own."""
-    rng = np.random.default_rng(0)
-    prompt, lengths = rng.integers(0, vocabulary, 60), ((60, 9), (60, 30), (0, 25))
-    found = []
+def _text_trial(base: Any) -> tuple[list[list[Segment]], Tensor]:
+    """Return a group that shares a prompt of 60 tokens and an episode of its own, and their plain log-probabilities."""
+    weight, rng = base.get_input_embeddings().weight, np.random.default_rng(0)
+    prompt, lengths = rng.integers(0, len(weight), 60), ((60, 9), (60, 30), (0, 25))
+    found, wanted = [], []
     for shared, own in lengths:
-        ids = np.concatenate([prompt[:shared], rng.integers(0, vocabulary, own)]).astype(np.int32)
-        found.append(Segment(ids, np.arange(len(ids)) >= max(shared, 1)))
-    return [found[:2], found[2:]]
+        ids = np.concatenate([prompt[:shared], rng.integers(0, len(weight), own)])
+        found.append(Segment(ids.astype(np.int32), np.arange(len(ids)) >= max(shared, 1)))
+        given = torch.from_numpy(ids).to(weight.device)
+        logits = base(input_ids=given[None], use_cache=False).logits[0, :-1]
+        wanted.append(_picked(logits, given)[max(shared, 1) - 1 :])
+    return [found[:2], found[2:]], torch.cat(wanted)
 
 
-def _plain_logps(base: Any, packed: Packed) -> Tensor:
-    """[M] log-probabilities of the trained tokens by one plain forward for each episode. Raises ModelError."""
-    device, parts = base.get_input_embeddings().weight.device, []
-    try:
-        for segment in (
-            segment
-            for group in _trial(base.get_input_embeddings().weight.shape[0])
-            for segment in group
-        ):
-            ids = torch.from_numpy(segment.ids.astype(np.int64)).to(device)
-            logp = base(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
-            parts.append(logp.gather(1, ids[1:, None])[torch.from_numpy(segment.trained[1:]), 0])
-    except CAUGHT as error:
-        raise ModelError(
-            f"{type(base).__name__} cannot compute a text by itself ({type(error).__name__}: {error})."
-        ) from error
-    return torch.cat(parts)
+def _image_trial(base: Any, reader: Reader) -> tuple[list[list[Segment]], Tensor]:
+    """Return conversations with images whose last four tokens are trained, and their plain log-probabilities."""
+    weight = base.get_input_embeddings().weight
+    found, wanted = [], []
+    for ids, images in trial(reader, len(weight), weight.device):
+        trained = np.arange(len(ids)) >= len(ids) - 4
+        found.append(Segment(ids.cpu().numpy().astype(np.int32), trained, images))
+        wanted.append(_picked(plain_logits(base, reader, ids, images)[:-1], ids)[-4:])
+    return [found], torch.cat(wanted)
+
+
+def _picked(logits: Tensor, ids: Tensor) -> Tensor:
+    """[n - 1] log-probabilities of the tokens behind the first."""
+    return logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
 
 
 def _head(
@@ -251,60 +208,33 @@ def _head(
     return Logprobs(logp, entropy, states)
 
 
-def _rows_of(hidden: Tensor, packed: Packed) -> Tensor:
-    return hidden.index_select(0, torch.from_numpy(packed.rows).to(hidden.device))
-
-
-def _by_packing(
-    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
-) -> Logprobs:
-    device = base.get_input_embeddings().weight.device
-    with _checkpointing(base, checkpoint, partial(attention_in, base.config, NAME, packed_forward)):
-        hidden = _packed_states(base, packed, device)
-    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
-
-
-def _by_padding(
-    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
-) -> Logprobs:
-    with _checkpointing(base, checkpoint, nullcontext):
-        hidden = padded_states(base, packed, share=not checkpoint)
-    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
-
-
-def _by_whole(
-    base: Any, packed: Packed, temperature: float, chunk: int | None, checkpoint: bool
-) -> Logprobs:
-    with _checkpointing(base, checkpoint, nullcontext):
-        logits, states = whole_logits(base, packed)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    if packed.support is not None:
-        logits = logits.masked_fill(outside(packed.support, logits), NEVER)
-    every = torch.log_softmax(logits, -1)
-    targets = torch.from_numpy(packed.targets).to(every.device)
-    logp = every.gather(-1, targets[:, None])[:, 0]
-    return Logprobs(logp, -(every.exp() * every.clamp(min=-1e4)).sum(-1), states)
-
-
-def _by_images(
+def compute(
+    way: str,
     base: Any,
     packed: Packed,
-    temperature: float,
-    chunk: int | None,
-    checkpoint: bool,
-    *,
-    apart: bool = False,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    checkpoint: bool = False,
 ) -> Logprobs:
-    with _checkpointing(base, checkpoint, nullcontext):
-        hidden = pictured_states(base, packed, apart=apart)
-    return _head(base, _rows_of(hidden, packed), packed, temperature, chunk)
+    """Return `logprobs` of a transformers model in one of the ways of `way_of`."""
+    packs = partial(attention_in, base.config, NAME, packed_forward)
+    with _checkpointing(base, checkpoint, packs if way == "packed" else nullcontext):
+        if way == "whole":
+            logits, states = whole_logits(base, packed)
+            precise = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+            targets = torch.from_numpy(packed.targets).to(precise.device)
+            return Logprobs(*logit_logprobs(precise, targets, packed.support), states)
+        if way == "packed":
+            hidden = _packed_states(base, packed)
+        elif way == "padded":
+            hidden = padded_states(base, packed, share=not checkpoint)
+        else:
+            hidden = pictured_states(base, packed, apart=way == "apart")
+    rows = torch.from_numpy(packed.rows).to(hidden.device)
+    return _head(base, hidden.index_select(0, rows), packed, temperature, chunk)
 
 
-WAYS = {"packed": _by_packing, "padded": _by_padding, "whole": _by_whole, "images": _by_images}
-WAYS["apart"] = partial(_by_images, apart=True)
-
-
-def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
+def _packed_states(base: Any, packed: Packed) -> Tensor:
     """Return the whole row at once. Raises NotPackable if a layer did not use the packed attention."""
     kinds = set(getattr(base.config, "layer_types", None) or ()) - {
         "full_attention",
@@ -312,6 +242,7 @@ def _packed_states(base: Any, packed: Packed, device: torch.device) -> Tensor:
     }
     if kinds:
         raise NotPackable(f"{type(base).__name__} has layers of the kind {sorted(kinds)[0]}")
+    device = base.get_input_embeddings().weight.device
     ids = torch.from_numpy(packed.input_ids)[None].to(device)
     packing = Packing(packed.blocks)
     with attention_in(base.config, NAME, packed_forward):
@@ -365,9 +296,8 @@ def _checkpointing(base: Any, on: bool, attention: Callable[[], Any]) -> Iterato
     if not on or not torch.is_grad_enabled():
         yield
         return
-    layers = [
-        m for m in base.modules() if hasattr(m, "_can_checkpoint_with_cache")
-    ]  # transformers' layer class
+    # transformers' layer class
+    layers = [m for m in base.modules() if hasattr(m, "_can_checkpoint_with_cache")]
     if not layers:
         raise ModelError(f"{type(base).__name__} has no layers that can be checkpointed.")
     before = [layer.training for layer in layers]

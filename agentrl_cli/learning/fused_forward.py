@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from agentrl_cli.inference.tolerance import RELATIVE, relative_difference
 from agentrl_cli.learning.attention import Block, Packing, packed_forward
 from agentrl_cli.learning.fused_layer import After, Before, Heads, Projection
 from agentrl_cli.learning.packing import Packed
+from agentrl_cli.models.adapter import eval_mode, lora_parts
 from agentrl_cli.registry.plugins import offers
 
 _LOG = logging.getLogger(__name__)
@@ -28,8 +30,6 @@ _TRUSTED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """Models whose numbers were compared, and whether they agreed."""
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", *offers("imports")}
 """`model_type` of the architectures whose decoder layers are this block."""
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Most that a hidden state may differ from the model's own, relative to the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +62,42 @@ def fused_states(base: Any, packed: Packed, *, checkpoint: bool) -> Tensor | Non
 
 
 def _structure(base: Any) -> bool:
-    """Whether only plain LoRA matrices are trained, on linear layers, without dropout; looked at before every use."""
+    """Whether it is this block with only plain LoRA matrices trained, without dropout; looked at before every use."""
+    config, embedding = base.config, base.get_input_embeddings()
     if (
-        next(
-            (p for name, p in base.named_parameters() if p.requires_grad and ".lora_" not in name),
-            None,
-        )
-        is not None
+        getattr(config, "model_type", "") not in FAMILIES
+        or getattr(config, "hidden_act", "silu") not in ("silu", "swish")
+        or type(embedding) is not nn.Embedding
+        or (getattr(config, "attention_dropout", None) and base.training)
     ):
         return False
-    if fusable(base) or type(base.get_input_embeddings()) is not nn.Embedding:
+    named = list(base.named_parameters())
+    if any(weight.requires_grad and ".lora_" not in name for name, weight in named):
         return False
-    config = base.config
-    if getattr(config, "attention_dropout", 0.0) and base.training:
+    if len({weight.device for _, weight in named}) > 1:
         return False
-    adapted = [
-        m for layer in base.model.layers for m in _linears(layer) if hasattr(m, "base_layer")
-    ]
-    return all(_plain(m) for m in adapted)
+    # a hook would be passed by
+    if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
+        return False
+    try:
+        layers = list(base.model.layers)
+        linears = [module for one in layers for module in _linears(one)]
+        norms = [base.model.norm, *(one.input_layernorm for one in layers)]
+    except AttributeError:
+        return False
+    rms = all(hasattr(norm, "variance_epsilon") for norm in norms)
+    return (
+        rms and all(map(_plain, linears)) and lora_parts(base.get_output_embeddings()) is not None
+    )
 
 
 def _plain(module: Any) -> bool:
-    names = [name for name in module.active_adapters if name in module.lora_A]
-    if module.disable_adapters or module.merged or not names:
-        return True
-    dropout = module.lora_dropout[names[0]]
-    return len(names) == 1 and (isinstance(dropout, nn.Identity) or not dropout.training)
+    """Whether a module is a linear layer with at most one adapter, which drops nothing."""
+    parts = lora_parts(module)
+    names = [] if parts is None else parts[1]
+    dropout = module.lora_dropout[names[0]] if names else None
+    drops = dropout is not None and not isinstance(dropout, nn.Identity) and dropout.training
+    return parts is not None and len(names) < 2 and not drops
 
 
 def _linears(layer: Any) -> Iterator[Any]:
@@ -98,13 +108,10 @@ def _linears(layer: Any) -> Iterator[Any]:
 
 def _read(module: Any) -> tuple[Projection, tuple[Tensor | None, Tensor | None]]:
     """Return a linear layer and its active adapter."""
-    inner = getattr(module, "base_layer", module)
-    names = (
-        []
-        if inner is module
-        else [name for name in module.active_adapters if name in module.lora_A]
-    )
-    if not names or module.disable_adapters or module.merged:
+    parts = lora_parts(module)
+    assert parts is not None  # by _structure
+    inner, names = parts
+    if not names:
         return Projection(inner.weight, inner.bias, 0.0), (None, None)
     name = names[0]
     pair = (module.lora_A[name].weight, module.lora_B[name].weight)
@@ -180,58 +187,17 @@ def _agrees(base: Any) -> bool:
         weight.device
     )
     places = torch.arange(24, device=weight.device)
-    training = base.training
-    base.eval()
     try:
-        own = base.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        ours = _run(base, Row(ids, places, (Block(0, 0, (24,)),), places), False)
+        with eval_mode(base):
+            own = base.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            ours = _run(base, Row(ids, places, (Block(0, 0, (24,)),), places), False)
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         _LOG.debug("the fused training forward does not fit %s: %s", type(base).__name__, error)
         return False
-    finally:
-        base.train(training)
-    off = float((ours.float() - own.float()).abs().max() / own.float().abs().max().clamp(min=1e-6))
-    if not off <= TOLERANCE.get(weight.dtype, 1e-3):
+    off = relative_difference(ours, own)
+    if not off <= RELATIVE.get(weight.dtype, 1e-3):
         _LOG.warning(
             "%s: the fused training forward differs by %.2g: not used", type(base).__name__, off
         )
         return False
     return True
-
-
-def fusable(base: Any) -> str:
-    """Return why a transformers model cannot be trained by this forward, judging by its structure; "" if it can."""
-    config = base.config
-    if getattr(config, "model_type", "") not in FAMILIES:
-        return f"{type(base).__name__} is not a Llama, Mistral, Qwen2 or Qwen3"
-    if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
-        return f"its activation is {config.hidden_act}"
-    if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
-        return "a module has a forward hook, which would be passed by"
-    if len({weight.device for weight in base.parameters()}) > 1:
-        return "its weights are on several devices"
-    try:
-        layers = list(base.model.layers)
-        modules = [module for one in layers for module in _linears(one)]
-        modules.append(base.get_output_embeddings())
-        norms = [base.model.norm, *(one.input_layernorm for one in layers)]
-    except AttributeError as error:
-        return str(error)
-    if any(not hasattr(norm, "variance_epsilon") for norm in norms):
-        return "its norms are not RMSNorm"
-    return next((why for why in map(_not_linear, modules) if why), "")
-
-
-def _not_linear(module: Any) -> str:
-    """Return why a module is not a plain linear layer, or LoRA on one; "" if it is."""
-    inner = getattr(module, "base_layer", module)
-    if type(inner) is not nn.Linear:
-        return f"{type(inner).__name__} is not a plain linear layer"
-    if inner is module:
-        return ""
-    if not hasattr(module, "get_delta_weight") or not hasattr(module, "active_adapters"):
-        return f"{type(module).__name__} cannot be merged"
-    variants = getattr(module, "lora_variant", None)
-    if variants or any(getattr(module, "lora_bias", {}).values()):
-        return "its adapter is more than two matrices"
-    return ""

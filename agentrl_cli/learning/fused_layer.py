@@ -108,27 +108,24 @@ class _Products:
         found = [
             (n, a, b) for n, (a, b) in enumerate(self.adapters) if a is not None and b is not None
         ]
-        if not found:
-            return d_x if d_x is None or self.merged or self.norm is None else d_x.mul_(
-                self.norm
-            ), []
-        every = torch.cat([a for _, a, _ in found])
-        if self.merged and self.norm is not None:
-            every = every * self.norm
-        down = product(x, every)  # [T, all r]
-        up = torch.cat([product(grads[n], b.T).mul_(self.given[n].scale) for n, _, b in found], 1)
-        if not self.merged and d_x is not None:
-            d_x.addmm_(up, every)
-        d_a = up.T @ x
-        if self.merged and self.norm is not None:
-            d_a = d_a * self.norm
         out: list[Tensor] = []
-        at = 0
-        for n, a, _ in found:
-            r = a.shape[0]
-            d_b = (down[:, at : at + r].T @ grads[n]).mul_(self.given[n].scale)
-            out += [d_a[at : at + r], d_b.T.contiguous()]
-            at += r
+        if found:
+            inside = self.norm if self.merged else None  # the norm that the input does not have yet
+            every = torch.cat([a for _, a, _ in found])
+            every = every if inside is None else every * inside
+            down = product(x, every)  # [T, all r]
+            ups = [product(grads[n], b.T).mul_(self.given[n].scale) for n, _, b in found]
+            up = torch.cat(ups, 1)
+            if not self.merged and d_x is not None:
+                d_x.addmm_(up, every)
+            d_a = up.T @ x
+            d_a = d_a if inside is None else d_a * inside
+            ranks = [len(a) for _, a, _ in found]
+            for (n, _, _), part, own in zip(
+                found, torch.split(d_a, ranks), torch.split(down, ranks, 1), strict=True
+            ):
+                d_b = (own.T @ grads[n]).mul_(self.given[n].scale)
+                out += [part, d_b.T.contiguous()]
         if d_x is not None and self.norm is not None and not self.merged:
             d_x.mul_(self.norm)
         return d_x, out
@@ -148,20 +145,16 @@ def _normal_backward(grad: Tensor, normal: Tensor, factor: Tensor) -> Tensor:
     return torch.addcmul(grad.to(factor.dtype), normal, mean, value=-1).mul_(factor).to(grad.dtype)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, H, d] turned: x·cos + [−x₂, x₁]·sin, the halves of the last dimension being x₁ and x₂."""
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    """[T, H, d] turned: x·cos + [−x₂, x₁]·sin, the halves of the last dimension being x₁ and x₂.
+
+    `back`: the gradient of x, from that of the result.
+    """
     half = x.shape[-1] // 2
+    sin = -sin.roll(half, -1) if back else sin
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return out
-
-
-def _turn_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = grad.shape[-1] // 2
-    out = grad * cos
-    out[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
-    out[..., :half].addcmul_(grad[..., half:], sin[..., half:])
     return out
 
 
@@ -210,7 +203,7 @@ class Before(torch.autograd.Function):
         cos, sin = ctx.rotation
         flat = []
         for number, weight in enumerate((heads.q_norm, heads.k_norm)):
-            grad = _turn_backward(grads[number], *_weigh(cos, sin, weight))
+            grad = _turn(grads[number], *_weigh(cos, sin, weight), back=True)
             if weight is not None:
                 grad = _normal_backward(grad, kept[2 * number], kept[2 * number + 1])
             flat.append(grad.flatten(1))

@@ -46,23 +46,19 @@ def head_logprobs(
             hidden, head.weight, head.bias, targets, temperature, chunk, support
         )
         return both
-    logps: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for start in range(0, len(targets), chunk):
-        part = slice(start, start + chunk)
-        given = (
-            head,
-            hidden[part],
-            targets[part],
-            temperature,
-            softcap,
+    parts = [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
+    found = [
+        checkpoint(
+            _module_chunk,
+            *(head, hidden[part], targets[part], temperature, softcap),
             None if support is None else support[part],
+            use_reentrant=False,
         )
-        logp, entropy = checkpoint(_module_chunk, *given, use_reentrant=False)
-        logps.append(logp)
-        entropies.append(entropy)
+        for part in parts
+    ]
     empty = hidden.new_zeros(0, dtype=_precise(hidden))
-    return torch.cat([empty, *logps]), torch.cat([empty, *entropies])
+    logp = torch.cat([empty, *(one for one, _ in found)])
+    return logp, torch.cat([empty, *(one for _, one in found)])
 
 
 def _module_chunk(
@@ -76,11 +72,18 @@ def _module_chunk(
     logits = head(rows).to(_precise(rows))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    logits = logits / temperature
+    return logit_logprobs(logits / temperature, targets, support)
+
+
+def logit_logprobs(
+    logits: Tensor, targets: Tensor, support: Support | None
+) -> tuple[Tensor, Tensor]:
+    """logits [M, V], targets [M] -> log-probability [M] of the targets and entropy [M]; `support` as above."""
     if support is not None:
         logits = logits.masked_fill(outside(support, logits), NEVER)
     every = torch.log_softmax(logits, -1)
-    return every.gather(-1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)
+    entropy = -(every.exp() * every.clamp(min=-1e4)).sum(-1)
+    return every.gather(-1, targets[:, None])[:, 0], entropy
 
 
 class _LinearLogprobs(torch.autograd.Function):

@@ -30,7 +30,6 @@ from agentrl_cli.config.losses import (
     Loss,
     TrustRegion,
 )
-from agentrl_cli.learning.corrections import sequence_sum
 from agentrl_cli.registry import resolve
 from agentrl_cli.types.old_names import OldAttribute
 
@@ -54,7 +53,7 @@ class LossConfig:
     correction_cap: float = 2.0
     correction_floor: float | None = None
     off_policy: float | None = None
-    """Threshold of masks.off_policy."""
+    """Threshold of objective.off_policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +322,12 @@ def select_tokens(
         return None
     selected: Tensor = resolve("losses", {}, path)(logp, advantage, options, seed, old)
     return selected
+
+
+def sequence_sum(values: Tensor, segment: Tensor) -> Tensor:
+    """[S] sum of each sequence."""
+    count = int(segment.max()) + 1 if len(segment) else 0
+    return values.new_zeros(count).index_add_(0, segment, values)
 
 
 def sequence_lengths(segment: Tensor) -> Tensor:

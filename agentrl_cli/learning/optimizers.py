@@ -1,12 +1,12 @@
 """Optimizers by name: AdamW, with 8-bit or offloaded state, and Muon. All are driven through `param_groups`' `lr`.
 
-To add one: a function of (model, settings) here and a line in OPTIMIZERS and in `train.optimizer`.
+To add one: a branch of `make_optimizer` and a name in `train.optimizer`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,31 +42,18 @@ def learning_rate(train: TrainConfig, step: int) -> float:
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> Any:
     """Return the optimizer that `train.optimizer` names. Raises EnvironmentProblem for one that is not available."""
-    return OPTIMIZERS[settings.optimizer.name](model, settings)
-
-
-def adamw(model: nn.Module, settings: TrainConfig) -> Any:
-    """torch's AdamW: two float32 numbers of state a weight."""
-    return torch.optim.AdamW(
-        trainable(model),
-        lr=settings.lr,
-        betas=settings.optimizer.betas,
-        weight_decay=settings.optimizer.weight_decay,
-    )
-
-
-def adamw8bit(model: nn.Module, settings: TrainConfig) -> Any:
-    """bitsandbytes' AdamW with its state in 8 bits (https://arxiv.org/abs/2110.02861), on a GPU."""
-    weights = trainable(model)
+    weights, kind = trainable(model), settings.optimizer
+    given: dict[str, Any] = {"lr": settings.lr, "weight_decay": kind.weight_decay}
+    if kind.name == "muon":
+        return _muon(model, given, kind.betas)
+    if kind.name == "adamw_offload":
+        return OffloadedAdamW(weights, betas=kind.betas, **given)
+    if kind.name == "adamw":
+        return torch.optim.AdamW(weights, betas=kind.betas, **given)
     check_8bit(weights[0].device)
-    from bitsandbytes.optim import AdamW8bit
+    from bitsandbytes.optim import AdamW8bit  # state in 8 bits, https://arxiv.org/abs/2110.02861
 
-    return AdamW8bit(
-        weights,
-        lr=settings.lr,
-        betas=settings.optimizer.betas,
-        weight_decay=settings.optimizer.weight_decay,
-    )
+    return AdamW8bit(weights, betas=kind.betas, **given)
 
 
 class OffloadedAdamW:
@@ -114,16 +101,6 @@ class OffloadedAdamW:
             weight.copy_(kept)
 
 
-def adamw_offload(model: nn.Module, settings: TrainConfig) -> Any:
-    """Return `OffloadedAdamW` over the trained weights."""
-    return OffloadedAdamW(
-        trainable(model),
-        lr=settings.lr,
-        betas=settings.optimizer.betas,
-        weight_decay=settings.optimizer.weight_decay,
-    )
-
-
 class Several:
     """Optimizers for parts of a model, stepped together."""
 
@@ -159,7 +136,7 @@ def move_state(optimizer: Any, device: torch.device | str) -> None:
             }
 
 
-def muon(model: nn.Module, settings: TrainConfig) -> Any:
+def _muon(model: nn.Module, given: Mapping[str, Any], betas: tuple[float, float]) -> Several:
     """Muon for the matrices of the hidden layers, AdamW for the rest. https://kellerjordan.github.io/posts/muon/
 
     Updates are scaled to AdamW's size (https://arxiv.org/abs/2502.16982), so one learning rate does for both.
@@ -170,32 +147,9 @@ def muon(model: nn.Module, settings: TrainConfig) -> Any:
         if p.requires_grad:
             hidden = p.ndim == 2 and "embed" not in name and "head" not in name
             (inner if hidden else rest).append(p)
-    trainable(model)
     parts: list[torch.optim.Optimizer] = []
     if inner:
-        parts.append(
-            torch.optim.Muon(
-                inner,
-                lr=settings.lr,
-                weight_decay=settings.optimizer.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
+        parts.append(torch.optim.Muon(inner, adjust_lr_fn="match_rms_adamw", **given))
     if rest:
-        parts.append(
-            torch.optim.AdamW(
-                rest,
-                lr=settings.lr,
-                betas=settings.optimizer.betas,
-                weight_decay=settings.optimizer.weight_decay,
-            )
-        )
+        parts.append(torch.optim.AdamW(rest, betas=betas, **given))
     return Several(parts)
-
-
-OPTIMIZERS: Mapping[str, Callable[[nn.Module, TrainConfig], Any]] = {
-    "adamw": adamw,
-    "adamw8bit": adamw8bit,
-    "adamw_offload": adamw_offload,
-    "muon": muon,
-}

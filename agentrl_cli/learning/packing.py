@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl_cli.inference.kv_cache import common
 from agentrl_cli.learning.attention import Block
 from agentrl_cli.types import Branch, Episode, Int32, Support, no_support
 
@@ -81,97 +81,62 @@ class Packed:
         return len(self.input_ids)
 
 
-def common_prefix(arrays: Sequence[Int32]) -> int:
-    """Return how many leading ids all arrays share."""
-    if not arrays:
-        return 0
-    n = min(len(a) for a in arrays)
-    stack = np.stack([np.asarray(a[:n]) for a in arrays])
-    same = (stack == stack[0]).all(0)
-    return n if same.all() else int(same.argmin())
-
-
 def pack(groups: Sequence[Sequence[Segment]]) -> Packed:
     """Return one row of groups of episodes, the prefix of each group once.
 
     Tokens behind the last trained one of an episode, and that one itself, predict nothing: they are left out.
     """
-    row = _Row()
+    ids: list[Int32] = [np.zeros(0, np.int32)]
+    positions: list[Ints] = [np.zeros(0, np.int64)]
+    rows, targets, lengths = list(positions), list(ids), []
+    blocks, images, support = [], [], [no_support(0)]
+    size = 0
     for group in groups:
-        row.add(group)
-    return row.packed()
-
-
-class _Row:
-    """A row being filled."""
-
-    def __init__(self) -> None:
-        self.ids: list[NDArray[Any]] = []
-        self.positions: list[Ints] = []
-        self.blocks: list[Block] = []
-        self.facts: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        """Rows and ids of the trained tokens of each episode."""
-        self.images: list[tuple[bytes, ...]] = []
-        self.support: list[Support] = []
-        self.size = 0
-
-    def _put(self, ids: NDArray[Any], first: int) -> None:
-        self.ids.append(ids)
-        self.positions.append(np.arange(first, first + len(ids), dtype=np.int64))
-        self.size += len(ids)
-
-    def add(self, segments: Sequence[Segment]) -> None:
-        """Add a block: the common prefix of the needed tokens, then each episode's rest."""
-        for segment in segments:
-            if len(segment.trained) != len(segment.ids):
-                raise ValueError("ids and trained differ in length")
-            if len(segment.trained) and segment.trained[0]:
-                raise ValueError(
-                    "the first token of an episode has no log-probability: nothing precedes it"
-                )
-        wanted = [np.flatnonzero(s.trained) for s in segments]
-        needed = [_cut_needed(s) for s in segments]
-        alive = [ids for ids in needed if len(ids)]
-        shared = _count_shared(segments, alive)
-        start = self.size
-        if shared:
-            self._put(alive[0][:shared], 0)
-        own = self.size
+        needed = [_cut_needed(segment) for segment in group]
+        shared = _count_shared(group, [own for own in needed if len(own)])
+        prefix = next(own for own in needed if len(own))[:shared] if shared else ids[0]
+        ids.append(prefix)
+        positions.append(np.arange(shared))
+        start, size = size, size + shared
         ends: list[int] = []
-        for segment, where, ids in zip(segments, wanted, needed, strict=True):
-            before = where - 1
-            self.facts.append(
-                (
-                    np.where(before < shared, start + before, self.size + before - shared),
-                    segment.ids[where],
-                )
-            )
-            self.support.append(
+        for segment, own in zip(group, needed, strict=True):
+            where = _find_trained(segment)
+            rows.append(np.where(where <= shared, start, size - shared) + where - 1)
+            targets.append(segment.ids[where])
+            lengths.append(len(where))
+            support.append(
                 no_support(len(where)) if segment.support is None else segment.support[where]
             )
-            if len(ids):
-                self._put(ids[shared:], shared)
-                if len(ids) > shared:
-                    self.images.append(segment.images)
-                ends.append(self.size)
-        if self.size > start:
-            self.blocks.append(Block(start, own, tuple(ends)))
+            if len(own):
+                ids.append(own[shared:])
+                positions.append(np.arange(shared, len(own)))
+                size += len(own) - shared
+                ends.append(size)
+                images += [segment.images] if len(own) > shared else []
+        if size > start:
+            blocks.append(Block(start, start + shared, tuple(ends)))
+    drawn = np.concatenate(support)
+    return Packed(
+        np.concatenate(ids).astype(np.int64),
+        np.concatenate(positions),
+        tuple(blocks),
+        np.concatenate(rows),
+        np.concatenate(targets).astype(np.int64),
+        np.repeat(np.arange(len(lengths)), lengths).astype(np.int64),
+        drawn if any(one is not None for one in drawn) else None,
+        tuple(images) if any(images) else (),
+    )
 
-    def packed(self) -> Packed:
-        def join(parts: list[NDArray[Any]]) -> Ints:
-            return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
-        support = np.concatenate([no_support(0), *self.support])
-        return Packed(
-            join(self.ids),
-            join(self.positions),
-            tuple(self.blocks),
-            join([rows for rows, _ in self.facts]),
-            join([targets for _, targets in self.facts]),
-            join([np.full(len(rows), i) for i, (rows, _) in enumerate(self.facts)]),
-            support if any(ids is not None for ids in support) else None,
-            tuple(self.images) if any(self.images) else (),
+def _find_trained(segment: Segment) -> Ints:
+    """Return the places of the trained tokens."""
+    if len(segment.trained) != len(segment.ids):
+        raise ValueError("ids and trained differ in length")
+    if len(segment.trained) and segment.trained[0]:
+        raise ValueError(
+            "the first token of an episode has no log-probability: nothing precedes it"
         )
+    return np.flatnonzero(segment.trained)
 
 
 def micro_batches(
@@ -252,11 +217,9 @@ def _costs(group: Sequence[Segment]) -> tuple[int, list[int]]:
 
 def _count_shared(segments: Sequence[Segment], alive: Sequence[Int32]) -> int:
     """Leading tokens that are computed once for all. 0 with images, which equal tokens may hide."""
-    return (
-        common_prefix(alive)
-        if len(alive) > 1 and not any(segment.images for segment in segments)
-        else 0
-    )
+    if len(alive) < 2 or any(segment.images for segment in segments):
+        return 0
+    return min(common(alive[0], other) for other in alive[1:])
 
 
 def _cut_needed(segment: Segment) -> Int32:

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from agentrl_cli.inference.batched_cache import select
-from agentrl_cli.inference.cached_forward import CAUGHT, short_windows
+from agentrl_cli.inference.cached_forward import CAUGHT, cache_name, short_windows
+from agentrl_cli.inference.tolerance import RELATIVE, relative_difference
 from agentrl_cli.learning.attention import Block
 from agentrl_cli.learning.packing import Packed
+from agentrl_cli.models.adapter import eval_mode
 from agentrl_cli.models.vision import reader_of
 
 _LOG = logging.getLogger(__name__)
@@ -28,8 +30,6 @@ _CARRIES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 """Models that were tried: whether their cache carries gradients."""
 ALIKE = 0.7
 """A sequence shorter than this share of the longest is not padded to it."""
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Most that states and gradients may differ from the plain forward's, relative to the largest."""
 
 
 def padded_states(base: Any, packed: Packed, *, share: bool = True) -> Tensor:
@@ -142,33 +142,24 @@ def _stack(rows: list[Tensor], length: int) -> Tensor:
 
 def continued(decoder: Any, ids: Tensor, block: Block) -> Tensor:
     """States of a block in its order: the prefix once, then the continuations from its cache."""
-    prefix, segments = block.own - block.start, block.segments
-    if not prefix or not segments:
-        every = [
-            ids[begin:end] for begin, end in ([(block.start, block.own)] if prefix else segments)
-        ]
-        parts: dict[int, Tensor] = {}
-        for numbers, length in _alike([len(row) for row in every]):
-            states = _states(decoder, [every[n] for n in numbers], length)
-            parts |= {n: states[line, : len(every[n])] for line, n in enumerate(numbers)}
-        return torch.cat([parts[n] for n in range(len(every))])
-    name = _cache_name(decoder)
-    out = decoder(input_ids=ids[block.start : block.own][None], use_cache=True)
-    parts = {-1: out.last_hidden_state[0]}
-    rows = [ids[begin:end] for begin, end in segments]
-    takes = "position_ids" in inspect.signature(decoder.forward).parameters
-    for numbers, longest in _alike([len(row) for row in rows]):
-        length = max(
-            2, longest
-        )  # a single token would be a decode step, which writes into its state
-        cache = _read_only(select(out[name], [0] * len(numbers)))
-        places = torch.arange(prefix, prefix + length, device=ids.device)[None].expand(
-            len(numbers), -1
-        )
-        given = {"position_ids": places} if takes else {}
-        states = _states(
-            decoder, [rows[n] for n in numbers], length, use_cache=True, **{name: cache}, **given
-        )
+    prefix = block.own - block.start
+    rows = [ids[begin:end] for begin, end in block.segments]
+    shared = bool(prefix and rows)
+    parts: dict[int, Tensor] = {}
+    if shared:
+        name, names = cache_name(decoder), inspect.signature(decoder.forward).parameters
+        out = decoder(input_ids=ids[block.start : block.own][None], use_cache=True)
+        parts[-1] = out.last_hidden_state[0]
+    rows = rows or [ids[block.start : block.own]]
+    for numbers, length in _alike([len(row) for row in rows]):
+        given: dict[str, Any] = {}
+        if shared:
+            length = max(2, length)  # a single token would be a decode step: it writes its state
+            given = {"use_cache": True, name: _read_only(select(out[name], [0] * len(numbers)))}
+            if "position_ids" in names:
+                places = torch.arange(prefix, prefix + length, device=ids.device)[None]
+                given["position_ids"] = places.expand(len(numbers), -1)
+        states = _states(decoder, [rows[n] for n in numbers], length, **given)
         parts |= {n: states[line, : len(rows[n])] for line, n in enumerate(numbers)}
     return torch.cat([parts[n] for n in sorted(parts)])
 
@@ -186,11 +177,6 @@ def _read_only(cache: Any) -> Any:
     return cache
 
 
-def _cache_name(decoder: Any) -> str:
-    names = inspect.signature(decoder.forward).parameters
-    return next((name for name in ("past_key_values", "cache_params") if name in names), "")
-
-
 def decoder_of(base: Any) -> nn.Module:
     """Return the transformer without its head."""
     named = getattr(base, base.base_model_prefix, None)
@@ -202,25 +188,21 @@ def decoder_of(base: Any) -> nn.Module:
 def carries(base: Any) -> bool:
     """Whether states and gradients of continuations of a shared prefix are those of whole episodes."""
     if base not in _CARRIES:
-        training = base.training
-        base.eval()
         try:
-            with short_windows(base):
+            with eval_mode(base), short_windows(base):
                 _CARRIES[base] = _carries(base)
         except CAUGHT as error:
             _LOG.debug(
                 "%s computes a group's prompt for each episode: %s", type(base).__name__, error
             )
             _CARRIES[base] = False
-        finally:
-            base.train(training)
     return _CARRIES[base]
 
 
 @torch.enable_grad()
 def _carries(base: Any) -> bool:
     decoder, weight = decoder_of(base), base.get_input_embeddings().weight
-    if not _cache_name(decoder):
+    if not cache_name(decoder):
         return False
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, weight.shape[0], (40 + 27 + 30,), generator=generator).to(weight.device)
@@ -240,8 +222,5 @@ def _carries(base: Any) -> bool:
             for states in (found, wanted)
         ]
         pairs += [(grads[0], grads[1])] if grads[0] is not None else []
-    most = TOLERANCE.get(weight.dtype, 1e-3)
-    both = [(found.detach(), wanted.detach()) for found, wanted in pairs]
-    return all(
-        float((a - b).abs().max()) <= most * float(b.abs().max().clamp(min=1e-6)) for a, b in both
-    )
+    most = RELATIVE.get(weight.dtype, 1e-3)
+    return all(relative_difference(got.detach(), own.detach()) <= most for got, own in pairs)

@@ -8,7 +8,7 @@ lists everything that its caller uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,50 +39,40 @@ class ModelCompute(Protocol):
     @property
     def critic(self) -> Critic | None:
         """The value head; None if the estimator needs none."""
-        ...
 
     def fault(self) -> RunFailed | None:
         """Return why the computation cannot continue; None if all is well. Any thread may ask at any time."""
-        ...
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
-        """Let the loss use a teacher; return the forward of its model. Raises ConfigError if that cannot be."""
-        ...
+    def teach(self, teacher: Teacher) -> None:
+        """Let the loss, and a forward under it, use a teacher. Raises ConfigError if that cannot be."""
 
     def split(self, segments: Sequence[Sequence[Segment]]) -> list[list[tuple[int, int]]]:
         """Return the micro-batches of these sequences, each as (bundle, number within it)."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is not the model's weights."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; the model's weights are loaded before."""
-        ...
 
     def begin(self, lr: float) -> None:
         """Prepare for optimizer steps at this learning rate."""
-        ...
 
     def end(self) -> None:
         """Return to sampling: the update is done."""
-        ...
 
     def forward(
         self,
         batches: Sequence[MicroBatch],
         *,
-        reference: bool = False,
+        under: str = "model",
         values: bool = False,
         entropy: bool = False,
     ) -> list[TokenScores]:
-        """Score each micro-batch under the model or the reference; values and entropy on request."""
-        ...
+        """Score each micro-batch under the model, its reference or its teacher; values and entropy on request."""
 
     def step(self, batches: Sequence[MicroBatch], spec: StepSpec) -> StepResult:
         """Take one optimizer step over a mini-batch."""
-        ...
 
 
 class PolicyLearner(Protocol):
@@ -91,12 +81,10 @@ class PolicyLearner(Protocol):
     @property
     def compute(self) -> ModelCompute:
         """Answers for faults and for the comparison with servers that sample."""
-        ...
 
     @property
     def needs(self) -> str:
         """Required inputs of the estimator besides rewards: values, baseline, teacher, or "" for none."""
-        ...
 
     def update(
         self,
@@ -109,16 +97,12 @@ class PolicyLearner(Protocol):
         `baselines`: reward of the greedy attempt by group id, for an estimator that needs it. Raises TrainingStopped
         if the loss is NaN.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is not the model's weights."""
-        ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; the model's weights are loaded before."""
-        ...
 
     def close(self) -> None:
         """Free everything, at the end of a run."""
-        ...

@@ -21,6 +21,12 @@ from agentrl_cli.learning.packing import Bool, Ints, Segment, segments_of
 from agentrl_cli.types import Branch, Episode, Float32, TrainSignals
 from agentrl_cli.types.signals import REJECTED
 
+LOSS_INPUTS = (
+    *("sampled_logp", "sampler_logp", "advantage", "old_logp", "ref_logp", "selected"),
+    *("entropy_masked", "teacher_states", "value", "returns"),
+)
+"""Columns that a loss may need."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
@@ -80,18 +86,8 @@ class TokenColumns:
 
     def loss_inputs(self, rows: Ints) -> TokenColumns:
         """Return the columns of some rows that a loss may need."""
-        return TokenColumns(
-            self.sampled_logp[rows],
-            self.sampler_logp[rows],
-            self.advantage[rows],
-            old_logp=_take(self.old_logp, rows),
-            ref_logp=_take(self.ref_logp, rows),
-            selected=_take(self.selected, rows),
-            entropy_masked=_take(self.entropy_masked, rows),
-            teacher_states=_take(self.teacher_states, rows),
-            value=_take(self.value, rows),
-            returns=_take(self.returns, rows),
-        )
+        columns = {name: getattr(self, name) for name in LOSS_INPUTS}
+        return TokenColumns(**{n: one[rows] for n, one in columns.items() if one is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,44 +204,29 @@ class StepTable:
         seen = self.columns
         clipped = 0 if seen.clipped is None else seen.clipped
         clipped = np.where(seen.valid, clipped, REJECTED).astype(np.int8)
+        always = {
+            "advantage": seen.advantage,
+            "logp_train": seen.old_logp,
+            "ratio": seen.ratio,
+            "weight": seen.weight,
+        }
+        optional = {
+            "logp_ref": seen.ref_logp,
+            "value": seen.value,
+            "returns": seen.returns,
+            "logp_teacher": seen.teacher_logp,
+            "reward_advantage": seen.reward_advantage,
+        }
+        columns = always | {name: one for name, one in optional.items() if one is not None}
         for number, episode in enumerate(self.episodes):
-            place = _Place(slice(*self.offsets[number : number + 2]), episode.tokens.trained_mask)
-            clips = np.zeros(len(place.mask), np.int8)
-            clips[place.mask] = clipped[place.rows]
-            found = TrainSignals(
-                advantage=place.spread(seen.advantage),
-                logp_train=place.spread(seen.old_logp),
-                ratio=place.spread(seen.ratio),
-                clipped=clips,
-                weight=place.spread(seen.weight),
-                logp_ref=place.spread_known(seen.ref_logp),
-                value=place.spread_known(seen.value),
-                returns=place.spread_known(seen.returns),
-                logp_teacher=place.spread_known(seen.teacher_logp),
-                reward_advantage=place.spread_known(seen.reward_advantage),
-            )
-            yield episode, found
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an episode's trained tokens are."""
-
-    rows: slice
-    """In the table."""
-    mask: Bool
-    """Among all tokens of the episode."""
-
-    def spread(self, column: Float32 | None) -> Float32:
-        """[n] over all tokens of the episode, NaN where a token was not trained."""
-        out = np.full(len(self.mask), np.nan, np.float32)
-        if column is not None:
-            out[self.mask] = column[self.rows]
-        return out
-
-    def spread_known(self, column: Float32 | None) -> Float32 | None:
-        """As `spread`; None if the column was not computed."""
-        return None if column is None else self.spread(column)
+            rows, mask = slice(*self.offsets[number : number + 2]), episode.tokens.trained_mask
+            found: dict[str, Any] = {"clipped": np.zeros(len(mask), np.int8)}
+            found["clipped"][mask] = clipped[rows]
+            for name, column in columns.items():
+                found[name] = np.full(len(mask), np.nan, np.float32)
+                if column is not None:
+                    found[name][mask] = column[rows]
+            yield episode, TrainSignals(**found)
 
 
 def sampling_gap(trainer: Float32, sampler: Float32) -> dict[str, float]:
@@ -267,10 +248,6 @@ def sampling_gap(trainer: Float32, sampler: Float32) -> dict[str, float]:
         "sampling/sampling_logp_difference/max": float(np.abs(change).max()),
         "sampling/kl": float((np.expm1(change.clip(max=50.0)) - change).mean()),
     }
-
-
-def _take(column: NDArray[Any] | None, rows: Ints) -> NDArray[Any] | None:
-    return None if column is None else column[rows]
 
 
 def _columns_of(episodes: Sequence[Episode]) -> TokenColumns:

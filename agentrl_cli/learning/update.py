@@ -8,7 +8,7 @@ forward, so no second one is made, unless advantages depend on it (values, KL in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,20 +24,20 @@ from agentrl_cli.learning.coefficients import Coefficients
 from agentrl_cli.learning.compute import Compute, MicroBatch, StepSpec
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.estimator_inputs import AdvantageInput, Float64
-from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import find, select_tokens
-from agentrl_cli.learning.masks import mask_certain, reject_far
+from agentrl_cli.learning.objective import KL, loss_config
 from agentrl_cli.learning.optimizers import learning_rate
 from agentrl_cli.learning.packing import select_segments
 from agentrl_cli.learning.protocols import ModelCompute, Update
 from agentrl_cli.learning.scoring import (
+    mask_certain,
+    reject_far,
     score_current,
     score_policy,
     score_reference,
     score_sampled,
     score_teacher,
 )
-from agentrl_cli.learning.settings import loss_config
 from agentrl_cli.learning.step_table import StepTable, TokenColumns, sampling_gap
 from agentrl_cli.learning.turn_advantages import value_targets
 from agentrl_cli.learning.value import explained_variance
@@ -86,7 +86,8 @@ class Learner:
         self.compute: ModelCompute = compute or Compute(
             model, config, reference, checkpoint=checkpoint, aside=aside
         )
-        self.teacher_forward = None if teacher is None else self.compute.teach(teacher)
+        if teacher is not None:
+            self.compute.teach(teacher)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the model's weights."""
@@ -125,16 +126,16 @@ class Learner:
         self.compute.begin(lr)
         sums: dict[str, list[float]] = {}
         for epoch in range(algo.epochs):
-            for number, part in enumerate(_minibatches(table.groups, algo.minibatches)):
+            parts = np.array_split(np.arange(len(table.groups)), algo.minibatches)
+            for number, part in enumerate(parts):
+                bundles = [bundle for group in part for bundle in table.groups[group]]
                 seed = hash((step, epoch, number)) % 2**31
-                for name, value in self._train(table, part, lr, seed).items():
+                for name, value in self._train(table, bundles, lr, seed).items():
                     sums.setdefault(name, []).append(value)
         self.compute.end()
         result = Update(rejected | {name: float(np.mean(values)) for name, values in sums.items()})
         result.metrics |= {"learning_rate": lr} | self.coefficients.metrics()
-        result.metrics |= _explained_variance(seen) | _distance(seen)
-        if not algo.off_policy.bypass and seen.old_logp is not None:
-            result.metrics |= sampling_gap(seen.old_logp, seen.sampler_logp)
+        result.metrics |= _compare(seen, sampler=not algo.off_policy.bypass)
         self.coefficients.adapt(result.metrics, len(seen.advantage))
         result.signals = {episode.id: signals for episode, signals in table.signals()}
         by_episode = advantages.episode_advantage(table.by_episode(seen.advantage))
@@ -159,8 +160,7 @@ class Learner:
         if algo.kl.coef:
             score_reference(table, self.compute)
         if self.teacher is not None:
-            assert self.teacher_forward is not None
-            score_teacher(table, self.compute, self.teacher, self.teacher_forward)
+            score_teacher(table, self.compute, self.teacher)
         return reject_far(table, algo) if algo.off_policy.reject != "none" else {}
 
     def _estimate(self, table: StepTable, baselines: Mapping[str, float] | None) -> None:
@@ -260,25 +260,19 @@ def _require_support(episodes: Sequence[Episode]) -> None:
         )
 
 
-def _minibatches(groups: Sequence[Sequence[int]], count: int) -> Iterator[list[int]]:
-    """Yield the bundles of `count` parts of nearly equal numbers of groups; empty parts are left out."""
-    for part in np.array_split(np.arange(len(groups)), count):
-        if len(part):
-            yield [bundle for group in part for bundle in groups[group]]
+def _compare(seen: TokenColumns, *, sampler: bool) -> dict[str, float]:
+    """Return how far values lie from returns, and log-probabilities before the update from others of the same tokens.
 
-
-def _explained_variance(seen: TokenColumns) -> dict[str, float]:
-    """Return the explained variance of the values before the update; {} without values, or for equal returns."""
-    if seen.value is None or seen.returns is None:
-        return {}
-    share = explained_variance(
-        *(torch.from_numpy(one).double() for one in (seen.value, seen.returns))
-    )
-    return {} if math.isnan(share) else {"value/explained_variance": share}
-
-
-def _distance(seen: TokenColumns) -> dict[str, float]:
-    """Return `distill/kl`, the mean of log p − log p of the teacher over the sampled tokens; {} without a teacher."""
-    if seen.old_logp is None or seen.teacher_logp is None:
-        return {}
-    return {"distill/kl": float((seen.old_logp - seen.teacher_logp).mean())}
+    `value/explained_variance` is of the values before the update, not for equal returns; `distill/kl` the mean of
+    log p − log p of the teacher over the sampled tokens; `sampler`: those of `sampling_gap` too.
+    """
+    found: dict[str, float] = {}
+    if seen.value is not None and seen.returns is not None:
+        both = (torch.from_numpy(one).double() for one in (seen.value, seen.returns))
+        share = explained_variance(*both)
+        found |= {} if math.isnan(share) else {"value/explained_variance": share}
+    if seen.old_logp is None:
+        return found
+    if seen.teacher_logp is not None:
+        found["distill/kl"] = float((seen.old_logp - seen.teacher_logp).mean())
+    return found | (sampling_gap(seen.old_logp, seen.sampler_logp) if sampler else {})

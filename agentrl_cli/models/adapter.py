@@ -30,6 +30,19 @@ def transformer(model: nn.Module) -> Any:
     return model if inner is None else inner()
 
 
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Yield the model in eval mode, and back."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()
+
+
 def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
     """Return a fresh LoRA adapter by the configuration, or the one that `adapter.path` names, ready to be trained."""
     from peft import LoraConfig as PeftLora
@@ -62,6 +75,24 @@ def add_adapter(model: nn.Module, config: LoraConfig, base: Path) -> nn.Module:
             hint='adapter.target_modules names modules of the model, or is "all-linear".',
         ) from error
     return adapted
+
+
+def lora_parts(layer: Any) -> tuple[nn.Linear, list[str]] | None:
+    """Return the linear layer in a layer and its active LoRA adapters of two matrices; None if it is more than that.
+
+    No adapter is active where they are merged or turned off.
+    """
+    base = getattr(layer, "base_layer", layer)
+    if type(base) is not nn.Linear:
+        return None
+    if base is layer:
+        return base, []
+    known = hasattr(layer, "get_delta_weight") and hasattr(layer, "active_adapters")
+    biased = any(getattr(layer, "lora_bias", {}).values())
+    if not known or getattr(layer, "lora_variant", None) or biased:
+        return None
+    off = layer.merged or layer.disable_adapters
+    return base, [] if off else [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def put_adapter(model: nn.Module, folder: Path, name: str) -> nn.Module:

@@ -33,12 +33,9 @@ MAY_BE_HEAVY = (
         "learning/fused_",
         "learning/losses",
         "learning/objective",
-        "learning/masks",
         "learning/moving_reference",
     ),
     *(
-        "learning/kl",
-        "learning/corrections",
         "learning/coefficients",
         "learning/batch",
         "learning/optimizers",

@@ -22,7 +22,7 @@ from agentrl_cli.inference.kv_cache import BlockPool, KVCache
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import draw, steer
-from agentrl_cli.learning.forward import WAYS
+from agentrl_cli.learning.forward import compute
 from agentrl_cli.learning.packing import Segment, pack
 from agentrl_cli.learning.padded_forward import continued, decoder_of
 from agentrl_cli.types import Sampling
@@ -193,7 +193,7 @@ def test_an_update_stays_on_the_gpu(name: str, way: str, monkeypatch: pytest.Mon
     )  # transformers asks for packed positions
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     with OneDevice():
-        out = WAYS[way](model, packed, 0.7, None, False)
+        out = compute(way, model, packed, 0.7)
         states = out.logp.sum() + out.entropy.sum()
         if way == "padded":
             block = next(block for block in packed.blocks if len(block.segments) == 2)

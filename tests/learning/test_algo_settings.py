@@ -25,8 +25,8 @@ from agentrl_cli.learning.advantages import compares_groups, drops_equal, has_si
 from agentrl_cli.learning.coefficients import Coefficients
 from agentrl_cli.learning.distill import Teacher
 from agentrl_cli.learning.losses import AGGREGATIONS
+from agentrl_cli.learning.objective import aggregation_name, loss_config
 from agentrl_cli.learning.protocols import Update
-from agentrl_cli.learning.settings import aggregation_name, loss_config
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.store import Store
 from agentrl_cli.types import Episode, Origin, Outcome, RewardPart, Tokens, ToolResult, Turn

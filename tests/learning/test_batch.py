@@ -1,15 +1,12 @@
-"""The padded batch: layout by hand, masks, slicing, joining, saving."""
+"""The padded batch: layout by hand, masks, slicing."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from agentrl_cli.errors import DataError
 from agentrl_cli.learning.batch import Batch
 from agentrl_cli.types import Episode, Generation, Origin, RewardPart, StopReason, Tokens
 
@@ -55,13 +52,6 @@ def batch() -> Batch:
     return Batch.from_episodes(episodes(), advantages=gains, pad_id=PAD)
 
 
-def same(a: Batch, b: Batch) -> None:
-    assert [n for n, _ in a.items()] == [n for n, _ in b.items()]
-    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
-        assert x.dtype == y.dtype and torch.equal(x, y), name
-    assert (a.pad_id, a.episode_ids) == (b.pad_id, b.episode_ids)
-
-
 def test_layout_by_hand() -> None:
     b = batch()
     assert b.prompts.tolist() == [[PAD, 1, 2], [7, 8, 9], [PAD, PAD, 11]]
@@ -76,19 +66,11 @@ def test_layout_by_hand() -> None:
     assert b.position_ids.tolist()[2] == [0, 0, 0, 1, 2, 3, 4]
     assert b.rewards is not None and b.rewards.tolist() == [0, 1, 2]
     assert b.episode_ids == ("e0", "e1", "e2") and len(b) == 3
-
-
-def test_the_mask_is_on_sampled_tokens_only() -> None:
-    b = batch()
     assert b.response_mask.tolist() == [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]
     assert b.advantages is not None and b.old_log_probs is not None
     assert b.advantages.tolist() == [[1, 2, 0, 3], [4, 0, 0, 0], [5, 0, 0, 0]]
     assert b.old_log_probs.tolist() == [[-1, -2, 0, -1], [-1, 0, 0, 0], [-1, 0, 0, 0]]
     assert int(b.response_mask.sum()) == sum(e.trained_tokens for e in episodes())
-
-
-def test_every_token_survives() -> None:
-    b = batch()
     for row, episode in enumerate(episodes()):
         assert b.input_ids[row][b.attention_mask[row] == 1].tolist() == episode.tokens.ids.tolist()
 
@@ -99,44 +81,6 @@ def test_slices() -> None:
     assert b[1:].episode_ids == ("e1", "e2")
     assert b[[2, 0]].episode_ids == ("e2", "e0")
     assert b[torch.tensor([True, False, True])].episode_ids == ("e0", "e2")
-    assert [len(part) for part in b.split(2)] == [2, 1]
-    assert [part.episode_ids for part in b] == [("e0",), ("e1",), ("e2",)]
-
-
-def test_concat_pads_to_the_longest() -> None:
-    gains = [np.array([1, 2, 3], np.float32), np.array([4], np.float32), np.array([5], np.float32)]
-    alone = [
-        Batch.from_episodes([e], advantages=[a], pad_id=PAD)
-        for e, a in zip(episodes(), gains, strict=True)
-    ]
-    same(Batch.concat(alone), batch())
-    same(Batch.concat(batch().split(2)), batch())
-
-
-def test_concat_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="same tensors"):
-        Batch.concat([batch(), Batch.from_episodes(episodes(), pad_id=PAD)])
-    with pytest.raises(ValueError, match="no batches"):
-        Batch.concat([])
-
-
-def test_save_and_load(tmp_path: Path) -> None:
-    for b in (batch(), batch()[1:], Batch.from_episodes(episodes())):
-        b.save(tmp_path / "batch.safetensors")
-        same(Batch.load(tmp_path / "batch.safetensors"), b)
-
-
-def test_load_says_what_is_wrong(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    with pytest.raises(DataError, match="Cannot read"):
-        Batch.load(tmp_path / "nothing")
-    (tmp_path / "noise").write_bytes(b"noise")
-    with pytest.raises(DataError, match="Cannot read"):
-        Batch.load(tmp_path / "noise")
-    save_file({"x": torch.zeros(1)}, str(tmp_path / "other"))
-    with pytest.raises(DataError, match="not a batch"):
-        Batch.load(tmp_path / "other")
 
 
 def test_an_episode_with_nothing_sampled_and_no_episodes() -> None:

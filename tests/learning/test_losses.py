@@ -14,8 +14,6 @@ from agentrl_cli.config.choice import Options, choose, option_names
 from agentrl_cli.config.estimators import ESTIMATORS
 from agentrl_cli.config.losses import LOSSES, CustomLoss
 from agentrl_cli.learning.coefficients import adapt_entropy_coef, adapt_kl_coef
-from agentrl_cli.learning.corrections import correction
-from agentrl_cli.learning.kl import KL
 from agentrl_cli.learning.losses import (
     AGGREGATIONS,
     LossConfig,
@@ -25,7 +23,7 @@ from agentrl_cli.learning.losses import (
     policy_loss,
     select_tokens,
 )
-from agentrl_cli.learning.objective import objective
+from agentrl_cli.learning.objective import KL, correction, objective
 from agentrl_cli.learning.value import explained_variance, value_loss
 
 

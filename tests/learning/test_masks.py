@@ -16,8 +16,9 @@ from agentrl_cli.errors import ConfigError
 from agentrl_cli.learning.compute import Compute
 from agentrl_cli.learning.dispositions import void
 from agentrl_cli.learning.losses import AGGREGATIONS
-from agentrl_cli.learning.masks import off_policy, within_bounds
+from agentrl_cli.learning.objective import off_policy
 from agentrl_cli.learning.protocols import Update
+from agentrl_cli.learning.scoring import within_bounds
 from agentrl_cli.learning.update import Learner
 from agentrl_cli.types import Episode, Origin, StopReason, ToolCall, Turn
 from agentrl_cli.types.signals import FAR, MASKED, REJECTED

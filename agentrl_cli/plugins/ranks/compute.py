@@ -193,7 +193,7 @@ class Lead:
         """Return why the ranks cannot continue; None if all are well."""
         return self._fault(0)
 
-    def teach(self, teacher: Teacher) -> Callable[[Sequence[MicroBatch]], list[TokenScores]]:
+    def teach(self, teacher: Teacher) -> None:
         """Raise ConfigError: a teacher's model would have to be on every rank."""
         raise ConfigError(
             "A teacher works in one process.", hint="Leave out --gpus, --ranks and --nodes."
@@ -232,13 +232,13 @@ class Lead:
         self,
         batches: Sequence[MicroBatch],
         *,
-        reference: bool = False,
+        under: str = "model",
         values: bool = False,
         entropy: bool = False,
     ) -> list[TokenScores]:
         """Compute as `Compute.forward` does, the micro-batches spread over the ranks."""
         with self._together():
-            wanted = {"reference": reference, "values": values, "entropy": entropy}
+            wanted: dict[str, Any] = {"under": under, "values": values, "entropy": entropy}
             self.ranks.send("forward", wanted)
             parts, order = deal_batches(batches, self.ranks.size, even=self.local.spread)
             own = self.local.forward(self.ranks.deal(parts), **wanted)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError
-from agentrl_cli.learning.settings import aggregation_name
+from agentrl_cli.learning.objective import aggregation_name
 from agentrl_cli.plugins.trl.settings import TrainerConfig
 from agentrl_cli.registry import require_package
 
