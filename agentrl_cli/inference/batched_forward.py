@@ -47,20 +47,6 @@ class BatchedForward:
         self._most = prefill_tokens(
             model.config.get_text_config(), model.get_input_embeddings().weight.dtype.itemsize
         )
-        self._shifts: dict[int, int] = {}
-        """By request: what the position of a token is ahead of its number, after the images that were seen."""
-
-    def forget(self, request: Request) -> None:
-        """A request has ended or left."""
-        self._shifts.pop(id(request), None)
-
-    def shift(self, request: Request) -> int:
-        """Return the distance between the position of its next token and its number."""
-        return self._shifts.get(id(request), 0)
-
-    def clear(self) -> None:
-        """All requests have left."""
-        self._shifts.clear()
 
     def decode(self, batch: Batch) -> None:
         """Feed the newest token of each sequence."""
@@ -110,15 +96,14 @@ class BatchedForward:
         continued: list[Batch] = []
         looking: list[Batch] = []
         prompts: dict[bytes, list[Request]] = {}
+        token = None if self._reader is None else self._reader.token
         for request in fresh:
             turn = kept(request)
             images = request.images if self._reader is not None else ()
             if turn is not None and (self.abilities.extends or not images):
-                batch, self._shifts[id(request)] = (
-                    Batch([request], [len(turn.ids)], turn.cache),
-                    turn.shift,
-                )
-                new = bool(images) and bool((request.context[len(turn.ids) :] == self._token).any())
+                batch = Batch([request], [len(turn.ids)], turn.cache)
+                request.shift = turn.shift
+                new = bool(images) and bool((request.context[len(turn.ids) :] == token).any())
                 (looking if new else continued).append(batch)
             else:
                 alone = (
@@ -132,7 +117,7 @@ class BatchedForward:
 
     def _feed(self, batch: Batch, ids: Tensor) -> None:
         """Feed as many tokens [B, n] of each sequence."""
-        shifts = [self.shift(request) for request in batch.requests]
+        shifts = [request.shift for request in batch.requests]
         batch.logits, batch.cache = self.forward(ids, batch.lengths, batch.cache, shifts=shifts)
         batch.lengths = [length + ids.shape[1] for length in batch.lengths]
 
@@ -169,13 +154,17 @@ class BatchedForward:
         out: list[Batch] = []
         shown = [request for request in first if self._reader is not None and request.images]
         plain = [request for request in first if self._reader is None or not request.images]
-        for batch in [*(self._first(plain) if plain else ()), *self._prefill_images(shown)]:
+        # Contexts with images are computed whole: as many at a time as a forward may hold, and none is cut.
+        seen = [Batch(some, [0] * len(some), None) for some in self._alike(shown)]
+        begun = self._first(plain) if plain else []
+        for batch in [*begun, *map(self._prefill_padded, seen)]:
             several = [n for n, request in enumerate(batch.requests) for _ in copies[id(request)]]
             everyone = [request for request in batch.requests for request in copies[id(request)]]
             if len(several) > len(batch.requests):
                 batch = batch.part(several)
             for request in batch.requests:
-                self._shifts |= dict.fromkeys(map(id, copies[id(request)]), self.shift(request))
+                for other in copies[id(request)]:
+                    other.shift = request.shift
             batch.requests = everyone
             out.append(batch)
         return out
@@ -239,18 +228,6 @@ class BatchedForward:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _token(self) -> int:
-        """Id of an image's placeholder."""
-        return -1 if self._reader is None else self._reader.token
-
-    def _prefill_images(self, requests: list[Request]) -> list[Batch]:
-        """Different contexts with images on empty caches, as many at a time as a forward may hold; none is cut."""
-        return [
-            self._prefill_padded(Batch(some, [0] * len(some), None))
-            for some in self._alike(requests)
-        ]
-
     def _looking(self, batches: Sequence[Batch]) -> list[Batch]:
         """Later turns with new images: those that lack equally many tokens together, as an image is not cut."""
         sets: dict[int, list[Batch]] = {}
@@ -275,5 +252,6 @@ class BatchedForward:
         device, images = self.forward.device, [request.images for request in requests]
         contexts = [torch.from_numpy(r.context.astype(np.int64)).to(device) for r in requests]
         seen = self._reader.gather(self.model, contexts, images, starts)
-        self._shifts |= {id(r): shift for r, shift in zip(requests, seen.shifts, strict=True)}
+        for request, shift in zip(requests, seen.shifts, strict=True):
+            request.shift = shift
         return seen

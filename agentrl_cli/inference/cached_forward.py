@@ -215,7 +215,18 @@ class _Trial:
                 hint="Models are causal decoders that transformers can generate with from token ids alone.",
             ) from error
         if not self._same(prefix, self.wanted[0][: self.prompts[0]]):
-            raise _not_causal(forward.model)
+            kind = type(transformer(forward.model)).__name__
+            if getattr(transformer(forward.model), "is_quantized", False):
+                raise ModelError(
+                    f"{kind}, quantised, gives a token other numbers with other tokens beside it: in 8 bits outliers"
+                    " do that.",
+                    hint="Set model.dtype=bfloat16, or model.quantization=4bit.",
+                )
+            raise ModelError(
+                f"{kind} is not a causal decoder: its numbers change with later tokens, or from one forward to the"
+                " next.",
+                hint="model.name is a causal language model; an encoder has to be made one (is_decoder) before.",
+            )
 
     def abilities(self) -> Abilities:
         forward = self.forward
@@ -224,9 +235,7 @@ class _Trial:
             whole = self._attempt(
                 lambda: self._near(forward.plain([self._np(0), self._np(1)[:5]]), [0, 1], [-1, 4])
             )
-            if not whole:
-                return Abilities(batches="single")
-            return Abilities(batches="any")
+            return Abilities(batches="any" if whole else "single")
         forward.columns = has_columns(start)
         extends = bool(self._attempt(lambda: self._check_extending(start)))
         batches = "single"
@@ -351,19 +360,6 @@ class _Trial:
 
     def _same(self, found: Tensor, wanted: Tensor) -> bool:
         return logp_difference(found, wanted, self.dtype) <= self.tolerance
-
-
-def _not_causal(model: nn.Module) -> ModelError:
-    kind = type(transformer(model)).__name__
-    if getattr(transformer(model), "is_quantized", False):
-        return ModelError(
-            f"{kind}, quantised, gives a token other numbers with other tokens beside it: in 8 bits outliers do that.",
-            hint="Set model.dtype=bfloat16, or model.quantization=4bit.",
-        )
-    return ModelError(
-        f"{kind} is not a causal decoder: its numbers change with later tokens, or from one forward to the next.",
-        hint="model.name is a causal language model; an encoder has to be made one (is_decoder) before.",
-    )
 
 
 def _logp(logits: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ that draws its first token. What several new prompts have in common is computed 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from agentrl_cli.inference.kv_cache import (
 from agentrl_cli.inference.model_runner import PIECE, ModelRunner
 from agentrl_cli.inference.request import Request, TokenSequence
 from agentrl_cli.inference.sampler import sample
-from agentrl_cli.inference.scheduler import FixedScheduler, Scheduler
+from agentrl_cli.inference.scheduler import Scheduler
 from agentrl_cli.models.adapter import eval_mode, transformer
 from agentrl_cli.types import Int32
 
@@ -33,61 +32,7 @@ Item = tuple[Int32, int, list[int]]
 """New tokens of a sequence, the position of the first, and its block table."""
 
 
-class Engine(Protocol):
-    """The sampling engine of a LocalPolicy. `step` runs in a thread, everything else between two steps."""
-
-    name: str
-    vocabulary: int
-    limit: int
-    """Most positions of a sequence."""
-
-    @property
-    def why(self) -> str:
-        """Why no faster way is taken; empty for the fastest."""
-        ...
-
-    @property
-    def records(self) -> bool:
-        """Whether decode steps are captured."""
-        ...
-
-    @property
-    def running(self) -> list[Request]: ...
-
-    @property
-    def preempted(self) -> list[Request]:
-        """Those that wait again after a step; the policy takes them back."""
-        ...
-
-    def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        """Return the waiting requests that the next step begins with."""
-        ...
-
-    def step(self, fresh: list[Request]) -> list[Request]:
-        """Begin some requests, then draw one token for every running one. Returns those, finished ones too."""
-        ...
-
-    def remove(self, request: Request) -> None:
-        """Take a running request out."""
-
-    def forget(self, key: str) -> None:
-        """An episode is over."""
-
-    def renew(self, version: str) -> None:
-        """The weights are others: drop the results of the old ones."""
-
-    def rest(self) -> None:
-        """Give memory back while nothing is sampled."""
-
-    def clear(self) -> None:
-        """Drop everything."""
-
-    def metrics(self, *, reset: bool = False) -> dict[str, float]:
-        """Memory in use, its peak, preemptions and prompt tokens computed; `reset`: count from here on."""
-        ...
-
-
-class PagedEngine:
+class PagedEngine(Scheduler):
     """Continuous batching over a paged KV cache.
 
     Args:
@@ -102,56 +47,43 @@ class PagedEngine:
         self.runner = runner
         self.vocabulary, self.limit = runner.vocabulary, min(limit, budget * BLOCK)
         self.pool = BlockPool(runner.layers, budget, scratch=runner.records)
-        self.scheduler = self._scheduler(rows, budget)
-        self.cache = self.scheduler.cache
+        super().__init__(self._make_cache(rows), rows, budget)
         self.drafts = Drafts() if runner.drafts else None
 
-    def _scheduler(self, rows: int, budget: int) -> Scheduler:
-        return Scheduler(KVCache(self.pool), rows, budget)
+    def _make_cache(self, rows: int) -> KVCache:
+        return KVCache(self.pool)
 
     @property
     def why(self) -> str:
+        """Why no faster way is taken; empty for the fastest."""
         return self.runner.why
 
     @property
     def records(self) -> bool:
+        """Whether decode steps are captured."""
         return self.runner.records
 
-    @property
-    def running(self) -> list[Request]:
-        return self.scheduler.running
-
-    @property
-    def preempted(self) -> list[Request]:
-        return self.scheduler.preempted
-
     def metrics(self, *, reset: bool = False) -> dict[str, float]:
+        """Memory in use, its peak, preemptions and prompt tokens computed; `reset`: count from here on."""
         found = {
             "rollout/kv_blocks": float(self.cache.used),
             "rollout/kv_blocks_peak": float(self.cache.peak),
-            "rollout/preemptions": float(self.scheduler.preemptions),
+            "rollout/preemptions": float(self.preemptions),
             "rollout/prefill_tokens": float(self.runner.prefilled),
         }
         if reset:
-            self.cache.peak = self.scheduler.preemptions = self.runner.prefilled = 0
+            self.cache.peak = self.preemptions = self.runner.prefilled = 0
         return found
 
     # --- between two steps -------------------------------------------------------------------------------------------
 
-    def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        return self.scheduler.admit(waiting)
-
-    def remove(self, request: Request) -> None:
-        self.scheduler.remove(request)
-
-    def forget(self, key: str) -> None:
-        self.scheduler.forget(key)
-
-    def renew(self, version: str) -> None:
+    def renew(self) -> None:
+        """The weights are others: drop the results of the old ones."""
         self.cache.drop_cached()
         self.runner.weights.renew()
 
     def rest(self) -> None:
+        """Give memory back while nothing is sampled."""
         if self.runner.records:  # graphs read the pool where it was captured
             self.cache.drop_cached()
         else:
@@ -159,7 +91,7 @@ class PagedEngine:
             self.runner.weights.free()
 
     def clear(self) -> None:
-        self.scheduler.clear()
+        super().clear()
         self.cache.clear()
         self.runner.forget_tables()
 
@@ -172,7 +104,7 @@ class PagedEngine:
             with eval_mode(self.runner.model):
                 self.runner.refresh()
                 self._begin(fresh)
-                self.scheduler.reserve()
+                self.reserve()
                 live = list(self.running)
                 if live:
                     self._draw(live)
@@ -182,7 +114,7 @@ class PagedEngine:
             if request.stop is not None:
                 if self.drafts is not None:
                     self.drafts.learn(request.context, len(request.ids))
-                self.scheduler.finish(request)
+                self.finish(request)
         return live
 
     def _draw(self, live: list[Request]) -> None:
@@ -217,7 +149,7 @@ class PagedEngine:
     def _begin(self, fresh: list[Request]) -> None:
         """Block tables for new requests, and the keys and values of their contexts."""
         self._add_prefixes([r for r in fresh if r.key not in self.cache.turns])
-        begun = [(request, self.scheduler.begin(request)) for request in fresh]
+        begun = [(request, self.begin(request)) for request in fresh]
         if self.drafts is not None:
             for request, start in begun:
                 if start is not None:
@@ -269,16 +201,48 @@ class PagedEngine:
 class FixedEngine(PagedEngine):
     """Fixed slots, for `deterministic`: every shape is the same whatever else runs, and prompts are computed alone.
 
-    An episode's numbers then depend on itself and its slot. `limit` is the length of every slot.
+    An episode has a slot until it is forgotten, so its numbers depend on itself and its slot alone. `limit` is the
+    length of every slot.
     """
 
-    def _scheduler(self, rows: int, budget: int) -> Scheduler:
-        return FixedScheduler(FixedKVCache(self.pool, rows, self.limit), rows, budget)
+    cache: FixedKVCache
+
+    def __init__(self, runner: ModelRunner, *, limit: int, rows: int, budget: int) -> None:
+        super().__init__(runner, limit=limit, rows=rows, budget=budget)
+        self._slots: dict[str, int] = {}
+
+    def _make_cache(self, rows: int) -> KVCache:
+        return FixedKVCache(self.pool, rows, self.limit)
+
+    def admit(self, waiting: Iterable[Request]) -> list[Request]:
+        return [request for request in waiting if self._claim(request)]
+
+    def _claim(self, request: Request) -> bool:
+        """Give an episode its slot; False if it waits for one.
+
+        The arithmetic of a row may depend on where it stands, so a request that names a slot waits for just that one.
+        """
+        if request.key not in self._slots:
+            taken = set(self._slots.values())
+            named = request.sampling.slot
+            wanted = range(self.rows) if named < 0 else [named % self.rows]
+            free = next((slot for slot in wanted if slot not in taken), None)
+            if free is None:
+                return False
+            self._slots[request.key] = free
+        request.slot = self._slots[request.key]
+        return True
+
+    def forget(self, key: str) -> None:
+        super().forget(key)
+        self._slots.pop(key, None)
+
+    def clear(self) -> None:
+        super().clear()
+        self._slots.clear()
 
     def _decode(self, live: list[Request]) -> Tensor:
-        cache = self.scheduler.cache
-        assert isinstance(cache, FixedKVCache)
-        rows: list[TokenSequence] = cache.idle([request.key for request in self.running])
+        rows: list[TokenSequence] = self.cache.idle([request.key for request in self.running])
         for request in live:
             rows[request.slot] = request
         return self.runner.decode(self.pool, rows)[[request.slot for request in live]]

@@ -95,7 +95,6 @@ class FallbackEngine:
         return self.abilities.bytes(request.length + more)
 
     def remove(self, request: Request) -> None:
-        self.forward.forget(request)
         for batch in [batch for batch in self._batches if request in batch.requests]:
             self._batches.remove(batch)
             rest = batch.part([n for n, other in enumerate(batch.requests) if other is not request])
@@ -104,7 +103,7 @@ class FallbackEngine:
     def forget(self, key: str) -> None:
         self._turns.pop(key, None)
 
-    def renew(self, version: str) -> None:
+    def renew(self) -> None:
         self._turns.clear()
 
     def rest(self) -> None:
@@ -112,7 +111,6 @@ class FallbackEngine:
 
     def clear(self) -> None:
         self._batches.clear()
-        self.forward.clear()
         self._turns.clear()
         self.preempted.clear()
 
@@ -152,8 +150,6 @@ class FallbackEngine:
 
     def _finish(self, done: Sequence[Request]) -> None:
         """Take finished sequences out, and keep their caches for the next turns of their episodes."""
-        if not done:
-            return
         ended = set(map(id, done))
         for number, batch in enumerate(self._batches):
             leaving = [n for n, request in enumerate(batch.requests) if id(request) in ended]
@@ -161,13 +157,11 @@ class FallbackEngine:
                 continue
             for n in leaving if self.abilities.cached else ():
                 request, alone = batch.requests[n], batch.part([n])
-                ids, shift = request.context[: alone.lengths[0]], self.forward.shift(request)
-                self._turns[request.key] = Kept(ids, alone.cache, shift)
+                ids = request.context[: alone.lengths[0]]
+                self._turns[request.key] = Kept(ids, alone.cache, request.shift)
             staying = [n for n in range(len(batch.requests)) if n not in leaving]
             self._batches[number] = batch.part(staying)
         self._batches = [batch for batch in self._batches if batch.requests]
-        for request in done:
-            self.forward.forget(request)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

@@ -128,12 +128,6 @@ def prefill_tokens(config: Any, itemsize: int) -> int:
 
 def position_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of one position in all layers, as the text configuration of a model tells."""
-    heads, dim = kv_shape(config)
-    return 2 * int(config.num_hidden_layers) * heads * dim * dtype.itemsize
-
-
-def kv_shape(config: Any) -> tuple[int, int]:
-    """Heads of keys and values and their width, by the text configuration."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return heads, dim
+    return 2 * int(config.num_hidden_layers) * heads * dim * dtype.itemsize

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from agentrl_cli.errors import ModelError, PolicyError
-from agentrl_cli.inference.engine import Engine, FixedEngine, PagedEngine
+from agentrl_cli.inference.engine import FixedEngine, PagedEngine
 from agentrl_cli.inference.fallback import FallbackEngine
 from agentrl_cli.inference.kv_cache import BLOCK, NotServed, blocks
 from agentrl_cli.inference.memory import auto_memory, position_bytes
 from agentrl_cli.inference.model_runner import ModelRunner
 from agentrl_cli.inference.request import Request, check_context
 from agentrl_cli.inference.sampler import check_sampling, uniforms
-from agentrl_cli.inference.serving_loop import ServingLoop
+from agentrl_cli.inference.serving_loop import Engine, ServingLoop
 from agentrl_cli.models.adapter import copy_trained
 from agentrl_cli.models.vision import reader_of
 from agentrl_cli.types import Generation, Int32, Sampling, StopReason
@@ -181,7 +181,7 @@ class LocalPolicy:
     def set_version(self, version: str) -> None:
         """Take over changed weights: everything computed with the old ones is dropped."""
         self.weights_version = version
-        self._engine.renew(version)
+        self._engine.renew()
 
     async def swap(self, version: str, change: Callable[[], None]) -> None:
         """Change the weights between two turns: `change` runs while nothing is computed.

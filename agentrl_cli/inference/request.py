@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,6 +70,8 @@ class Request(TokenSequence):
     """Order of arrival: the youngest is preempted where memory is short."""
     images: tuple[bytes, ...] = ()
     """Images of the context, in order."""
+    shift: int = 0
+    """Distance between the position of its next token and its number, after images that were seen."""
     forced: list[bool] = field(default_factory=list)
     """Which tokens were the only ones allowed."""
     support: list[Int32 | None] = field(default_factory=list)
@@ -169,50 +170,6 @@ class Request(TokenSequence):
             forced=np.asarray(self.forced, np.bool_) if any(self.forced) else None,
             support=supports(self.support) if self.sampling.keep_support else None,
         )
-
-
-class Queue:
-    """Waiting requests in order. Reading its front costs nothing for those behind."""
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def add(self, request: Request) -> None:
-        self._requests.append(request)
-
-    def put_back(self, preempted: Iterable[Request]) -> None:
-        """Preempted requests go before the others, the oldest first."""
-        self._requests.extendleft(sorted(preempted, key=lambda request: -request.order))
-
-    def ready(self, *, only_begun: bool) -> Iterator[Request]:
-        """Return those that are still awaited; `only_begun`: of them, those that have drawn a token."""
-        self._drop_abandoned()
-        return (r for r in self._requests if not r.abandoned and (r.out or not only_begun))
-
-    def remove(self, taken: Iterable[Request]) -> None:
-        """Take out admitted requests, and abandoned ones before the last of them."""
-        left, passed = set(map(id, taken)), []
-        while left:
-            request = self._requests.popleft()
-            if id(request) in left:
-                left.remove(id(request))
-            elif not request.abandoned:
-                passed.append(request)
-        self._requests.extendleft(reversed(passed))
-
-    def clear(self) -> None:
-        self._requests.clear()
-
-    def _drop_abandoned(self) -> None:
-        """Abandoned requests at the front, so that none keeps the queue from being empty."""
-        while self._requests and self._requests[0].abandoned:
-            self._requests.popleft()
 
 
 def check_context(ids: Int32, length: int, vocabulary: int, *, bounded: bool) -> None:

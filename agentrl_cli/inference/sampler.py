@@ -108,9 +108,8 @@ def _sample(logits: torch.Tensor, given: Sequence[tuple[Request, int]]) -> list[
     samplings = [r.sampling for r in requests]
     # `allow` is called once; a row with a single allowed token is drawn like any other, and then takes that one.
     allowed = [_ask_allow(request, logits.shape[-1]) for request in requests]
-    single = single_tokens(allowed, samplings, logits.shape[-1])
     contexts = [r.context if r.sampling.repetition_penalty != 1.0 else r.ids for r in requests]
-    steered, forced = steer(logits, samplings, contexts, allowed, single)
+    steered, single = steer(logits, samplings, contexts, allowed)
     numbers = torch.tensor([r.uniforms[len(r.out) + n] for r, n in given], dtype=torch.float64)
     drawn = draw(logits, samplings, numbers, steered, single)
     found = torch.stack((drawn.logp_sampled, drawn.logp_policy, drawn.entropy), 1).float()
@@ -123,6 +122,7 @@ def _sample(logits: torch.Tensor, given: Sequence[tuple[Request, int]]) -> list[
             "The model's probabilities are not numbers.",
             hint="Its weights have diverged: take an older checkpoint.",
         )
+    forced = [row in single for row in range(len(tokens))]
     return list(zip(tokens, records, forced, drawn.support, strict=True))
 
 
@@ -211,26 +211,14 @@ def _supports(logp: torch.Tensor, rows: Sequence[int]) -> list[Int32 | None]:
     return out
 
 
-def single_tokens(
-    allowed: Sequence[Sequence[int] | None], samplings: Sequence[Sampling], vocabulary: int
-) -> dict[int, int]:
-    """Rows to which `Sampling.allow` left one token, and which. Raises PolicyError if the model has no such token."""
-    found = {row: ids for row, ids in enumerate(allowed) if ids is not None and len(ids) == 1}
-    return {
-        row: _check_allowed(ids, vocabulary)[0]
-        for row, ids in found.items()
-        if ids[0] not in samplings[row].bad_ids
-    }
-
-
 def steer(
     logits: torch.Tensor,
     samplings: Sequence[Sampling],
     contexts: Sequence[Int32],
     allowed: Sequence[Sequence[int] | None],
-    single: Mapping[int, int] | None = None,
-) -> tuple[torch.Tensor | None, list[bool]]:
-    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), rows with one possible token.
+) -> tuple[torch.Tensor | None, dict[int, int]]:
+    """Apply repetition penalty, `bad_ids` and `allow`: new logits (None: none changed), and the rows that have one
+    possible token, whose logits stay, with that token.
 
     The penalty is that of https://arxiv.org/abs/1909.05858 as transformers has it: the logit of every token of the
     context (prompt and answer) is divided by it where positive, multiplied where negative.
@@ -239,17 +227,18 @@ def steer(
         logits: [rows, vocabulary].
         contexts: Per row all ids so far; read for a penalty only.
         allowed: Per row what `Sampling.allow` returned: the ids that may come next, None for all.
-        single: Rows whose token is decided already: their logits stay.
-    Raises PolicyError if `allow` and `bad_ids` leave no token.
     """
-    decided = single or {}
-    forced = [row in decided for row in range(len(samplings))]
-    if not any(s.steered and row not in decided for row, s in enumerate(samplings)):
-        return None, forced
+    wanted = [
+        None if ids is None else sorted(set(ids) - set(sampling.bad_ids))
+        for ids, sampling in zip(allowed, samplings, strict=True)
+    ]
+    single = {row: ids[0] for row, ids in enumerate(wanted) if ids is not None and len(ids) == 1}
+    chosen = [row for row, s in enumerate(samplings) if s.steered and row not in single]
+    if not chosen:
+        return None, single
     out = logits.float().clone()
-    for row, sampling in enumerate(samplings):
-        if row in decided:
-            continue
+    for row in chosen:
+        sampling, kept = samplings[row], wanted[row]
         if sampling.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(contexts[row]).astype(np.int64)).to(out.device)
             old = out[row, seen]
@@ -257,28 +246,11 @@ def steer(
             out[row, seen] = torch.where(old > 0, old / factor, old * factor)
         if sampling.bad_ids:
             out[row, list(sampling.bad_ids)] = -torch.inf
-        wanted = allowed[row]
-        if wanted is not None:
-            forced[row] = _only(out[row], wanted, sampling)
-    return out, forced
-
-
-def _only(row: torch.Tensor, allowed: Sequence[int], sampling: Sampling) -> bool:
-    """In place: remove all but the allowed tokens. True if one is left."""
-    wanted = _check_allowed(sorted(set(allowed) - set(sampling.bad_ids)), len(row))
-    kept = row[wanted]
-    row.fill_(-torch.inf)
-    row[wanted] = kept
-    return len(wanted) == 1
-
-
-def _check_allowed(wanted: Sequence[int], vocabulary: int) -> Sequence[int]:
-    if not wanted or min(wanted) < 0 or max(wanted) >= vocabulary:
-        raise PolicyError(
-            f"Sampling.allow gave {list(wanted[:8])}, and the model knows tokens 0 to {vocabulary - 1}.",
-            hint="It returns the ids that may come next, or None for all.",
-        )
-    return wanted
+        if kept is not None:
+            left = out[row, kept]
+            out[row] = -torch.inf
+            out[row, kept] = left
+    return out, single
 
 
 def _invert(probs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which requests run: admission by free blocks, preemption of the youngest, and the slots of a deterministic policy.
+"""Which requests run: admission by free blocks, and preemption of the youngest.
 
 A request is admitted where blocks are free, or held by what can be computed again: prefixes and finished turns. Where
 the running requests outgrow the rest, the youngest is preempted: it releases its blocks, waits again, and is computed
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentrl_cli.errors import PolicyError
-from agentrl_cli.inference.kv_cache import BLOCK, FixedKVCache, KVCache, blocks
+from agentrl_cli.inference.kv_cache import BLOCK, KVCache, blocks
 from agentrl_cli.inference.request import Request
 
 
@@ -111,40 +111,3 @@ class Scheduler:
         """Forget everything."""
         self.running.clear()
         self.preempted.clear()
-
-
-class FixedScheduler(Scheduler):
-    """Every episode has a slot until it is forgotten, so its numbers depend on itself and its slot alone."""
-
-    cache: FixedKVCache
-
-    def __init__(self, cache: FixedKVCache, rows: int, budget: int) -> None:
-        super().__init__(cache, rows, budget)
-        self._slots: dict[str, int] = {}
-
-    def admit(self, waiting: Iterable[Request]) -> list[Request]:
-        return [request for request in waiting if self._claim(request)]
-
-    def _claim(self, request: Request) -> bool:
-        """Give an episode its slot; False if it waits for one.
-
-        The arithmetic of a row may depend on where it stands, so a request that names a slot waits for just that one.
-        """
-        if request.key not in self._slots:
-            taken = set(self._slots.values())
-            named = request.sampling.slot
-            wanted = range(self.rows) if named < 0 else [named % self.rows]
-            free = next((slot for slot in wanted if slot not in taken), None)
-            if free is None:
-                return False
-            self._slots[request.key] = free
-        request.slot = self._slots[request.key]
-        return True
-
-    def forget(self, key: str) -> None:
-        super().forget(key)
-        self._slots.pop(key, None)
-
-    def clear(self) -> None:
-        super().clear()
-        self._slots.clear()

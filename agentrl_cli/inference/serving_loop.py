@@ -7,13 +7,18 @@ the event loop does not.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from agentrl_cli.errors import AgentRLError, PolicyError
 from agentrl_cli.hooks.waits import advance
-from agentrl_cli.inference.engine import Engine
-from agentrl_cli.inference.request import Queue, Request
+from agentrl_cli.inference.engine import PagedEngine
+from agentrl_cli.inference.fallback import FallbackEngine
+from agentrl_cli.inference.request import Request
+
+Engine = PagedEngine | FallbackEngine
+"""The sampling engine of a LocalPolicy. `step` runs in a thread, everything else between two steps."""
 
 
 class ServingLoop:
@@ -25,7 +30,7 @@ class ServingLoop:
 
     def __init__(self, engine: Engine, version: Callable[[], str]) -> None:
         self._engine, self._version = engine, version
-        self._waiting = Queue()
+        self._waiting: deque[Request] = deque()
         self._fresh: list[Request] = []
         """Those that the newest steps were to begin with: a failure reaches them too."""
         self._released: list[str] = []
@@ -40,7 +45,7 @@ class ServingLoop:
 
     def add(self, request: Request) -> None:
         """Queue a turn; its future has the result."""
-        self._waiting.add(request)
+        self._waiting.append(request)
         self._called = True
         self._wake()
 
@@ -106,7 +111,8 @@ class ServingLoop:
                     return
                 for request in await self._step(fresh):
                     request.report(self._version())
-                self._waiting.put_back(self._engine.preempted)
+                preempted = sorted(self._engine.preempted, key=lambda request: -request.order)
+                self._waiting.extendleft(preempted)  # before the others, the oldest first
                 self._engine.preempted.clear()
                 # Let the coroutines that were waiting go on: their next turns then join the same step.
                 await asyncio.sleep(0)
@@ -167,10 +173,21 @@ class ServingLoop:
         self._released.clear()
 
     def _admit(self) -> list[Request]:
-        """Take as many waiting requests as there is room for."""
+        """Take as many waiting requests as there is room for. Reading the front costs nothing for those behind."""
+        waiting, passed = self._waiting, []
+        while waiting and waiting[0].abandoned:
+            waiting.popleft()
         # A turn that has begun ends with the weights it began with.
-        taken = self._engine.admit(self._waiting.ready(only_begun=self._held))
-        self._waiting.remove(taken)
+        ready = (r for r in waiting if not r.abandoned and (r.out or not self._held))
+        taken = self._engine.admit(ready)
+        left = set(map(id, taken))
+        while left:
+            request = waiting.popleft()
+            if id(request) in left:
+                left.remove(id(request))
+            elif not request.abandoned:
+                passed.append(request)
+        waiting.extendleft(reversed(passed))
         return taken
 
     def _requests(self) -> list[Request]:

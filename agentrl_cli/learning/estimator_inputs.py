@@ -211,8 +211,8 @@ def anchor_states(episode: Episode) -> tuple[Hashable, ...]:
 def group_sums(values: Float64, groups: Ints) -> tuple[Float64, Ints]:
     """[N] sum over each one's group, and [N] members of it."""
     _, inverse, count = np.unique(groups, return_inverse=True, return_counts=True)
-    total: Float64 = np.bincount(inverse, values)[inverse]
-    return total, count[inverse]
+    total: Any = np.bincount(inverse, values)
+    return total[inverse], count[inverse]
 
 
 def group_mean(values: Float64, groups: Ints) -> Float64:

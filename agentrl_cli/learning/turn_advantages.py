@@ -43,15 +43,18 @@ class TokenPath:
 
 def token_paths(x: AdvantageInput, i: int) -> list[TokenPath]:
     """Return the branches of episode i as tokens, in order."""
-    counts = x.turn_counts[i]
+    counts, n = x.turn_counts[i], int(x.lengths[i])
     starts = np.cumsum(counts) - counts
     seen: set[int] = set()
     out = []
     for path in x.turn_paths[i]:
         size = counts[path]
         spans = [np.arange(a, a + k) for a, k in zip(starts[path], size, strict=True)]
-        tokens = np.concatenate([np.zeros(0, np.int64), *spans])
-        own = np.repeat(np.array([t not in seen for t in path.tolist()], np.bool_), size)
+        whole = len(path) == len(counts)  # of an episode without turns, too
+        tokens = np.arange(n) if whole else np.concatenate([np.zeros(0, np.int64), *spans])
+        own = np.ones(len(tokens), np.bool_)
+        if seen:
+            own = np.repeat([t not in seen for t in path.tolist()], size)
         r = np.zeros(len(tokens))
         if x.token_penalty is not None:
             r -= x.token_penalty[i][tokens]

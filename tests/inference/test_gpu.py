@@ -219,8 +219,8 @@ def test_drawing_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         with OneDevice():
             logits = torch.empty(3, vocabulary, device="meta", dtype=torch.bfloat16)
             context = [np.array([5, 6], np.int32)] * 3
-            steered, forced = steer(logits, samplings, context, [None, None, [3, 4]])
-            assert steered is not None and steered.device.type == "meta" and forced == [False] * 3
+            steered, single = steer(logits, samplings, context, [None, None, [3, 4]])
+            assert steered is not None and steered.device.type == "meta" and not single
             found = draw(logits, samplings, torch.empty(3, dtype=torch.float64), steered)
         for tensor in (
             found.ids,

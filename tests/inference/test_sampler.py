@@ -16,7 +16,7 @@ from agentrl_cli.config import Config
 from agentrl_cli.errors import ConfigError, EnvError, PolicyError
 from agentrl_cli.hooks import Hook, HookList
 from agentrl_cli.inference.memory import parse_memory
-from agentrl_cli.inference.sampler import _invert, draw, single_tokens, steer, uniforms
+from agentrl_cli.inference.sampler import _invert, draw, steer, uniforms
 from agentrl_cli.types import Generation, Origin, Sampling, StopReason, Tokens
 from tests.helpers.local import greedy, policy_of, prompts, tiny
 
@@ -70,31 +70,19 @@ def test_forbidden_allowed_and_forced_tokens() -> None:
     assert own[1:] == pytest.approx([0.5, 0.3, 0.2], abs=1e-6) and np.isnan(own[0])
     # Of 1 and 3 the second is forbidden: 1 is forced and certain.
     sampling = Sampling(allow=lambda out: [1, 3], bad_ids=(3,))
-    steered, forced = steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[1, 3]])
-    drawn = draw(LOGITS, [sampling], torch.tensor([0.99], dtype=torch.float64), steered)
-    assert (drawn.ids.tolist(), drawn.logp_sampled.tolist(), forced) == ([1], [0.0], [True])
+    steered, single = steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[1, 3]])
+    drawn = draw(LOGITS, [sampling], torch.tensor([0.99], dtype=torch.float64), steered, single)
+    assert (drawn.ids.tolist(), drawn.logp_sampled.tolist(), single) == ([1], [0.0], {0: 1})
     assert drawn.logp_policy[0].exp().item() == pytest.approx(0.25)
-    with pytest.raises(PolicyError, match="allow gave"):
-        steer(LOGITS, [sampling], [np.zeros(0, np.int32)], [[]])
     # One token alone is said, whatever would have been drawn; the row beside it is drawn as ever.
     samplings = [Sampling(allow=lambda out: [3]), Sampling()]
-    single = single_tokens([[3], None], samplings, 4)
-    steered, forced = steer(
-        LOGITS.repeat(2, 1), samplings, [np.zeros(0, np.int32)] * 2, [[3], None], single
-    )
-    drawn = draw(
-        LOGITS.repeat(2, 1),
-        samplings,
-        torch.tensor([0.1, 0.1], dtype=torch.float64),
-        steered,
-        single,
-    )
-    assert (single, forced, drawn.ids.tolist()) == ({0: 3}, [True, False], [3, 0])
+    both = LOGITS.repeat(2, 1)
+    steered, single = steer(both, samplings, [np.zeros(0, np.int32)] * 2, [[3], None])
+    numbers = torch.tensor([0.1, 0.1], dtype=torch.float64)
+    drawn = draw(both, samplings, numbers, steered, single)
+    assert (single, drawn.ids.tolist()) == ({0: 3}, [3, 0])
     assert drawn.logp_sampled.exp().tolist() == pytest.approx([1.0, 0.5])
     assert drawn.logp_policy.exp().tolist() == pytest.approx([0.1, 0.5])
-    assert single_tokens([[3]], [Sampling(bad_ids=(3,))], 4) == {}
-    with pytest.raises(PolicyError, match="allow gave"):
-        single_tokens([[4]], [Sampling()], 4)
 
 
 def test_everything_at_once() -> None:
